@@ -1,0 +1,84 @@
+"""delaywheel: Kafka messages that become visible at their due millisecond.
+
+    from delaywheel import Client
+
+    with Client("delay-1:7400,delay-2:7400") as client:
+        client.produce("orders", b"still in the basket?", delay=timedelta(minutes=30))
+
+What users import is here; the rest of the package is one node's wheel on disk. The names are
+loaded when first used: the wheel's own modules need no gRPC, and the clients no numpy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delaywheel.client.aio import AsyncClient
+    from delaywheel.client.answers import CancelOutcome, MessageState, StoredMessage
+    from delaywheel.client.pending import PendingResult
+    from delaywheel.client.settings import Queue
+    from delaywheel.client.sync import Client
+    from delaywheel.errors import (
+        CallFailedError,
+        ClientClosedError,
+        DelaywheelError,
+        MessageInvalidError,
+        RefusedError,
+        TimedOutError,
+    )
+    from delaywheel.message import Handle, Message, Result
+    from delaywheel.reasons import Reason
+
+__all__ = [
+    "AsyncClient",
+    "CallFailedError",
+    "CancelOutcome",
+    "Client",
+    "ClientClosedError",
+    "DelaywheelError",
+    "Handle",
+    "Message",
+    "MessageInvalidError",
+    "MessageState",
+    "PendingResult",
+    "Queue",
+    "Reason",
+    "RefusedError",
+    "Result",
+    "StoredMessage",
+    "TimedOutError",
+]
+
+_HOMES = {
+    "client.aio": ("AsyncClient",),
+    "client.answers": ("CancelOutcome", "MessageState", "StoredMessage"),
+    "client.pending": ("PendingResult",),
+    "client.settings": ("Queue",),
+    "client.sync": ("Client",),
+    "errors": (
+        "CallFailedError",
+        "ClientClosedError",
+        "DelaywheelError",
+        "MessageInvalidError",
+        "RefusedError",
+        "TimedOutError",
+    ),
+    "message": ("Handle", "Message", "Result"),
+    "reasons": ("Reason",),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Loads an exported name when it is first used."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The exported names, loaded or not."""
+    return sorted({*globals(), *__all__})

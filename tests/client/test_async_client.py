@@ -1,0 +1,186 @@
+"""AsyncClient against the same scripted server: what differs is how it waits."""
+
+import asyncio
+import time
+from datetime import timedelta
+
+import grpc
+import pytest
+from delaywheel import (
+    AsyncClient,
+    CancelOutcome,
+    ClientClosedError,
+    Handle,
+    Message,
+    Queue,
+    Reason,
+    RefusedError,
+    Result,
+    TimedOutError,
+)
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.fake_service import (
+    FakeService,
+    abort,
+    abort_bare,
+    accept_but_lose_reply,
+    hang,
+    refuse_rows,
+)
+
+SOON = timedelta(seconds=5)
+
+
+def messages(count: int) -> list[Message]:
+    return [Message("t", b"value", delay=SOON) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [abort(Reason.DRAINING), abort_bare(grpc.StatusCode.UNAVAILABLE), accept_but_lose_reply, hang],
+    ids=["draining", "unavailable", "lost", "hang"],
+)
+async def test_a_retry_keeps_id_and_due(obstacle: object) -> None:
+    with FakeService(obstacle, obstacle) as service:  # type: ignore[arg-type]
+        async with AsyncClient(service.address, attempt_timeout=0.3) as client:
+            handle = await client.produce("t", b"value", delay=SOON)
+    first, *retries = service.sent
+    assert retries == [first, first]
+    assert handle.id == first[0].id
+    assert len(service.accepted) == 1
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "known"),
+    [(abort(Reason.NO_WHEEL), True), (accept_but_lose_reply, False), (hang, False)],
+    ids=["refused", "lost", "hang"],
+)
+async def test_giving_up_says_whether_the_outcome_is_known(obstacle: object, known: bool) -> None:
+    with FakeService(otherwise=obstacle) as service:  # type: ignore[arg-type]
+        async with AsyncClient(service.address) as client:
+            with pytest.raises(TimedOutError) as caught:
+                await client.produce("t", b"", delay=SOON, timeout=0.3)
+    assert caught.value.outcome_known is known
+
+
+async def test_a_refusal_for_good_is_raised() -> None:
+    with FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service:
+        async with AsyncClient(service.address) as client:
+            with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
+                await client.produce("t", b"", delay=SOON)
+
+
+async def test_many_are_cut_by_the_service_s_limits_and_come_back_in_order() -> None:
+    many = messages(25)
+    with FakeService(otherwise=refuse_rows({3: Reason.TOPIC_UNKNOWN})) as service:
+        service.limits = pb.Limits(max_request_messages=10, max_request_bytes=1 << 20)
+        async with AsyncClient(service.address) as client:
+            results = await client.produce_many(many)
+            assert await client.produce_many([]) == []
+    assert [result.message for result in results] == many
+    assert [number for number, result in enumerate(results) if result.error] == [3, 13, 23]
+    assert service.describes == 1
+
+
+async def test_a_level_is_looked_up() -> None:
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            await client.produce("t", b"", level="30s")
+            await client.produce("t", b"", level="30s")
+            service.describe = abort(Reason.DRAINING)
+            await client.produce("t", b"", level="1m")
+    assert service.describes == 1
+
+
+async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> None:
+    seen: list[Result] = []
+    queue = Queue(batch_messages=100, in_flight=2, max_messages=300)
+    with FakeService() as service:
+        async with AsyncClient(service.address, queue=queue) as client:
+            pending = [await client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
+            pending[-1].add_done_callback(seen.append)
+            handles = [await one for one in pending]
+            await client.flush()
+    assert [handle.id for handle in handles] == [one.message.id for one in pending]
+    assert len(seen) == 1
+    sizes = [len(rows) for rows in service.sent]
+    assert sum(sizes) == 1000
+    assert max(sizes) <= 100
+    assert len(sizes) < 200
+
+
+async def test_a_full_queue_waits_until_the_deadline_and_queues_nothing() -> None:
+    with FakeService(hang) as service:
+        queue = Queue(max_messages=2, in_flight=1)
+        async with AsyncClient(service.address, queue=queue, attempt_timeout=0.5) as client:
+            pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+            with pytest.raises(TimedOutError, match="no room: 2 messages"):
+                await client._sender.put(messages(1)[0], time.monotonic() + 0.1)
+            with pytest.raises(TimedOutError, match="under way"):
+                await client.flush(timeout=0.1)
+            assert await client.produce_async("t", b"", delay=SOON)
+            assert all([await one for one in pending])
+    assert len(service.accepted) == 3
+
+
+async def test_an_awaiter_that_is_cancelled_leaves_the_message_on_its_way() -> None:
+    with FakeService(hang) as service:
+        async with AsyncClient(service.address, attempt_timeout=0.3) as client:
+            pending = await client.produce_async("t", b"", delay=SOON)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(pending, 0.05)
+            assert await pending
+
+
+async def test_cancelling_a_call_ends_it() -> None:
+    with FakeService(otherwise=hang) as service:
+        async with AsyncClient(service.address) as client:
+            task = asyncio.create_task(client.produce("t", b"", delay=SOON))
+            assert await asyncio.to_thread(service.reached.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+async def test_closing_gives_everything_a_result() -> None:
+    with FakeService(otherwise=hang) as service:
+        client = AsyncClient(service.address, queue=Queue(in_flight=1, batch_messages=1))
+        pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+        assert await asyncio.to_thread(service.reached.wait, 10)
+        await client.close(timeout=0.1)
+        await client.close()
+        errors = [one.outcome(timeout=0).error for one in pending]
+    assert [error.outcome_known for error in errors if error] == [False, True]
+    with pytest.raises(ClientClosedError):
+        await client.produce("t", b"", delay=SOON)
+    with pytest.raises(ClientClosedError):
+        await client.produce_async("t", b"", delay=SOON)
+
+
+async def test_closing_a_client_sends_what_it_took() -> None:
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(50)]
+        assert all(one.outcome(timeout=0).handle for one in pending)
+
+
+async def test_cancel_and_get() -> None:
+    handle = Handle("a.1", 17, bytes(16))
+    with FakeService(abort(Reason.NO_LEADER)) as service:
+        async with AsyncClient(service.address) as client:
+            assert await client.cancel(handle) is CancelOutcome.CANCELLED
+            assert await client.get(handle) is None
+            service.script.append(abort(Reason.HANDLE_INVALID))
+            with pytest.raises(RefusedError, match="HANDLE_INVALID"):
+                await client.get(str(handle))
+    assert len(service.cancels) == 2
+
+
+async def test_requests_go_on_when_one_of_two_addresses_is_dead() -> None:
+    with FakeService() as service, FakeService() as gone:
+        gone_address = gone.address
+        gone.__exit__(None, None, None)
+        async with AsyncClient([gone_address, service.address]) as client:
+            for _ in range(6):
+                await client.produce("t", b"", delay=SOON, timeout=5)
+    assert len(service.sent) == 6

@@ -1,0 +1,609 @@
+"""Client against a real gRPC server in this process that refuses, loses, hangs and drains."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from delaywheel import (
+    CallFailedError,
+    CancelOutcome,
+    Client,
+    ClientClosedError,
+    DelaywheelError,
+    Handle,
+    Message,
+    MessageInvalidError,
+    MessageState,
+    Queue,
+    Reason,
+    RefusedError,
+    Result,
+    TimedOutError,
+)
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.fake_service import (
+    WHEEL,
+    FakeService,
+    abort,
+    abort_bare,
+    accept_but_lose_reply,
+    answer,
+    hang,
+    refuse_rows,
+)
+
+SOON = timedelta(seconds=5)
+
+
+@pytest.fixture
+def dead_address() -> Iterator[str]:
+    """An address that refuses connections for as long as the test runs."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound but not listening
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def messages(count: int) -> list[Message]:
+    return [Message("t", b"value", delay=SOON) for _ in range(count)]
+
+
+class TestProduce:
+    def test_a_message_arrives_as_it_was_given(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            due = datetime(2031, 1, 1, tzinfo=UTC)
+            handle = client.produce(
+                "orders", None, key=b"", headers=[("a", b"1"), ("a", None)], deliver_at=due,
+                id=b"0123456789abcdef", partition=3, timestamp=datetime(2020, 1, 1, tzinfo=UTC),
+            )  # fmt: skip
+        [[row]] = service.sent
+        assert handle == Handle(WHEEL, int(due.timestamp()), b"0123456789abcdef")
+        assert (row.key, row.value, row.headers) == (b"", None, (("a", b"1"), ("a", None)))
+        assert (row.partition, row.timestamp_ms) == (3, 1_577_836_800_000)
+        assert row.due_ms == int(due.timestamp()) * 1000
+
+    @pytest.mark.parametrize(
+        "obstacle",
+        [
+            abort(Reason.DRAINING),
+            abort(Reason.NO_WHEEL),
+            abort(Reason.BACKPRESSURE, delay_s=0.05),
+            abort(Reason.WHEEL_LOST),
+            abort_bare(grpc.StatusCode.UNAVAILABLE),
+            abort_bare(grpc.StatusCode.UNKNOWN, "Stream removed"),
+            refuse_rows({0: Reason.NOT_ENOUGH_REPLICAS}),
+            accept_but_lose_reply,
+            hang,
+        ],
+        ids=lambda behaviour: getattr(behaviour, "__name__", "?"),
+    )
+    def test_a_retry_keeps_id_and_due(self, obstacle: object) -> None:
+        with (
+            FakeService(obstacle, obstacle) as service,  # type: ignore[arg-type]
+            Client(service.address, attempt_timeout=0.3) as client,
+        ):
+            handle = client.produce("t", b"value", delay=SOON)
+        first, *retries = service.sent
+        assert retries == [first, first]
+        assert handle.id == first[0].id
+        assert set(service.accepted) == {(first[0].id, first[0].due_ms)}
+
+    def test_a_refusal_for_good_is_not_tried_again(self) -> None:
+        with (
+            FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.produce("t", b"", delay=SOON)
+        assert (caught.value.reason, caught.value.outcome_known) == (Reason.TOPIC_UNKNOWN, True)
+        assert not caught.value.retry_helps
+        assert len(service.sent) == 1
+
+    def test_a_call_that_is_not_permitted_fails_at_once(self) -> None:
+        not_permitted = abort_bare(grpc.StatusCode.UNAUTHENTICATED, "who?")
+        with (
+            FakeService(otherwise=not_permitted) as service,
+            Client(service.address) as client,
+            pytest.raises(CallFailedError, match=r"UNAUTHENTICATED: who\?") as caught,
+        ):
+            client.produce("t", b"", delay=SOON)
+        assert caught.value.outcome_known
+
+    def test_a_reason_of_tomorrow_is_passed_on_by_name(self) -> None:
+        tomorrow = abort("OF_TOMORROW", code=grpc.StatusCode.FAILED_PRECONDITION)
+        with (
+            FakeService(otherwise=tomorrow) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.produce("t", b"", delay=SOON)
+        assert (caught.value.reason, caught.value.outcome_known) == ("OF_TOMORROW", False)
+
+    def test_the_failed_message_can_be_sent_again_as_it_is(self) -> None:
+        with (
+            FakeService(otherwise=accept_but_lose_reply) as service,
+            Client(service.address) as client,
+        ):
+            with pytest.raises(DelaywheelError) as caught:
+                client.produce("t", b"", delay=SOON, timeout=0.3)
+            assert not caught.value.outcome_known
+            assert caught.value.failed is not None
+            service.otherwise = refuse_rows({})
+            [result] = client.produce_many([caught.value.failed])
+        assert result.unwrap().id == caught.value.failed.id
+        assert len(service.accepted) == 1
+
+
+class TestGivingUp:
+    def test_a_dead_address_is_known_not_to_have_accepted(self, dead_address: str) -> None:
+        with Client(dead_address) as client, pytest.raises(TimedOutError) as caught:
+            client.produce("t", b"", delay=SOON, timeout=0.5)
+        assert caught.value.outcome_known, str(caught.value)
+        assert "UNAVAILABLE" in str(caught.value)
+
+    def test_a_service_that_hangs_leaves_the_outcome_open(self) -> None:
+        with (
+            FakeService(otherwise=hang) as service,
+            Client(service.address) as client,
+            pytest.raises(TimedOutError) as caught,
+        ):
+            client.produce("t", b"", delay=SOON, timeout=0.3)
+        assert not caught.value.outcome_known
+
+    def test_a_lost_reply_leaves_the_outcome_open_whatever_follows(self) -> None:
+        with (
+            FakeService(accept_but_lose_reply, otherwise=abort(Reason.DRAINING)) as service,
+            Client(service.address) as client,
+            pytest.raises(TimedOutError, match="DRAINING") as caught,
+        ):
+            client.produce("t", b"", delay=SOON, timeout=0.4)
+        assert not caught.value.outcome_known
+
+    def test_refusals_all_along_are_known_not_to_be_accepted(self) -> None:
+        with (
+            FakeService(otherwise=abort(Reason.NO_WHEEL)) as service,
+            Client(service.address) as client,
+            pytest.raises(TimedOutError, match="NO_WHEEL") as caught,
+        ):
+            client.produce("t", b"", delay=SOON, timeout=0.4)
+        assert caught.value.outcome_known
+        assert len(service.sent) > 1
+
+    def test_the_deadline_holds(self) -> None:
+        started_s = time.monotonic()
+        with FakeService(otherwise=hang) as service, Client(service.address) as client:
+            with pytest.raises(TimedOutError):
+                client.produce("t", b"", delay=SOON, timeout=0.3)
+            assert 0.25 < time.monotonic() - started_s < 5
+
+
+class TestManyAddresses:
+    def test_a_dead_one_costs_nothing_but_a_retry(self, dead_address: str) -> None:
+        with FakeService() as service, Client(f"{dead_address},{service.address}") as client:
+            for _ in range(10):
+                client.produce("t", b"", delay=SOON, timeout=5)
+        assert len(service.sent) == 10
+
+    def test_requests_are_spread(self) -> None:
+        with (
+            FakeService() as one,
+            FakeService() as other,
+            Client([one.address, other.address]) as client,
+        ):
+            for _ in range(10):
+                client.produce("t", b"", delay=SOON)
+        assert (len(one.sent), len(other.sent)) == (5, 5)
+
+    def test_a_draining_one_is_left_alone(self) -> None:
+        with (
+            FakeService(otherwise=abort(Reason.DRAINING, delay_s=60)) as draining,
+            FakeService() as other,
+            Client([draining.address, other.address]) as client,
+        ):
+            for _ in range(10):
+                client.produce("t", b"", delay=SOON, timeout=5)
+        assert len(draining.sent) == 1
+        assert len(other.sent) == 10
+
+    def test_one_that_hangs_is_given_up_in_time_for_the_other(self) -> None:
+        with (
+            FakeService(otherwise=hang) as hanging,
+            FakeService() as other,
+            Client([hanging.address, other.address]) as client,
+        ):
+            for _ in range(4):
+                client.produce("t", b"", delay=SOON, timeout=2)
+        assert len(hanging.sent) == 1
+        assert len(other.sent) == 4
+
+    def test_one_that_comes_back_on_its_address_is_used_again(self) -> None:
+        with FakeService() as first:
+            address = first.address
+            client = Client(address)
+            client.produce("t", b"", delay=SOON)
+        with client:
+            with FakeService(address=address) as second:
+                client.produce("t", b"", delay=SOON, timeout=20)
+            assert len(second.sent) == 1
+
+
+class TestProduceMany:
+    def test_results_come_in_the_order_of_the_messages(self) -> None:
+        many = messages(25)
+        limits = pb.Limits(max_request_messages=10, max_request_bytes=1 << 20)
+        with FakeService(otherwise=refuse_rows({3: Reason.TOPIC_UNKNOWN})) as service:
+            service.limits = limits
+            with Client(service.address) as client:
+                results = client.produce_many(many)
+        assert [result.message for result in results] == many
+        assert sorted(len(rows) for rows in service.sent) == [5, 10, 10]
+        refused = [number for number, result in enumerate(results) if result.error]
+        assert refused == [3, 13, 23]
+        for number, result in enumerate(results):
+            if number not in refused:
+                assert result.unwrap().id == many[number].id
+
+    def test_the_service_s_limit_in_bytes_is_kept(self) -> None:
+        with FakeService() as service:
+            service.limits = pb.Limits(max_request_messages=1000, max_request_bytes=1000)
+            with Client(service.address) as client:
+                assert all(result.handle for result in client.produce_many(messages(50)))
+        assert all(request.ByteSize() <= 1000 for request in service.produced)
+
+    def test_a_service_that_does_not_describe_itself_is_sent_to_all_the_same(self) -> None:
+        with FakeService() as service:
+            service.describe = abort_bare(grpc.StatusCode.UNIMPLEMENTED)
+            with Client(service.address) as client:
+                assert all(result.handle for result in client.produce_many(messages(3)))
+                assert all(result.handle for result in client.produce_many(messages(3)))
+        assert service.describes == 1
+
+    def test_limits_lower_than_described_are_found(self) -> None:
+        too_many = abort(Reason.TOO_MANY_MESSAGES)
+        with FakeService(too_many, too_many) as service, Client(service.address) as client:
+            results = client.produce_many(messages(8))
+        assert all(result.handle for result in results)
+        assert [len(rows) for rows in service.sent] == [8, 4, 2, 2, 2, 2]
+
+    def test_each_message_of_a_failed_batch_is_by_itself(self) -> None:
+        passing = refuse_rows({0: Reason.BACKPRESSURE, 2: Reason.WHEEL_LOST})
+        with FakeService(passing) as service, Client(service.address) as client:
+            results = client.produce_many(many := messages(4))
+        assert all(result.handle for result in results)
+        assert [[row.id for row in rows] for rows in service.sent] == [
+            [message.id for message in many],
+            [many[0].id, many[2].id],
+        ]
+
+    def test_none_is_none(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            assert client.produce_many([]) == []
+        assert not service.sent
+
+
+class TestDues:
+    def test_levels_are_resolved_once(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            message = Message("t", b"", level="30s")
+            for _ in range(3):
+                client.produce("t", b"", level="1m")
+            [result] = client.produce_many([message])
+            service.levels = {"30s": 1}
+            [again] = client.produce_many([message])
+        assert service.describes == 1
+        assert again.handle == result.handle
+        due_ms = message.due_ms
+        assert due_ms is not None
+        assert 0 < due_ms - (message.made_ns // 1_000_000 + 30_000) <= 1
+        assert {row.due_ms for row in service.sent[3] + service.sent[4]} == {due_ms}
+
+    def test_an_unknown_level_is_refused_and_nothing_is_sent(self) -> None:
+        with (
+            FakeService() as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError, match="30s, 1m") as caught,
+        ):
+            client.produce("t", b"", level="31s")
+        assert caught.value.reason is Reason.LEVEL_UNKNOWN
+        assert not service.sent
+
+    def test_levels_that_cannot_be_asked_for_are_an_error_with_a_known_outcome(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            service.describe = abort(Reason.DRAINING)
+            with pytest.raises(TimedOutError) as caught:
+                client.produce("t", b"", level="30s", timeout=0.3)
+        assert caught.value.outcome_known
+        assert caught.value.failed is not None
+
+    def test_a_past_due_is_moved_to_now_once_and_kept_by_retries(self) -> None:
+        past = datetime(2020, 1, 1, tzinfo=UTC)
+        before_ms = time.time_ns() // 1_000_000
+        with (
+            FakeService(abort(Reason.NO_WHEEL)) as service,
+            Client(service.address) as client,
+        ):
+            client.produce("t", b"", deliver_at=past)
+        [first], [second] = service.sent
+        assert first == second
+        assert before_ms <= first.due_ms <= time.time_ns() // 1_000_000
+
+    def test_a_past_due_may_be_refused_before_anything_is_sent(self) -> None:
+        past = datetime(2020, 1, 1, tzinfo=UTC)
+        with FakeService() as service, Client(service.address, past_due="reject") as client:
+            client.produce("t", b"", delay=timedelta(0))
+            with pytest.raises(RefusedError) as caught:
+                client.produce("t", b"", deliver_at=past)
+        assert caught.value.reason is Reason.DUE_PASSED
+        assert len(service.sent) == 1
+
+    def test_a_naive_datetime_is_refused(self) -> None:
+        naive = datetime(2031, 1, 1)  # noqa: DTZ001  the point
+        with FakeService() as service, Client(service.address) as client:
+            with pytest.raises(MessageInvalidError, match="time zone"):
+                client.produce("t", b"", deliver_at=naive)
+            with pytest.raises(MessageInvalidError, match="time zone"):
+                client.cancel(id=bytes(16), deliver_at=naive)
+        assert not service.sent
+
+
+class TestProduceAsync:
+    def test_results_by_waiting_by_callback_and_in_a_loop(self) -> None:
+        seen: list[Result] = []
+        with FakeService() as service, Client(service.address) as client:
+            waited = client.produce_async("t", b"1", delay=SOON)
+            called = client.produce_async("t", b"2", delay=SOON)
+            called.add_done_callback(seen.append)
+            awaited = client.produce_async("t", b"3", delay=SOON)
+
+            async def wait() -> Handle:
+                return await awaited
+
+            assert waited.result(timeout=10).id == waited.message.id
+            assert asyncio.run(wait()).id == awaited.message.id
+            client.flush()
+        assert [result.message for result in seen] == [called.message]
+
+    def test_a_flood_goes_in_few_requests_within_the_bounds(self) -> None:
+        queue = Queue(batch_messages=100, in_flight=2, linger=0.05)
+        with FakeService() as service, Client(service.address, queue=queue) as client:
+            pending = [client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
+            client.flush()
+            assert all(one.done() for one in pending)
+        sizes = [len(rows) for rows in service.sent]
+        assert sum(sizes) == 1000
+        assert max(sizes) <= 100
+        assert len(sizes) < 100
+        assert len(service.accepted) == 1000
+
+    def test_an_error_is_a_result_too(self) -> None:
+        with (
+            FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service,
+            Client(service.address) as client,
+        ):
+            pending = client.produce_async("t", b"", delay=SOON)
+            error = pending.outcome(timeout=10).error
+            assert isinstance(error, RefusedError)
+            with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
+                pending.result()
+
+    def test_a_full_queue_blocks_until_the_deadline_and_queues_nothing(self) -> None:
+        queue = Queue(max_messages=2, in_flight=1)
+        with (
+            FakeService(hang) as service,
+            Client(service.address, queue=queue, attempt_timeout=0.5) as client,
+        ):
+            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+            with pytest.raises(TimedOutError, match="no room: 2 messages") as caught:
+                client._sender.put(messages(1)[0], time.monotonic() + 0.1)
+            assert caught.value.outcome_known
+            assert all(one.result(timeout=10) for one in pending)
+        assert len(service.accepted) == 2
+
+    def test_a_full_queue_takes_more_as_soon_as_there_is_room(self) -> None:
+        queue = Queue(max_messages=1, in_flight=1)
+        go_on = threading.Event()
+
+        def held(service: FakeService, request: object, context: grpc.ServicerContext) -> object:
+            go_on.wait(10)
+            return refuse_rows({})(service, request, context)
+
+        with FakeService(held) as service, Client(service.address, queue=queue) as client:
+            client.produce_async("t", b"1", delay=SOON)
+            threading.Timer(0.1, go_on.set).start()
+            second = client.produce_async("t", b"2", delay=SOON)
+            assert go_on.is_set()
+            assert second.result(timeout=10)
+
+    def test_flush_says_when_something_is_still_under_way(self) -> None:
+        with FakeService(hang) as service, Client(service.address, attempt_timeout=0.5) as client:
+            pending = client.produce_async("t", b"", delay=SOON)
+            with pytest.raises(TimedOutError, match="under way"):
+                client.flush(timeout=0.1)
+            assert pending.result(timeout=10)
+
+    def test_producers_on_many_threads(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+
+            def produce() -> None:
+                for _ in range(200):
+                    client.produce_async("t", b"value", delay=SOON)
+                client.produce("t", b"value", delay=SOON)
+
+            threads = [threading.Thread(target=produce) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            client.flush()
+        assert len(service.accepted) == 804
+
+
+class TestClosing:
+    def test_close_waits_for_what_was_taken(self) -> None:
+        with FakeService() as service:
+            with Client(service.address) as client:
+                pending = [client.produce_async("t", b"", delay=SOON) for _ in range(50)]
+            assert all(one.result(timeout=0) for one in pending)
+
+    def test_what_has_no_result_by_then_gets_an_error(self) -> None:
+        with FakeService(otherwise=hang) as service:
+            client = Client(service.address, queue=Queue(in_flight=1, batch_messages=1))
+            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+            started_s = time.monotonic()
+            assert service.reached.wait(10)
+            client.close(timeout=0.1)
+            assert time.monotonic() - started_s < 20
+            errors = [one.outcome(timeout=0).error for one in pending]
+        assert [error.outcome_known for error in errors if error] == [False, True]
+        assert all("closed" in str(error) for error in errors)
+
+    def test_a_closed_client_takes_nothing(self) -> None:
+        client = Client("127.0.0.1:1")
+        client.close()
+        client.close()
+        with pytest.raises(ClientClosedError):
+            client.produce("t", b"", delay=SOON)
+        with pytest.raises(ClientClosedError):
+            client.produce_async("t", b"", delay=SOON)
+        with pytest.raises(ClientClosedError):
+            client.cancel(Handle("a.1", 1, bytes(16)))
+
+
+def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:
+    return pb.CancelResponse(outcome=outcome)
+
+
+class TestCancel:
+    @pytest.mark.parametrize("outcome", list(CancelOutcome))
+    def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
+        number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
+        with FakeService(answer(cancelled(number))) as service, Client(service.address) as client:
+            assert client.cancel(Handle("a.1", 17, bytes(16))) is outcome
+        assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
+
+    def test_by_id_and_due(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
+            assert client.cancel(id=bytes(16), deliver_at=due) is CancelOutcome.CANCELLED
+        pair = service.cancels[0].message.id_and_due
+        assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
+
+    @pytest.mark.parametrize(
+        "named",
+        [
+            {},
+            {"id": bytes(16)},
+            {"handle": Handle("a.1", 1, bytes(16)), "id": bytes(16)},
+            {"handle": "not a handle"},
+        ],
+    )
+    def test_a_message_is_named_in_one_way(self, named: dict[str, object]) -> None:
+        with Client("127.0.0.1:1") as client, pytest.raises(MessageInvalidError):
+            client.cancel(**named)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("outcome", [pb.CANCEL_OUTCOME_TOO_LATE, pb.CANCEL_OUTCOME_NOT_FOUND])
+    def test_after_a_lost_reply_only_what_excludes_it_is_an_outcome(
+        self, outcome: pb.CancelOutcome.ValueType
+    ) -> None:
+        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
+        with (
+            FakeService(lost, answer(cancelled(outcome))) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.cancel(Handle("a.1", 17, bytes(16)))
+        assert (caught.value.reason, caught.value.outcome_known) == (Reason.CANCEL_UNKNOWN, False)
+
+    def test_an_unknown_outcome_is_asked_for_again(self) -> None:
+        with (
+            FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
+            Client(service.address) as client,
+        ):
+            assert client.cancel(Handle("a.1", 17, bytes(16))) is CancelOutcome.CANCELLED
+        assert len(service.cancels) == 3
+
+    def test_no_leader_in_time_is_known_to_have_done_nothing(self) -> None:
+        with (
+            FakeService(*[abort(Reason.NO_LEADER)] * 100) as service,
+            Client(service.address) as client,
+            pytest.raises(TimedOutError, match="NO_LEADER") as caught,
+        ):
+            client.cancel(Handle("a.1", 17, bytes(16)), timeout=0.2)
+        assert caught.value.outcome_known
+
+
+class TestGet:
+    def test_a_stored_message(self) -> None:
+        handle = Handle("a.1", 17, bytes(16))
+        stored = pb.StoredMessage(
+            handle=str(handle), id=bytes(16), due_ms=17_500, topic="t", accepted_at_ms=3,
+            wheel="a.1", seq=9, state=pb.MESSAGE_STATE_PENDING, value=b"",
+            headers=[pb.Header(name="a"), pb.Header(name="b", value=b"")],
+        )  # fmt: skip
+        response = answer(pb.GetMessageResponse(message=stored))
+        with FakeService(response) as service, Client(service.address) as client:
+            found = client.get(str(handle))
+        assert found is not None
+        assert (found.handle, found.state) == (handle, MessageState.PENDING)
+        assert (found.key, found.value, found.partition) == (None, b"", None)
+        assert found.headers == (("a", None), ("b", b""))
+
+    def test_what_is_not_there_is_none(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            assert client.get(Handle("a.1", 17, bytes(16))) is None
+
+    def test_another_refusal_is_raised(self) -> None:
+        with (
+            FakeService(abort(Reason.HANDLE_INVALID)) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError, match="HANDLE_INVALID"),
+        ):
+            client.get(Handle("a.1", 17, bytes(16)))
+
+
+def test_tls(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256",
+         "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    pair = (key.read_bytes(), certificate.read_bytes())
+    with FakeService().with_tls(grpc.ssl_server_credentials([pair])) as service:
+        trusted = grpc.ssl_channel_credentials(root_certificates=pair[1])
+        with Client(service.address, credentials=trusted) as client:
+            assert client.produce("t", b"", delay=SOON)
+        with Client(service.address) as plain, pytest.raises(TimedOutError):
+            plain.produce("t", b"", delay=SOON, timeout=0.5)
+    assert len(service.sent) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"past_due": "drop"}, {"timeout": 0}, {"attempt_timeout": -1}])
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="past_due|timeout"):  # noqa: RUF043  alternatives
+        Client("127.0.0.1:1", **wrong)  # type: ignore[arg-type]
+
+
+def test_the_sdk_is_light_and_the_wheel_needs_no_grpc() -> None:
+    program = """
+import sys
+import delaywheel
+assert "grpc" not in sys.modules
+for name in delaywheel.__all__:
+    getattr(delaywheel, name)
+assert set(delaywheel.__all__) <= set(dir(delaywheel))
+heavy = {"numpy", "confluent_kafka", "pyspark", "pyarrow", "pydantic", "delaywheel_replica"}
+print(*sorted(heavy & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

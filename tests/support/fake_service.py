@@ -1,0 +1,279 @@
+"""A real gRPC server in this process whose answers a test scripts, call by call."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event, Lock
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import grpc
+from delaywheel.reasons import DOMAIN, Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+WHEEL = "fake.1"
+Behaviour = Callable[["FakeService", Any, grpc.ServicerContext], Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message as the wire has it, read without any of our own decoders."""
+
+    id: bytes
+    due_ms: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None
+    timestamp_ms: int | None
+
+
+def rows_of(request: pb.DelayProduceRequest) -> list[Row]:
+    return list(_rows(request.columns))
+
+
+def _rows(columns: pb.ColumnBatch) -> Iterator[Row]:
+    count, blob, position = columns.messages, columns.blob, 0
+
+    def column(raw: bytes, code: str) -> Sequence[int]:
+        return struct.unpack(f"<{count}{code}", raw)
+
+    def optional(raw: bytes, code: str) -> Sequence[int]:
+        return column(raw, code) if raw else (-1,) * count
+
+    def take(length: int) -> bytes | None:
+        nonlocal position
+        start, position = position, position + max(length, 0)
+        return None if length < 0 else blob[start:position]
+
+    dues, topics = column(columns.due_ms, "q"), column(columns.topic_numbers, "I")
+    keys, values = column(columns.key_lengths, "i"), column(columns.value_lengths, "i")
+    headers = column(columns.headers_lengths, "i")
+    partitions, timestamps = optional(columns.partitions, "i"), optional(columns.timestamps_ms, "q")
+    for row in range(count):
+        yield Row(
+            columns.ids[row * 16 : row * 16 + 16],
+            dues[row],
+            columns.topics[topics[row]],
+            take(keys[row]),
+            take(values[row]),
+            tuple(_headers(take(headers[row]) or b"")),
+            None if partitions[row] < 0 else partitions[row],
+            None if timestamps[row] < 0 else timestamps[row],
+        )
+    assert position == len(blob)
+
+
+def _headers(blob: bytes) -> Iterator[tuple[str, bytes | None]]:
+    position = 0
+    while position < len(blob):
+        name_length, value_length = struct.unpack_from("<Ii", blob, position)
+        position += 8
+        name = blob[position : position + name_length].decode()
+        position += name_length
+        value = None if value_length < 0 else blob[position : position + value_length]
+        position += max(value_length, 0)
+        yield name, value
+
+
+def accept(
+    service: FakeService, request: pb.DelayProduceRequest, _context: grpc.ServicerContext
+) -> pb.DelayProduceResponse:
+    service.accept(rows_of(request))
+    return pb.DelayProduceResponse(columns=pb.ColumnResults(wheel=WHEEL))
+
+
+def refuse_rows(reasons: Mapping[int, Reason | str]) -> Behaviour:
+    """Accepts all but the rows given."""
+
+    def behave(
+        service: FakeService, request: pb.DelayProduceRequest, _context: grpc.ServicerContext
+    ) -> pb.DelayProduceResponse:
+        rows = rows_of(request)
+        service.accept([row for number, row in enumerate(rows) if number not in reasons])
+        errors = [
+            pb.RowError(row=row, error=pb.Error(code=3, reason=reason, message="scripted"))
+            for row, reason in reasons.items()
+        ]
+        return pb.DelayProduceResponse(columns=pb.ColumnResults(wheel=WHEEL, errors=errors))
+
+    return behave
+
+
+def abort(
+    reason: Reason | str, *, code: grpc.StatusCode | None = None, delay_s: float | None = None
+) -> Behaviour:
+    """Refuses the call with ErrorInfo, as the service does."""
+
+    def behave(_service: FakeService, _request: object, context: grpc.ServicerContext) -> NoReturn:
+        status_code = code or Reason[reason].code
+        details: list[Any] = [ErrorInfo(reason=reason, domain=DOMAIN)]
+        if delay_s is not None:
+            info = RetryInfo()
+            info.retry_delay.FromNanoseconds(int(delay_s * 1e9))
+            details.append(info)
+        packed = []
+        for detail in details:
+            packed.append(AnyMessage())
+            packed[-1].Pack(detail)
+        status = Status(code=status_code.value[0], message="scripted", details=packed)
+        context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+        context.abort(status_code, "scripted")
+
+    return behave
+
+
+def abort_bare(code: grpc.StatusCode, text: str = "scripted") -> Behaviour:
+    """Ends the call as something other than the service would: no ErrorInfo."""
+
+    def behave(_service: FakeService, _request: object, context: grpc.ServicerContext) -> NoReturn:
+        context.abort(code, text)
+
+    return behave
+
+
+def accept_but_lose_reply(
+    service: FakeService, request: pb.DelayProduceRequest, context: grpc.ServicerContext
+) -> NoReturn:
+    accept(service, request, context)
+    context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+
+
+def hang(
+    service: FakeService, _request: object, context: grpc.ServicerContext
+) -> pb.DelayProduceResponse:
+    """Answers nothing as long as the caller waits."""
+    gone = Event()
+    if context.add_callback(gone.set):
+        while not gone.wait(0.02) and not service.stopping.is_set():
+            pass
+    return pb.DelayProduceResponse()
+
+
+def answer(response: object) -> Behaviour:
+    return lambda _service, _request, _context: response
+
+
+class FakeService(pb_grpc.DelayWheelServicer):
+    """Takes `script` one behaviour a call, then `otherwise`; remembers every request."""
+
+    def __init__(
+        self, *script: Behaviour, otherwise: Behaviour = accept, address: str = "127.0.0.1:0"
+    ) -> None:
+        self.script = deque(script)
+        self.otherwise = otherwise
+        self.produced: list[pb.DelayProduceRequest] = []
+        self.cancels: list[pb.CancelRequest] = []
+        self.gets: list[pb.GetMessageRequest] = []
+        self.describes = 0
+        self.describe: Behaviour | None = None
+        self.levels = {"30s": 30_000, "1m": 60_000}
+        self.limits = pb.Limits(max_request_messages=10_000, max_request_bytes=16 << 20)
+        self.accepted: Counter[tuple[bytes, int]] = Counter()
+        self.stopping = Event()
+        self.reached = Event()  # by the first DelayProduce
+        self._lock = Lock()
+        self._credentials: grpc.ServerCredentials | None = None
+        self._pool = ThreadPoolExecutor(16)
+        self._server = self._new_server()
+        self._bind = address
+        self.address = ""
+
+    def with_tls(self, credentials: grpc.ServerCredentials) -> Self:
+        self._credentials = credentials
+        return self
+
+    def accept(self, rows: Sequence[Row]) -> None:
+        with self._lock:
+            self.accepted.update((row.id, row.due_ms) for row in rows)
+
+    @property
+    def sent(self) -> list[list[Row]]:
+        """The rows of every DelayProduce, attempt by attempt."""
+        return [rows_of(request) for request in self.produced]
+
+    def __enter__(self) -> Self:
+        host = self._bind.rpartition(":")[0]
+        if self._credentials is None:
+            port = self._server.add_insecure_port(self._bind)
+        else:
+            port = self._server.add_secure_port(self._bind, self._credentials)
+        self.address = f"{host}:{port}"
+        self._server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stopping.set()
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def DelayProduce(  # noqa: N802  gRPC's name
+        self, request: pb.DelayProduceRequest, context: grpc.ServicerContext
+    ) -> pb.DelayProduceResponse:
+        with self._lock:
+            self.produced.append(request)
+        self.reached.set()
+        return self._behave(request, context, self.otherwise)  # type: ignore[no-any-return]
+
+    def DelayProduceStream(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    def Cancel(  # noqa: N802
+        self, request: pb.CancelRequest, context: grpc.ServicerContext
+    ) -> pb.CancelResponse:
+        self.cancels.append(request)
+        cancelled = pb.CancelResponse(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+        return self._behave(request, context, answer(cancelled))  # type: ignore[no-any-return]
+
+    def GetMessage(  # noqa: N802
+        self, request: pb.GetMessageRequest, context: grpc.ServicerContext
+    ) -> pb.GetMessageResponse:
+        self.gets.append(request)
+        return self._behave(  # type: ignore[no-any-return]
+            request, context, abort(Reason.MESSAGE_NOT_FOUND)
+        )
+
+    def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
+        raise NotImplementedError
+
+    def DescribeCluster(  # noqa: N802
+        self, request: pb.DescribeClusterRequest, context: grpc.ServicerContext
+    ) -> pb.DescribeClusterResponse:
+        self.describes += 1
+        if self.describe is not None:
+            return self.describe(self, request, context)  # type: ignore[no-any-return]
+        levels = [pb.Level(name=name, delay_ms=ms) for name, ms in self.levels.items()]
+        return pb.DescribeClusterResponse(levels=levels, limits=self.limits)
+
+    def _behave(self, request: object, context: grpc.ServicerContext, otherwise: Behaviour) -> Any:
+        with self._lock:
+            behaviour = self.script.popleft() if self.script else otherwise
+        return behaviour(self, request, context)
+
+    def _new_server(self) -> grpc.Server:
+        server = grpc.server(
+            self._pool,
+            options=(
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ),
+        )
+        pb_grpc.add_DelayWheelServicer_to_server(self, server)
+        return server

@@ -1,0 +1,196 @@
+"""The client for asyncio."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from time import monotonic
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+import grpc
+
+from delaywheel.client.aio_calls import AioCalls
+from delaywheel.client.aio_sender import AioSender
+from delaywheel.client.answers import CancelOutcome, StoredMessage
+from delaywheel.client.batching import split
+from delaywheel.client.channel import parse_addresses
+from delaywheel.client.pending import PendingResult
+from delaywheel.client.question import cancel_question, get_question
+from delaywheel.client.references import Id, message_ref
+from delaywheel.client.settings import DEFAULT_QUEUE, Queue, Settings
+from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
+from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
+from delaywheel.reasons import Reason
+
+
+class AsyncClient:
+    """`Client` for asyncio: the same arguments, methods, results and errors, awaited.
+
+    Use it in the one event loop in which it was entered; grpc.aio allows one loop a process.
+    Cancelling a call leaves open whether its message was accepted.
+
+    Example:
+        ::
+
+            async with AsyncClient("delay-1:7400,delay-2:7400") as client:
+                handle = await client.produce("orders", b"…", delay=timedelta(minutes=30))
+                await client.cancel(handle)
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        timeout: float = 30.0,
+        attempt_timeout: float = 5.0,
+        past_due: PastDue = "deliver",
+        queue: Queue = DEFAULT_QUEUE,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        self._settings: Final = settings
+        self._calls: Final = AioCalls(parse_addresses(addresses), settings)
+        self._sender: Final = AioSender(queue, timeout, self._deliver_all)
+        self._closed = False
+
+    async def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  it bounds attempts, and names the outcome
+        **options: Unpack[MessageOptions],
+    ) -> Handle:
+        """Sends one message and waits until it is acknowledged; see `Client.produce`."""
+        self._check_open()
+        message = Message(topic, value, **options)
+        [result] = await self._calls.deliver([message], self._deadline_s(timeout))
+        return result.unwrap()
+
+    async def produce_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> list[Result]:
+        """Sends many messages and waits for all; see `Client.produce_many`."""
+        self._check_open()
+        deadline_s = self._deadline_s(timeout)
+        many = list(messages)
+        if not many:
+            return []
+        slots = asyncio.Semaphore(self._settings.queue.in_flight)
+
+        async def deliver(request: Sequence[Message]) -> list[Result]:
+            async with slots:
+                return await self._calls.deliver(request, deadline_s)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(deliver(request))
+                for request in await self._split(many, deadline_s)
+            ]
+        return [result for task in tasks for result in task.result()]
+
+    async def produce_async(
+        self,
+        topic: str,
+        value: bytes | None,
+        **options: Unpack[MessageOptions],
+    ) -> PendingResult:
+        """Queues one message, to be sent in the background; see `Client.produce_async`.
+
+        Awaiting it waits for room in the queue; await what it returns for the handle.
+
+        Example:
+            ::
+
+                pending = [
+                    await client.produce_async("orders", text, level="10m") for text in texts
+                ]
+                handles = [await one for one in pending]
+        """
+        message = Message(topic, value, **options)
+        return await self._sender.put(message, self._deadline_s(None))
+
+    async def cancel(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> CancelOutcome:
+        """Withdraws a pending message; see `Client.cancel`."""
+        self._check_open()
+        question = cancel_question(message_ref(handle, id, deliver_at))
+        await self._calls.run(question, lambda stub: stub.Cancel, self._deadline_s(timeout))
+        return question.answer()
+
+    async def get(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> StoredMessage | None:
+        """Looks at a message as it is stored; see `Client.get`."""
+        self._check_open()
+        question = get_question(message_ref(handle, id, deliver_at))
+        await self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
+        try:
+            return question.answer()
+        except RefusedError as refused:
+            if refused.reason is Reason.MESSAGE_NOT_FOUND:
+                return None
+            raise
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
+        """Waits until everything that `produce_async` took so far has its result.
+
+        Raises:
+            TimedOutError: something has none yet; it is still under way.
+        """
+        if not await self._sender.flush(self._deadline_s(timeout)):
+            raise TimedOutError("some messages are still under way", outcome_known=False)
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
+        """Takes nothing more, waits for what `produce_async` took, and ends; see `Client.close`."""
+        self._closed = True
+        await self._sender.close()
+        await self._sender.flush(self._deadline_s(timeout))
+        await self._calls.stop()
+        await self._sender.join()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
+        results: list[Result] = []
+        for request in await self._split(messages, deadline_s):
+            results += await self._calls.deliver(request, deadline_s)
+        return results
+
+    async def _split(
+        self, messages: Sequence[Message], deadline_s: float
+    ) -> list[Sequence[Message]]:
+        if len(messages) == 1:
+            return [messages]
+        limits = await self._calls.limits(deadline_s)
+        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        return monotonic() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError

@@ -1,0 +1,100 @@
+"""The background of `AsyncClient.produce_async`: a bounded queue and the tasks that send."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Final
+
+from delaywheel.client.batching import Accumulator
+from delaywheel.client.pending import Batch, PendingResult
+from delaywheel.client.settings import Queue
+from delaywheel.errors import ClientClosedError
+from delaywheel.message import Message, Result
+
+Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
+
+
+class AioSender:
+    """Takes messages in its event loop; at most `queue.in_flight` tasks deliver them in batches.
+
+    `_pump` is all that starts tasks. It runs when something may have changed: a message came, a
+    batch was settled, the linger is over.
+    """
+
+    def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
+        self._deliver: Final = deliver
+        self._gathered: Final = Accumulator(queue, timeout_s)
+        self._room: Final = asyncio.Condition()  # a batch was settled, or the client closed
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def put(self, message: Message, deadline_s: float) -> PendingResult:
+        """Queues a message; waits while there is no room.
+
+        Raises:
+            TimedOutError: there was none until the deadline; the message was not queued.
+            ClientClosedError: the client is closed.
+        """
+        if not self._has_room(message) and not await self._until(
+            lambda: self._has_room(message), deadline_s
+        ):
+            raise self._gathered.full(message)
+        if self._closed:
+            raise ClientClosedError(failed=message)
+        pending = self._gathered.add(message, monotonic(), deadline_s)
+        self._pump()
+        if pending.first:  # a loop that only puts would else keep the tasks from starting
+            await asyncio.sleep(0)
+        return pending
+
+    async def flush(self, deadline_s: float) -> bool:
+        """Waits until all that was put before is settled; False: it is not, time is over."""
+        before = self._gathered.unsettled()
+        return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
+
+    async def close(self) -> None:
+        """Takes no more."""
+        self._closed = True
+        async with self._room:
+            self._room.notify_all()
+
+    async def join(self) -> None:
+        """Waits until everything is settled."""
+        await self._until(lambda: not self._gathered.messages, float("inf"))
+
+    def _has_room(self, message: Message) -> bool:
+        return self._closed or self._gathered.has_room(message.length_bytes)
+
+    async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
+        """Waits for what a settled batch may bring; False: the deadline came first."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - monotonic())), self._room:
+                await self._room.wait_for(condition)
+        except TimeoutError:
+            return False
+        return True
+
+    def _pump(self) -> None:
+        now_s = monotonic()
+        while (batch := self._gathered.next_batch(now_s)) is not None:
+            task = asyncio.create_task(self._send(batch), name="delaywheel-sender")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        wait_s = self._gathered.wait_s(now_s)
+        if wait_s is not None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._pump()
+
+    async def _send(self, batch: Batch) -> None:
+        try:
+            batch.settle(await self._deliver(batch.messages, batch.deadline_s))
+        except Exception as defect:  # noqa: BLE001  it must reach those who wait
+            batch.settle_defective(defect)
+        self._gathered.finished(batch)
+        self._pump()
+        async with self._room:
+            self._room.notify_all()

@@ -1,0 +1,89 @@
+"""What `cancel` and `get` answer with."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+from delaywheel.message import Handle
+
+
+class CancelOutcome(StrEnum):
+    """What a cancel came to."""
+
+    CANCELLED = "CANCELLED"
+    """It is never delivered."""
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    TOO_LATE = "TOO_LATE"
+    """Due within the next 100 ms; nothing was done, it will be delivered."""
+    NOT_FOUND = "NOT_FOUND"
+
+    @classmethod
+    def of(cls, number: int) -> Self | None:
+        """The outcome of a response, or None for one that we do not know."""
+        names: dict[int, str] = {value: name for name, value in pb.CancelOutcome.items()}
+        return cls.__members__.get(names.get(number, "").removeprefix("CANCEL_OUTCOME_"))
+
+
+class MessageState(StrEnum):
+    """How far a stored message has come."""
+
+    UNSPECIFIED = "UNSPECIFIED"
+    """The service says nothing, or something newer than this SDK."""
+    PENDING = "PENDING"
+    DONE = "DONE"
+    """Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted."""
+    CANCELLED = "CANCELLED"
+
+    @classmethod
+    def of(cls, number: int) -> Self:
+        """The state of a response."""
+        names: dict[int, str] = {value: name for name, value in pb.MessageState.items()}
+        name = names.get(number, "").removeprefix("MESSAGE_STATE_")
+        return cls.__members__.get(name, cls.UNSPECIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in the service, see `Client.get`.
+
+    Attributes:
+        seq: The number of its frame in its wheel.
+        partition: None: chosen from the key when it is forwarded.
+        timestamp_ms: None: the time of forwarding.
+    """
+
+    handle: Handle
+    state: MessageState
+    due_ms: int
+    accepted_at_ms: int
+    wheel: str
+    seq: int
+    topic: str
+    partition: int | None
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @classmethod
+    def of(cls, stored: pb.StoredMessage) -> Self:
+        """Reads one of the protocol's."""
+        return cls(
+            handle=Handle.parse(stored.handle),
+            state=MessageState.of(stored.state),
+            due_ms=stored.due_ms,
+            accepted_at_ms=stored.accepted_at_ms,
+            wheel=stored.wheel,
+            seq=stored.seq,
+            topic=stored.topic,
+            partition=stored.partition if stored.HasField("partition") else None,
+            timestamp_ms=stored.timestamp_ms if stored.HasField("timestamp_ms") else None,
+            key=stored.key if stored.HasField("key") else None,
+            value=stored.value if stored.HasField("value") else None,
+            headers=tuple(
+                (header.name, header.value if header.HasField("value") else None)
+                for header in stored.headers
+            ),
+        )

@@ -1,0 +1,56 @@
+"""How the SDK opens channels: the gRPC options it needs, and the addresses it is given.
+
+gRPC's defaults are wrong for this service: a reconnect backoff that grows to two minutes, an
+HTTP proxy taken from the environment, subchannels (and their backoff) shared between clients,
+4 MiB messages, retries of its own that would hide an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+RECONNECT_BACKOFF_MS: Final = 200
+CONNECT_TIMEOUT_MS: Final = 2_000
+KEEPALIVE_TIME_MS: Final = 10_000
+"""While calls are open; a server must permit pings as often as this."""
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+
+CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.max_send_message_length", -1),  # the service's own limits refuse by name
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_MS // 4),
+    ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MS),
+    ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),  # how long one connect may take
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),  # the SDK retries, and knows what each attempt left behind
+    ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Reads `"host:port,host:port"`, or a sequence of `"host:port"`; twice the same is once.
+
+    Example:
+        >>> parse_addresses("a:7400, b:7400")
+        ('a:7400', 'b:7400')
+
+    Raises:
+        ValueError: there is none, or one is not `host:port` (IPv6: `[::1]:7400`).
+    """
+    listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
+    for address in cleaned:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65_536:
+            raise ValueError(f"address {address!r}: not host:port, such as delay-1:7400")
+    if not cleaned:
+        raise ValueError("no address: give at least one host:port")
+    return cleaned

@@ -1,0 +1,77 @@
+"""What a client needs to know of the service beforehand: levels and limits. Asked for rarely.
+
+Levels are a must for a message that names one. Limits only make good requests: without them
+modest ones are assumed, and a service that finds a request too large says so (see `Delivery`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+from delaywheel.client.question import Question
+from delaywheel.message import Message
+
+ASK_AGAIN_S: Final = 30.0
+"""What is not known may be by now: but it is not asked for more often than this."""
+
+_REQUEST_MESSAGES: Final = 10_000
+_REQUEST_BYTES: Final = 8 * 1024 * 1024
+"""More in one request gains nothing, whatever the service would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What DescribeCluster said, or what is assumed as long as it says nothing.
+
+    Attributes:
+        levels: Name to delay in milliseconds.
+        max_messages: In one request.
+        max_bytes: In one request.
+        known: The service said so.
+        asked_s: When it was last asked (monotonic).
+    """
+
+    levels: dict[str, int]
+    max_messages: int
+    max_bytes: int
+    known: bool
+    asked_s: float
+
+    @classmethod
+    def assumed(cls, asked_s: float = float("-inf")) -> Self:
+        """Limits that any service is likely to have."""
+        return cls({}, 1_000, 1024 * 1024, known=False, asked_s=asked_s)
+
+    def want_levels(self, messages: Iterable[Message], now_s: float) -> bool:
+        """Whether to ask before these messages are sent, for the levels that they name."""
+        may_be_new = now_s - self.asked_s >= ASK_AGAIN_S
+        return any(
+            message.due_ms is None
+            and (not self.known or (may_be_new and message.level not in self.levels))
+            for message in messages
+        )
+
+    def want_limits(self, now_s: float) -> bool:
+        """Whether to ask before many messages are sent."""
+        return not self.known and now_s - self.asked_s >= ASK_AGAIN_S
+
+
+FactsQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Facts]
+
+
+def facts_question(now_s: float) -> FactsQuestion:
+    """Asks for levels and limits."""
+
+    def read(response: pb.DescribeClusterResponse, _doubtful: bool) -> Facts:
+        limits = response.limits
+        return Facts(
+            levels={level.name: level.delay_ms for level in response.levels},
+            max_messages=min(limits.max_request_messages or _REQUEST_MESSAGES, _REQUEST_MESSAGES),
+            max_bytes=min(limits.max_request_bytes or _REQUEST_BYTES, _REQUEST_BYTES),
+            known=True,
+            asked_s=now_s,
+        )
+
+    return Question(pb.DescribeClusterRequest(), read)

@@ -1,0 +1,30 @@
+"""How callers name a message that was accepted: by its handle, or by its id and due."""
+
+import uuid
+from datetime import datetime
+
+import uuid_utils
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+from delaywheel.errors import MessageInvalidError
+from delaywheel.message import Handle, checked_id, unix_ms
+from delaywheel.reasons import Reason
+
+Id = bytes | uuid.UUID | uuid_utils.UUID
+
+
+def message_ref(
+    handle: Handle | str | None, id_: Id | None, deliver_at: datetime | None
+) -> pb.MessageRef:
+    """Either the handle, or id and due.
+
+    Raises:
+        MessageInvalidError: both are given, or neither, or one of them is malformed.
+    """
+    if handle is not None and id_ is None and deliver_at is None:
+        known = handle if isinstance(handle, Handle) else Handle.parse(handle)
+        return pb.MessageRef(handle=str(known))
+    if handle is None and id_ is not None and deliver_at is not None:
+        pair = pb.IdAndDue(id=checked_id(id_), due_ms=unix_ms(deliver_at))
+        return pb.MessageRef(id_and_due=pair)
+    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, Reason.HANDLE_AMBIGUOUS.advice)

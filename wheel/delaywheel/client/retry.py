@@ -1,0 +1,162 @@
+"""What a failed attempt means: may the same be sent again, and may it have been accepted?
+
+Two tables decide. A failure that carries one of our reasons is decided by the reason (see
+`delaywheel.reasons`). Any other one comes from gRPC, a proxy or a defect, and is decided by its
+code. Retrying is always safe, since id and due stay the same; it is only sometimes of use. Where
+a table must guess, it guesses that the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+from grpc import StatusCode
+
+from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError
+from delaywheel.message import Message
+from delaywheel.reasons import DOMAIN, Reason
+
+_STATUS_DETAILS: Final = "grpc-status-details-bin"
+# How gRPC words an attempt that never left this process, because no connection could be made.
+# A wording we do not know costs nothing but the certainty: the outcome then counts as unknown.
+_UNSENT_DETAILS: Final = ("failed to connect to all addresses", "DNS resolution failed")
+# How gRPC words a request over its own limit, where that is lower than the service's.
+_OVERSIZED_DETAIL: Final = "larger than max"
+_SPLITTING_REASONS: Final = frozenset({Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE})
+
+
+class Verdict(NamedTuple):
+    """What to do after a failed attempt.
+
+    Attributes:
+        retry: Sending the same again may help.
+        outcome_known: It was not accepted.
+        split: Fewer messages in a request may help.
+    """
+
+    retry: bool
+    outcome_known: bool
+    split: bool = False
+
+
+_BY_CODE: Final = {
+    StatusCode.OK: Verdict(retry=False, outcome_known=False),  # a failure cannot be OK: a defect
+    StatusCode.CANCELLED: Verdict(retry=True, outcome_known=False),
+    StatusCode.UNKNOWN: Verdict(retry=True, outcome_known=False),  # also "Stream removed"
+    StatusCode.INVALID_ARGUMENT: Verdict(retry=False, outcome_known=False),
+    StatusCode.DEADLINE_EXCEEDED: Verdict(retry=True, outcome_known=False),
+    StatusCode.NOT_FOUND: Verdict(retry=False, outcome_known=False),
+    StatusCode.ALREADY_EXISTS: Verdict(retry=False, outcome_known=False),
+    StatusCode.PERMISSION_DENIED: Verdict(retry=False, outcome_known=True),
+    StatusCode.UNAUTHENTICATED: Verdict(retry=False, outcome_known=True),
+    # Without our reason: gRPC's own limit of calls at once, or a proxy's of calls a second.
+    StatusCode.RESOURCE_EXHAUSTED: Verdict(retry=True, outcome_known=False),
+    StatusCode.FAILED_PRECONDITION: Verdict(retry=False, outcome_known=False),
+    StatusCode.ABORTED: Verdict(retry=True, outcome_known=False),
+    StatusCode.UNIMPLEMENTED: Verdict(retry=False, outcome_known=True),
+    StatusCode.INTERNAL: Verdict(retry=True, outcome_known=False),  # also a reset stream
+    StatusCode.UNAVAILABLE: Verdict(retry=True, outcome_known=False),
+    StatusCode.OUT_OF_RANGE: Verdict(retry=False, outcome_known=False),
+    StatusCode.DATA_LOSS: Verdict(retry=False, outcome_known=False),
+}
+_OVERSIZED: Final = Verdict(retry=False, outcome_known=False, split=True)
+_CODES_BY_NUMBER: Final = {code.value[0]: code for code in StatusCode}
+
+
+class EndedCall(Protocol):
+    """What a call, synchronous or not, tells when it has failed."""
+
+    def code(self) -> StatusCode:
+        """Its code."""
+
+    def details(self) -> str | None:
+        """Its text."""
+
+    def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Where ErrorInfo and RetryInfo are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt, or one message of it, failed.
+
+    Attributes:
+        code: The gRPC code.
+        text: For people.
+        reason: Ours, or the name alone of one we do not know yet, or None: not our service's.
+        retry_delay_s: How long the service asks to wait, if it says so.
+        unsent: It never left this process.
+    """
+
+    code: StatusCode
+    text: str
+    reason: Reason | str | None = None
+    retry_delay_s: float | None = None
+    unsent: bool = False
+
+    @classmethod
+    def of_call(cls, call: EndedCall) -> Self:
+        """Reads what a call ended with."""
+        code, text = call.code(), call.details() or ""
+        reason: Reason | str | None = None
+        retry_delay_s = None
+        for detail in _status_details(call):
+            if detail.Is(ErrorInfo.DESCRIPTOR):
+                info = ErrorInfo.FromString(detail.value)
+                if info.domain == DOMAIN:
+                    reason = Reason.of(info.reason) or info.reason
+            elif detail.Is(RetryInfo.DESCRIPTOR):
+                delay = RetryInfo.FromString(detail.value).retry_delay
+                retry_delay_s = delay.seconds + delay.nanos / 1e9
+        unsent = code is StatusCode.UNAVAILABLE and text.startswith(_UNSENT_DETAILS)
+        return cls(code, text, reason, retry_delay_s, unsent=unsent and reason is None)
+
+    @classmethod
+    def of_error(cls, error: pb.Error) -> Self:
+        """Reads the error of one message."""
+        delay_ms = error.retry_delay_ms if error.HasField("retry_delay_ms") else None
+        return cls(
+            code=_CODES_BY_NUMBER.get(error.code, StatusCode.UNKNOWN),
+            text=error.message,
+            reason=Reason.of(error.reason) or error.reason,
+            retry_delay_s=None if delay_ms is None else delay_ms / 1000,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do about it."""
+        if isinstance(self.reason, Reason):
+            return Verdict(
+                self.reason.retry_helps,
+                self.reason.outcome_known,
+                split=self.reason in _SPLITTING_REASONS,
+            )
+        if self.code is StatusCode.RESOURCE_EXHAUSTED and _OVERSIZED_DETAIL in self.text:
+            return _OVERSIZED
+        verdict = _BY_CODE[self.code]
+        return verdict._replace(outcome_known=verdict.outcome_known or self.unsent)
+
+    def error(self, *, outcome_known: bool, failed: Message | None = None) -> DelaywheelError:
+        """What to raise for it when it is final."""
+        if self.reason is not None:
+            return RefusedError(self.reason, self.text, outcome_known=outcome_known, failed=failed)
+        return CallFailedError(self.code, self.text, outcome_known=outcome_known, failed=failed)
+
+    def __str__(self) -> str:
+        return f"{self.reason or self.code.name}: {self.text}"
+
+
+def _status_details(call: EndedCall) -> list[Any]:
+    for key, value in call.trailing_metadata() or ():
+        if key == _STATUS_DETAILS and isinstance(value, bytes):
+            try:
+                return list(Status.FromString(value).details)
+            except DecodeError:
+                return []  # not ours; the code alone decides
+    return []

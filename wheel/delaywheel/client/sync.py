@@ -1,0 +1,254 @@
+"""The client for threads."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from time import monotonic
+from types import TracebackType
+from typing import Final, Self, Unpack
+
+import grpc
+
+from delaywheel.client.answers import CancelOutcome, StoredMessage
+from delaywheel.client.batching import split
+from delaywheel.client.channel import parse_addresses
+from delaywheel.client.pending import PendingResult
+from delaywheel.client.question import cancel_question, get_question
+from delaywheel.client.references import Id, message_ref
+from delaywheel.client.settings import DEFAULT_QUEUE, Queue, Settings
+from delaywheel.client.sync_calls import Calls
+from delaywheel.client.sync_sender import Sender
+from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
+from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
+from delaywheel.reasons import Reason
+
+
+class Client:
+    """Sends messages to delaywheel; thread-safe, for the whole life of a program.
+
+    Each message becomes visible in its Kafka topic at its due. A failed attempt is repeated with
+    the same id and due, at another address if there is one, until the deadline; whatever error
+    is raised then says in `outcome_known` whether the message may have been accepted.
+
+    Args:
+        addresses: `"host:port,host:port"` or a sequence; requests are spread over them.
+        timeout: Seconds for a call with all its attempts, where the call names no other.
+        attempt_timeout: Seconds after which an attempt that hangs is given up for another one.
+        past_due: `"deliver"`: a due that is past when its message is first sent becomes now.
+            `"reject"`: such a message is refused, DUE_PASSED.
+        queue: The bounds of `produce_async`.
+        credentials: `grpc.ssl_channel_credentials(…)` for TLS; None: plain text.
+
+    Make it after forking, if the program forks: gRPC does not survive it.
+
+    Example:
+        ::
+
+            with Client("delay-1:7400,delay-2:7400") as client:
+                handle = client.produce(
+                    "orders", b"still in the basket?", key=b"42", delay=timedelta(minutes=30)
+                )
+                client.cancel(handle)
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        timeout: float = 30.0,
+        attempt_timeout: float = 5.0,
+        past_due: PastDue = "deliver",
+        queue: Queue = DEFAULT_QUEUE,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        settings = Settings(past_due, timeout, attempt_timeout, queue, credentials)
+        self._settings: Final = settings
+        self._calls: Final = Calls(parse_addresses(addresses), settings)
+        self._sender: Final = Sender(queue, timeout, self._deliver_all)
+        self._closed = False
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> Handle:
+        """Sends one message and waits until it is acknowledged.
+
+        Args:
+            topic: The Kafka topic.
+            value: Bytes, or None for a null.
+            timeout: Seconds for all attempts.
+            **options: The rest of a `Message`: key, headers, id, partition, timestamp, and one
+                of delay, deliver_at and level.
+
+        Raises:
+            MessageInvalidError: such a message cannot be; nothing was sent.
+            RefusedError: the service will not have it.
+            TimedOutError: it was not acknowledged in time.
+            CallFailedError: the call failed in a way that no retry mends.
+
+        Example:
+            ::
+
+                client.produce("orders", b"…", level="30s", headers={"trace": b"7f"})
+                client.produce("orders", None, deliver_at=datetime(2031, 1, 1, tzinfo=UTC))
+        """
+        self._check_open()
+        message = Message(topic, value, **options)
+        [result] = self._calls.deliver([message], self._deadline_s(timeout))
+        return result.unwrap()
+
+    def produce_many(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Result]:
+        """Sends many messages and waits for all; a result each, in order. Raises for none.
+
+        They are cut into requests as the service's limits ask, several under way at once. Each
+        message is by itself accepted or not.
+
+        Example:
+            ::
+
+                reminders = [Message("orders", text, level="10m") for text in texts]
+                failed = [result for result in client.produce_many(reminders) if result.error]
+        """
+        self._check_open()
+        deadline_s = self._deadline_s(timeout)
+        many = list(messages)
+        if not many:
+            return []
+        requests = self._split(many, deadline_s)
+        if len(requests) == 1:
+            return self._calls.deliver(many, deadline_s)
+        with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(requests))) as pool:
+            answers = pool.map(lambda request: self._calls.deliver(request, deadline_s), requests)
+            return [result for answer in answers for result in answer]
+
+    def produce_async(
+        self,
+        topic: str,
+        value: bytes | None,
+        **options: Unpack[MessageOptions],
+    ) -> PendingResult:
+        """Queues one message, to be sent in the background together with others.
+
+        Blocks only while the queue is full (see `Queue`). The client's timeout runs from here,
+        the wait for room included. Look at every result, one way or another: an error that
+        nobody looks at is a message lost.
+
+        Raises:
+            MessageInvalidError: such a message cannot be; nothing was queued.
+            TimedOutError: the queue was full all the time; nothing was queued.
+
+        Example:
+            ::
+
+                pending = [client.produce_async("orders", text, level="10m") for text in texts]
+                handles = [one.result() for one in pending]
+        """
+        message = Message(topic, value, **options)
+        return self._sender.put(message, self._deadline_s(None))
+
+    def cancel(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,
+    ) -> CancelOutcome:
+        """Withdraws a pending message, named by its handle or by its id and due.
+
+        CANCELLED means that it is never delivered.
+
+        Raises:
+            RefusedError: the service refused, or CANCEL_UNKNOWN: it may count, ask again.
+            TimedOutError: no answer in time; `outcome_known` says whether it may count.
+
+        Example:
+            ::
+
+                if client.cancel(handle) is CancelOutcome.TOO_LATE:
+                    ...
+        """
+        self._check_open()
+        question = cancel_question(message_ref(handle, id, deliver_at))
+        self._calls.run(question, lambda stub: stub.Cancel, self._deadline_s(timeout))
+        return question.answer()
+
+    def get(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,
+    ) -> StoredMessage | None:
+        """Looks at a message as it is stored; None: it never was, or is finished and deleted.
+
+        Raises:
+            RefusedError: the service refused.
+            TimedOutError: no answer in time.
+        """
+        self._check_open()
+        question = get_question(message_ref(handle, id, deliver_at))
+        self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
+        try:
+            return question.answer()
+        except RefusedError as refused:
+            if refused.reason is Reason.MESSAGE_NOT_FOUND:
+                return None
+            raise
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until everything that `produce_async` took so far has its result.
+
+        Raises:
+            TimedOutError: something has none yet; it is still under way.
+        """
+        if not self._sender.flush(self._deadline_s(timeout)):
+            raise TimedOutError("some messages are still under way", outcome_known=False)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Takes nothing more, waits for what `produce_async` took, and ends.
+
+        What has no result when the time is over gets an error as its result. Twice is once.
+        """
+        self._closed = True
+        self._sender.close()
+        self._sender.flush(self._deadline_s(timeout))
+        self._calls.stop()
+        self._sender.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
+        results: list[Result] = []
+        for request in self._split(messages, deadline_s):
+            results += self._calls.deliver(request, deadline_s)
+        return results
+
+    def _split(self, messages: Sequence[Message], deadline_s: float) -> list[Sequence[Message]]:
+        if len(messages) == 1:
+            return [messages]
+        limits = self._calls.limits(deadline_s)
+        return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        return monotonic() + (self._settings.timeout_s if timeout_s is None else timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError

@@ -1,0 +1,100 @@
+"""The background of `Client.produce_async`: a bounded queue and the threads that send from it."""
+
+from collections.abc import Callable, Sequence
+from threading import Condition, Lock, Thread, current_thread
+from time import monotonic
+from typing import Final
+
+from delaywheel.client.batching import Accumulator
+from delaywheel.client.pending import Batch, PendingResult
+from delaywheel.client.settings import Queue
+from delaywheel.errors import ClientClosedError
+from delaywheel.message import Message, Result
+
+Deliver = Callable[[Sequence[Message], float], Sequence[Result]]
+
+
+class Sender:
+    """Takes messages from any thread; `queue.in_flight` threads deliver them in batches.
+
+    The threads start with the first message. They are daemons: what must not be lost when the
+    program ends is for `flush` or `close`.
+    """
+
+    def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
+        self._queue: Final = queue
+        self._deliver: Final = deliver
+        self._gathered: Final = Accumulator(queue, timeout_s)
+        lock = Lock()
+        self._work: Final = Condition(lock)  # there may be a batch to send, or none any more
+        self._room: Final = Condition(lock)  # a batch was settled
+        self._threads: Final[list[Thread]] = []
+        self._closed = False
+
+    def put(self, message: Message, deadline_s: float) -> PendingResult:
+        """Queues a message; blocks while there is no room.
+
+        Raises:
+            TimedOutError: there was none until the deadline; the message was not queued.
+            ClientClosedError: the client is closed.
+        """
+        with self._room:
+            while not self._gathered.has_room(message.length_bytes) and not self._closed:
+                if not self._room.wait(deadline_s - monotonic()):
+                    raise self._gathered.full(message)
+            if self._closed:
+                raise ClientClosedError(failed=message)
+            now_s = monotonic()
+            pending = self._gathered.add(message, now_s, deadline_s)
+            if pending.first or self._gathered.wait_s(now_s) == 0.0:
+                self._work.notify()
+            if not self._threads:
+                self._start()
+        return pending
+
+    def flush(self, deadline_s: float) -> bool:
+        """Waits until all that was put before is settled; False: it is not, time is over."""
+        with self._room:
+            before = self._gathered.unsettled()
+            while not before.isdisjoint(self._gathered.unsettled()):
+                if not self._room.wait(deadline_s - monotonic()):
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Takes no more; the threads end when everything is settled."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()
+            self._work.notify_all()
+
+    def join(self) -> None:
+        """Waits for the threads to end, other than the one that calls (from a callback)."""
+        for thread in self._threads:
+            if thread is not current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        for number in range(self._queue.in_flight):
+            thread = Thread(target=self._send, name=f"delaywheel-sender-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _send(self) -> None:
+        while (batch := self._next_batch()) is not None:
+            try:
+                batch.settle(self._deliver(batch.messages, batch.deadline_s))
+            except Exception as defect:  # noqa: BLE001  it must reach those who wait
+                batch.settle_defective(defect)
+            with self._room:
+                self._gathered.finished(batch)
+                self._room.notify_all()
+                self._work.notify_all()
+
+    def _next_batch(self) -> Batch | None:
+        with self._work:
+            while (batch := self._gathered.next_batch(monotonic())) is None:
+                if self._closed and not self._gathered.messages:
+                    return None
+                self._work.wait(self._gathered.wait_s(monotonic()))
+        return batch

@@ -1,0 +1,132 @@
+"""What the SDK raises, as one tree.
+
+    DelaywheelError             outcome_known, failed
+    ├── RefusedError            the service said no: reason, retry_helps
+    │   └── MessageInvalidError the message was never sent; also a ValueError
+    ├── TimedOutError           no acknowledgement within the time given; also a TimeoutError
+    ├── CallFailedError         the call failed in a way that no retry mends: code
+    └── ClientClosedError       the client takes nothing any more
+
+`outcome_known` answers the question that matters after a failure: True means that nothing was
+accepted (or withdrawn), in no attempt. False means that it may have been: send the same
+`Message` again, it keeps its id and due and so stays at most one copy.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from grpc import StatusCode
+
+from delaywheel.reasons import Reason
+
+if TYPE_CHECKING:  # message.py raises what is defined here
+    from delaywheel.message import Message
+
+
+class DelaywheelError(Exception):
+    """Anything that goes wrong in the SDK.
+
+    Attributes:
+        outcome_known: True: nothing was accepted. False: it may have been.
+        failed: The message it is about, if it is about one; send it again as it is.
+
+    Example:
+        A retry that is at most one copy, however the first attempt ended::
+
+            try:
+                client.produce("orders", b"…", delay=timedelta(minutes=30))
+            except DelaywheelError as error:
+                if error.failed is None or error.outcome_known:
+                    raise
+                [result] = client.produce_many([error.failed])
+    """
+
+    def __init__(self, text: str, *, outcome_known: bool, failed: Message | None = None) -> None:
+        super().__init__(text)
+        self.outcome_known = outcome_known
+        self.failed = failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Lets errors be copied, and pass between processes, whatever their constructors take."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+    def about(self, message: Message) -> Self:
+        """The same error for one message."""
+        error = copy(self)
+        error.failed = message
+        return error
+
+
+class RefusedError(DelaywheelError):
+    """The service, or the SDK before it, refused; `reason` is stable.
+
+    Attributes:
+        reason: One of `Reason`, or the name alone of one that a newer server has.
+    """
+
+    def __init__(
+        self,
+        reason: Reason | str,
+        text: str,
+        *,
+        outcome_known: bool = True,
+        failed: Message | None = None,
+    ) -> None:
+        super().__init__(f"{reason}: {text}", outcome_known=outcome_known, failed=failed)
+        self.reason = reason
+
+    @property
+    def retry_helps(self) -> bool:
+        """Whether the same message may be taken later, or by another node."""
+        return isinstance(self.reason, Reason) and self.reason.retry_helps
+
+
+class MessageInvalidError(RefusedError, ValueError):
+    """A message cannot be made like this; nothing was sent."""
+
+    def __init__(self, reason: Reason, text: str) -> None:
+        super().__init__(reason, text)
+
+
+class TimedOutError(DelaywheelError, TimeoutError):
+    """The time given was over before there was an answer; the text names the last obstacle."""
+
+
+class CallFailedError(DelaywheelError):
+    """The call ended in a way that no retry mends: not permitted, not this service, defective.
+
+    Attributes:
+        code: The gRPC status code.
+    """
+
+    def __init__(
+        self,
+        code: StatusCode,
+        text: str,
+        *,
+        outcome_known: bool,
+        failed: Message | None = None,
+    ) -> None:
+        super().__init__(f"{code.name}: {text}", outcome_known=outcome_known, failed=failed)
+        self.code = code
+
+
+class ClientClosedError(DelaywheelError):
+    """The client was closed; what was not sent by then never will be by it."""
+
+    def __init__(
+        self, text: str = "the client is closed", *, failed: Message | None = None
+    ) -> None:
+        super().__init__(text, outcome_known=True, failed=failed)
+
+
+ErrorT = TypeVar("ErrorT", bound=DelaywheelError)
+
+
+def _rebuild(kind: type[ErrorT], args: tuple[object, ...], state: dict[str, object]) -> ErrorT:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,40 @@
+"""Named delay levels: a name stands for a delay, as in common Kafka practice and in RocketMQ.
+
+The service's table is its configuration (`levels`); `DEFAULT_LEVELS` is what it starts with.
+`ROCKETMQ_LEVELS` are RocketMQ's eighteen, in their order: its level n is the nth name.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(?P<count>[0-9]{1,9})(?P<unit>ms|s|m|h|d)")
+
+
+def duration_ms(text: str) -> int:
+    """Reads a duration such as `250ms`, `30s`, `5m`, `2h` or `7d`.
+
+    Example:
+        >>> duration_ms("30s")
+        30000
+
+    Raises:
+        ValueError: the text is no such duration.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"duration {text!r}: not a number with ms, s, m, h or d, such as 30s")
+    return int(match["count"]) * _UNIT_MS[match["unit"]]
+
+
+def _table(names: str) -> Mapping[str, int]:
+    return MappingProxyType({name: duration_ms(name) for name in names.split()})
+
+
+DEFAULT_LEVELS: Final = _table("5s 10s 30s 1m 2m 5m 10m 20m 30m 45m 1h 2h")
+"""Level name to delay in milliseconds."""
+
+ROCKETMQ_LEVELS: Final = _table("1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h")
+"""RocketMQ's levels 1 to 18: `list(ROCKETMQ_LEVELS)[n - 1]` names its level n."""

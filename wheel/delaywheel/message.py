@@ -1,0 +1,393 @@
+"""What users make and get: Message, Handle, Result.
+
+A Message gets its id and its due when it is made, so that every attempt to send it is the same
+message to the service: duplicates are known by (id, due). Two things are left to its first
+sending and then stand for good, see `Message.fix_due`: a level becomes a due, and a due that is
+past by then becomes now.
+
+All arithmetic on time is in integers, and a fraction of a millisecond rounds up: never early.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from struct import Struct
+from threading import Lock
+from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
+
+import uuid_utils
+
+from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
+from delaywheel.reasons import Reason
+
+Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+"""A mapping, or pairs where order and duplicates matter; a value of None is Kafka's null."""
+
+PastDue = Literal["deliver", "reject"]
+"""What becomes of a message whose due is past when it is first sent."""
+
+RESERVED_PREFIX: Final = "dw-"
+LENGTH_MAX: Final = 2**31 - 1
+"""The longest key, value or headers that fit Kafka's and our int32 lengths."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ZERO: Final = timedelta(0)
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+_HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
+_HEADER_LENGTHS = Struct("<Ii")
+_FIXING_DUE = Lock()
+
+
+def clock_ns() -> int:
+    """The wall clock in Unix nanoseconds."""
+    return time.time_ns()
+
+
+def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
+    """Unix milliseconds of an aware datetime; a fraction rounds up.
+
+    Example:
+        >>> unix_ms(datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=UTC))
+        1001
+
+    Raises:
+        MessageInvalidError: the datetime has no time zone; `reason` says what it was for.
+        TypeError: it is no datetime.
+    """
+    if not isinstance(moment, datetime):
+        raise TypeError(f"a datetime is needed, not {type(moment).__name__}")
+    if moment.utcoffset() is None:
+        raise MessageInvalidError(
+            reason, f"{moment!r} has no time zone; say which, such as datetime.now(UTC)"
+        )
+    return -((_EPOCH - moment) // _MICROSECOND // 1000)
+
+
+class MessageOptions(TypedDict, total=False):
+    """What a message may have beside topic and value; see `Message`."""
+
+    key: bytes | None
+    headers: Headers | None
+    delay: timedelta | None
+    deliver_at: datetime | None
+    level: str | None
+    id: bytes | uuid.UUID | uuid_utils.UUID | None
+    partition: int | None
+    timestamp: datetime | None
+
+
+class Message:
+    """One message for Kafka, and when it is to be seen there.
+
+    Give exactly one of `delay` (from now), `deliver_at` (an aware datetime) and `level` (a name
+    that the service knows, such as `"30s"`, counted from now). Do not change a message; send the
+    same object again to retry it.
+
+    Attributes:
+        topic: The Kafka topic.
+        value: Bytes, or None for a null (Kafka's tombstone).
+        key: Bytes or None.
+        headers: Name and value pairs, as given.
+        id: 16 bytes, a UUIDv7 unless given. Give your own only if you can also give the same
+            due again: it is (id, due) that is delivered once.
+        partition: None: chosen from the key as Java's default partitioner does.
+        timestamp_ms: The Kafka record's timestamp; None: the time of forwarding.
+        level: The level's name, or None.
+        made_ns: When it was made; what `delay` and `level` count from.
+
+    Example:
+        >>> message = Message("orders", b"reminder", key=b"42", delay=timedelta(minutes=30))
+        >>> len(message.id), message.length_bytes
+        (16, 10)
+
+    Raises:
+        MessageInvalidError: a value that the service would refuse; `reason` says which.
+        TypeError: key, value or a header's value is something other than bytes or None.
+    """
+
+    __slots__ = (
+        "_absolute",
+        "_due_fixed",
+        "_due_ms",
+        "_encoded_headers",
+        "_length_bytes",
+        "headers",
+        "id",
+        "key",
+        "level",
+        "made_ns",
+        "partition",
+        "timestamp_ms",
+        "topic",
+        "value",
+    )
+
+    def __init__(  # noqa: PLR0913  a message has these parts, each with its name
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        delay: timedelta | None = None,
+        deliver_at: datetime | None = None,
+        level: str | None = None,
+        id: bytes | uuid.UUID | uuid_utils.UUID | None = None,  # noqa: A002  its public name
+        partition: int | None = None,
+        timestamp: datetime | None = None,
+    ) -> None:
+        _check_topic(topic)
+        self.topic: Final = topic
+        self.value: Final = _checked_bytes("value", value)
+        self.key: Final = _checked_bytes("key", key)
+        self.headers: Final[tuple[tuple[str, bytes | None], ...]] = (
+            _header_pairs(headers) if headers else ()
+        )
+        self._encoded_headers: Final = encode_headers(self.headers) if headers else b""
+        self._length_bytes: Final = len(key or b"") + len(value or b"") + len(self._encoded_headers)
+        if self._length_bytes > LENGTH_MAX:
+            raise MessageInvalidError(
+                Reason.MESSAGE_TOO_LARGE, f"{self._length_bytes:,} bytes, at most {LENGTH_MAX:,}"
+            )
+        self.id: Final = uuid_utils.uuid7().bytes if id is None else checked_id(id)
+        self.partition: Final = None if partition is None else _checked_partition(partition)
+        self.timestamp_ms: Final = None if timestamp is None else _timestamp_ms(timestamp)
+        self.made_ns: Final = clock_ns()
+        self.level: Final = level
+        self._absolute: Final = deliver_at is not None
+        self._due_ms = _due_ms(self.made_ns, delay, deliver_at, level)
+        self._due_fixed = False
+
+    def __repr__(self) -> str:
+        """Names and lengths, never contents: they may be long, and secret."""
+        due = f"level={self.level!r}" if self._due_ms is None else f"due_ms={self._due_ms}"
+        return f"<Message {self.id.hex()} topic={self.topic!r} {due} {self._length_bytes} bytes>"
+
+    @property
+    def due_ms(self) -> int | None:
+        """Unix milliseconds; None only while a level has not been looked up yet."""
+        return self._due_ms
+
+    @property
+    def length_bytes(self) -> int:
+        """Key, value and encoded headers."""
+        return self._length_bytes
+
+    @property
+    def encoded_headers(self) -> bytes:
+        """The headers as they travel."""
+        return self._encoded_headers
+
+    @property
+    def due_fixed(self) -> bool:
+        """Whether it was handed to the service before; from then on its due stands."""
+        return self._due_fixed
+
+    def fix_due(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
+        """Fixes the due once, before the first attempt; afterwards it does nothing.
+
+        | due | `deliver` | `reject` |
+        |---|---|---|
+        | a level | made + the level's delay, then as below | the same |
+        | past, from `deliver_at` | becomes now | refused, DUE_PASSED |
+        | past, from `delay` or `level` | becomes now | becomes now |
+
+        Raises:
+            RefusedError: LEVEL_UNKNOWN or DUE_PASSED; the message stays as it was.
+        """
+        with _FIXING_DUE:
+            if self._due_fixed:
+                return
+            due_ms = self._due_ms
+            if due_ms is None:
+                due_ms = self._level_due_ms(levels)
+            if due_ms < now_ms:
+                if past_due == "reject" and self._absolute:
+                    raise RefusedError(
+                        Reason.DUE_PASSED,
+                        f"due {now_ms - due_ms:,} ms ago when first sent",
+                        failed=self,
+                    )
+                due_ms = now_ms
+            self._due_ms = due_ms
+            self._due_fixed = True
+
+    def _level_due_ms(self, levels: Mapping[str, int]) -> int:
+        delay_ms = levels.get(self.level or "")
+        if delay_ms is None:
+            known = ", ".join(levels) or "none"
+            raise RefusedError(
+                Reason.LEVEL_UNKNOWN, f"level {self.level!r}; the service has {known}", failed=self
+            )
+        return _ceil_ms(self.made_ns) + delay_ms
+
+
+class Handle(NamedTuple):
+    """Where a pending message is: enough to look at it or withdraw it. Its text is stable.
+
+    Attributes:
+        wheel: The wheel that took it; a hint, the other two find it.
+        slot: The second of its due, `due_ms // 1000`.
+        id: 16 bytes.
+
+    Example:
+        >>> handle = Handle.parse("a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10")
+        >>> handle.wheel, handle.slot, str(handle)
+        ('a.3', 1900000000, 'a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10')
+    """
+
+    wheel: str
+    slot: int
+    id: bytes
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads the text of a handle.
+
+        Raises:
+            MessageInvalidError: the text is no handle.
+        """
+        match = _HANDLE.fullmatch(text)
+        if match is None:
+            raise MessageInvalidError(
+                Reason.HANDLE_INVALID, f"{text!r} is not <wheel>:<slot>:<id in 32 hex digits>"
+            )
+        return cls(match["wheel"], int(match["slot"]), bytes.fromhex(match["id"]))
+
+    def __str__(self) -> str:
+        return f"{self.wheel}:{self.slot}:{self.id.hex()}"
+
+
+class Result(NamedTuple):
+    """What became of one message: either `handle` or `error` is set.
+
+    Example:
+        Look at them one by one, or let the first error be raised::
+
+            for result in client.produce_many(messages):
+                print(result.handle or result.error)
+            handles = [result.unwrap() for result in client.produce_many(messages)]
+    """
+
+    message: Message
+    handle: Handle | None
+    error: DelaywheelError | None
+
+    def unwrap(self) -> Handle:
+        """The handle; raises the error if there is none."""
+        if self.handle is not None:
+            return self.handle
+        assert self.error is not None
+        raise self.error
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """Encodes header pairs as the service takes them, see ColumnBatch.blob in the protocol."""
+    parts = []
+    for name, value in headers:
+        encoded = name.encode()
+        parts.append(_HEADER_LENGTHS.pack(len(encoded), -1 if value is None else len(value)))
+        parts.append(encoded)
+        if value:
+            parts.append(value)
+    return b"".join(parts)
+
+
+def _ceil_ms(time_ns: int) -> int:
+    return -(-time_ns // 1_000_000)
+
+
+@lru_cache(maxsize=1024)
+def _check_topic(topic: str) -> None:
+    if not _TOPIC.fullmatch(topic):
+        raise MessageInvalidError(
+            Reason.TOPIC_INVALID, f"topic {topic!r}: {Reason.TOPIC_INVALID.advice}"
+        )
+
+
+def _checked_bytes(what: str, content: object) -> bytes | None:
+    if content is None or isinstance(content, bytes):
+        return content
+    kind = type(content).__name__
+    hint = "encode the text yourself, such as text.encode()" if kind == "str" else "use bytes(…)"
+    raise TypeError(f"{what} must be bytes or None, not {kind}: {hint}")
+
+
+def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
+    pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    for name, value in pairs:
+        if not isinstance(name, str):
+            raise TypeError(f"a header's name must be str, not {type(name).__name__}")
+        if name.startswith(RESERVED_PREFIX):
+            raise MessageInvalidError(
+                Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
+            )
+        if not name or not _is_utf8(name):
+            raise MessageInvalidError(
+                Reason.HEADER_INVALID, f"header {name!r}: empty, or not to be encoded in UTF-8"
+            )
+        _checked_bytes(f"the value of header {name!r}", value)
+    return pairs
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # lone surrogates
+        return False
+    return True
+
+
+def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:
+    """The 16 bytes of an id, however it is given.
+
+    Raises:
+        MessageInvalidError: it has another length.
+        TypeError: it is neither bytes nor a UUID.
+    """
+    raw: Any = getattr(id_, "bytes", id_)
+    if not isinstance(raw, bytes):
+        raise TypeError(f"id must be 16 bytes or a UUID, not {type(id_).__name__}")
+    if len(raw) != 16:
+        raise MessageInvalidError(Reason.ID_INVALID, f"{len(raw)} bytes, not 16")
+    return raw
+
+
+def _checked_partition(partition: int) -> int:
+    if not 0 <= partition < 2**31:
+        raise MessageInvalidError(
+            Reason.PARTITION_INVALID, f"partition {partition}: not 0 to 2**31 - 1"
+        )
+    return partition
+
+
+def _timestamp_ms(timestamp: datetime) -> int:
+    timestamp_ms = unix_ms(timestamp, Reason.TIMESTAMP_INVALID)
+    if timestamp_ms < 0:
+        raise MessageInvalidError(Reason.TIMESTAMP_INVALID, f"{timestamp} is before 1970")
+    return timestamp_ms
+
+
+def _due_ms(
+    made_ns: int, delay: timedelta | None, deliver_at: datetime | None, level: str | None
+) -> int | None:
+    """The due, or None for a level; exactly one of the three must be given."""
+    given = (delay is not None) + (deliver_at is not None) + (level is not None)
+    if given != 1:
+        reason = Reason.DUE_AMBIGUOUS if given else Reason.DUE_MISSING
+        raise MessageInvalidError(reason, reason.advice)
+    if deliver_at is not None:
+        return unix_ms(deliver_at)
+    if delay is not None:
+        if not isinstance(delay, timedelta):
+            raise TypeError(f"delay must be a timedelta, not {type(delay).__name__}")
+        if delay < _ZERO:
+            raise MessageInvalidError(Reason.DELAY_INVALID, f"{delay} is below zero")
+        return _ceil_ms(made_ns + delay // _MICROSECOND * 1000)
+    return None

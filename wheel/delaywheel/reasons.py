@@ -1,0 +1,283 @@
+"""Every reason for which a request or a message is refused: the one list of server and SDK.
+
+A reason is stable: its name and its meaning never change, new ones may join. On the wire it
+is the `reason` of google.rpc.ErrorInfo with domain `DOMAIN`, or of an Error in a result.
+Each says by itself what a caller may do about it:
+
+| kind | retry_helps | outcome_known | meaning |
+|---|---|---|---|
+| FINAL | no | yes | not accepted, and never will be as it is |
+| PASSING | yes | yes | not accepted now; the same id and due may be, later or by another node |
+| UNKNOWN | yes | no | perhaps accepted; a retry with the same id and due is still one copy |
+"""
+
+from enum import StrEnum
+from typing import Final, NamedTuple, Self
+
+from grpc import StatusCode
+
+DOMAIN: Final = "delaywheel"
+"""The `domain` of every google.rpc.ErrorInfo that is ours."""
+
+
+class _Kind(NamedTuple):
+    retry_helps: bool
+    outcome_known: bool
+
+
+_FINAL = _Kind(retry_helps=False, outcome_known=True)
+_PASSING = _Kind(retry_helps=True, outcome_known=True)
+_UNKNOWN = _Kind(retry_helps=True, outcome_known=False)
+
+_EXHAUSTED = StatusCode.RESOURCE_EXHAUSTED
+_INTERNAL = StatusCode.INTERNAL
+_INVALID = StatusCode.INVALID_ARGUMENT
+_NOT_FOUND = StatusCode.NOT_FOUND
+_RANGE = StatusCode.OUT_OF_RANGE
+_UNAVAILABLE = StatusCode.UNAVAILABLE
+
+
+class Reason(StrEnum):
+    """Why something was refused; a member's name is its value.
+
+    Attributes:
+        code: The gRPC status code that goes with it.
+        retry_helps: The same message with the same id and due may be taken later, or elsewhere.
+        outcome_known: The answer proves that this attempt was not accepted.
+        advice: What to do, in one line.
+
+    Example:
+        >>> Reason.DRAINING.code.name, Reason.DRAINING.retry_helps
+        ('UNAVAILABLE', True)
+        >>> Reason["HEADER_RESERVED"].advice
+        "Rename the header: names that begin with 'dw-' belong to the service."
+    """
+
+    code: StatusCode
+    retry_helps: bool
+    outcome_known: bool
+    advice: str
+
+    def __new__(cls, name: str, code: StatusCode, kind: _Kind, advice: str) -> Self:
+        """Makes the member of one row of the table below."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.code = code
+        member.retry_helps, member.outcome_known = kind
+        member.advice = advice
+        return member
+
+    @property
+    def code_number(self) -> int:
+        """The code as google.rpc.Code numbers it, for the `code` of an Error."""
+        number: int = self.code.value[0]
+        return number
+
+    # A message's due.
+    DUE_MISSING = ("DUE_MISSING", _INVALID, _FINAL, "Give one of deliver_at, delay and level.")
+    DUE_AMBIGUOUS = (
+        "DUE_AMBIGUOUS",
+        _INVALID,
+        _FINAL,
+        "Give only one of deliver_at, delay and level.",
+    )
+    DUE_INVALID = (
+        "DUE_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give a due in Unix milliseconds above 0; from Python, a datetime with a time zone.",
+    )
+    DUE_BEYOND_SPAN = (
+        "DUE_BEYOND_SPAN",
+        _RANGE,
+        _FINAL,
+        "Choose a nearer due, or let the operator raise span_seconds.",
+    )
+    DUE_TOO_OLD = (
+        "DUE_TOO_OLD",
+        _RANGE,
+        _FINAL,
+        "Its due is past the late window: if it was never accepted, send it as a new message.",
+    )
+    DUE_PASSED = (
+        "DUE_PASSED",
+        _RANGE,
+        _FINAL,
+        "Its due was past when it was first sent, and past_due='reject' asks to be told.",
+    )
+    DELAY_INVALID = ("DELAY_INVALID", _INVALID, _FINAL, "Give a delay of zero or more.")
+    LEVEL_UNKNOWN = (
+        "LEVEL_UNKNOWN",
+        _INVALID,
+        _FINAL,
+        "Use a level that DescribeCluster lists, or a delay.",
+    )
+    SENT_AT_MISSING = (
+        "SENT_AT_MISSING",
+        _INVALID,
+        _FINAL,
+        "An id of your own with a delay or level needs sent_at_ms, so that a retry keeps its due.",
+    )
+    # The rest of a message.
+    ID_INVALID = ("ID_INVALID", _INVALID, _FINAL, "Give an id of exactly 16 bytes, or none.")
+    TOPIC_INVALID = (
+        "TOPIC_INVALID",
+        _INVALID,
+        _FINAL,
+        "Name a topic with 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-', other than '.' and '..'.",
+    )
+    TOPIC_UNKNOWN = (
+        "TOPIC_UNKNOWN",
+        _NOT_FOUND,
+        _FINAL,
+        "Create the topic in Kafka first, or correct its name.",
+    )
+    MESSAGE_TOO_LARGE = (
+        "MESSAGE_TOO_LARGE",
+        _INVALID,
+        _FINAL,
+        "Make key, value and headers smaller than what the service and the topic take.",
+    )
+    HEADER_RESERVED = (
+        "HEADER_RESERVED",
+        _INVALID,
+        _FINAL,
+        "Rename the header: names that begin with 'dw-' belong to the service.",
+    )
+    HEADER_INVALID = (
+        "HEADER_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give every header a name in UTF-8 that is not empty.",
+    )
+    PARTITION_INVALID = (
+        "PARTITION_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give a partition that the topic has, or none.",
+    )
+    TIMESTAMP_INVALID = (
+        "TIMESTAMP_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give a timestamp of zero or more Unix milliseconds, or none.",
+    )
+    SLOT_FULL = (
+        "SLOT_FULL",
+        _EXHAUSTED,
+        _FINAL,
+        "That second holds 4 GiB on this node: choose another second, or send to another node.",
+    )
+    # A request as a whole.
+    REQUEST_MALFORMED = (
+        "REQUEST_MALFORMED",
+        _INVALID,
+        _FINAL,
+        "Correct the request: its columns, lengths and blob must agree.",
+    )
+    TOO_MANY_MESSAGES = (
+        "TOO_MANY_MESSAGES",
+        _INVALID,
+        _FINAL,
+        "Split the request: DescribeCluster gives max_request_messages.",
+    )
+    REQUEST_TOO_LARGE = (
+        "REQUEST_TOO_LARGE",
+        _INVALID,
+        _FINAL,
+        "Split the request: DescribeCluster gives max_request_bytes.",
+    )
+    # The state of the service.
+    BACKPRESSURE = (
+        "BACKPRESSURE",
+        _EXHAUSTED,
+        _PASSING,
+        "Too much is in flight: wait as long as RetryInfo says and send again.",
+    )
+    DRAINING = ("DRAINING", _UNAVAILABLE, _PASSING, "The node is stopping: send to another one.")
+    NO_WHEEL = (
+        "NO_WHEEL",
+        _UNAVAILABLE,
+        _PASSING,
+        "The node has no open wheel (starting, or Kafka is away): send again or to another node.",
+    )
+    NOT_ENOUGH_REPLICAS = (
+        "NOT_ENOUGH_REPLICAS",
+        _UNAVAILABLE,
+        _PASSING,
+        "Fewer than min_insync members are in sync: send again when they are back.",
+    )
+    DISK_FULL = (
+        "DISK_FULL",
+        _EXHAUSTED,
+        _PASSING,
+        "The node's disk is down to its reserve; forwarding frees it: send again or elsewhere.",
+    )
+    WHEEL_LOST = (
+        "WHEEL_LOST",
+        _UNAVAILABLE,
+        _UNKNOWN,
+        "The wheel was lost while the message was written: send again with the same id and due.",
+    )
+    INTERNAL = (
+        "INTERNAL",
+        _INTERNAL,
+        _UNKNOWN,
+        "A defect of the service: send again with the same id and due, and look at its log.",
+    )
+    # Looking and withdrawing.
+    HANDLE_INVALID = (
+        "HANDLE_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give a handle as it was returned: <wheel>:<slot>:<id in 32 hex digits>.",
+    )
+    HANDLE_AMBIGUOUS = (
+        "HANDLE_AMBIGUOUS",
+        _INVALID,
+        _FINAL,
+        "Give either a handle, or id and due.",
+    )
+    MESSAGE_NOT_FOUND = (
+        "MESSAGE_NOT_FOUND",
+        _NOT_FOUND,
+        _FINAL,
+        "It was never accepted, or is finished and its second deleted.",
+    )
+    NOT_UP_TO_DATE = (
+        "NOT_UP_TO_DATE",
+        _UNAVAILABLE,
+        _PASSING,
+        "The node cannot say yet, it lacks frames that others hold: ask again.",
+    )
+    NO_LEADER = (
+        "NO_LEADER",
+        _UNAVAILABLE,
+        _PASSING,
+        "Nobody forwards at the moment: ask again; pending messages are kept.",
+    )
+    CANCEL_UNKNOWN = (
+        "CANCEL_UNKNOWN",
+        _UNAVAILABLE,
+        _UNKNOWN,
+        "The cancel was written but not yet seen to count: ask again for its outcome.",
+    )
+    SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
+    PAGE_TOKEN_INVALID = (
+        "PAGE_TOKEN_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give next_page_token as it was returned, for the same slot.",
+    )
+
+    @classmethod
+    def of(cls, text: str) -> "Reason | None":
+        """The reason of that name, or None for one that a newer server has and we do not know.
+
+        Example:
+            >>> Reason.of("NO_WHEEL")
+            <Reason.NO_WHEEL: 'NO_WHEEL'>
+            >>> Reason.of("OF_TOMORROW") is None
+            True
+        """
+        return cls.__members__.get(text)
