@@ -1,0 +1,115 @@
+"""Cancel: what may be answered, and when.
+
+A cancel is a frame, seq c, in the wheel of the leader's node; it counts if c <= V of the
+transaction that takes its message. So an answer is true only by a committed progress record, and
+once the frame is written, "too late" and "not found" are no longer true of anything.
+
+Before writing (`before_writing`), the first line that fits:
+
+| what is known | decision |
+|---|---|
+| this node does not lead, or its row is old | NO_LEADER |
+| no copy, everything could be read | NOT_FOUND |
+| no copy, something could not be read | UNKNOWN |
+| a cancel of it lies there | as after writing |
+| a copy is done, everything could be read | ALREADY_DELIVERED |
+| a copy is done, something could not be read | UNKNOWN |
+| due within the next 100 ms | TOO_LATE |
+| else | WRITE |
+
+After writing (`after_writing`), for each committed progress seen:
+
+| a cancel with c <= V | the message | decision |
+|---|---|---|
+| yes | w < due | CANCELLED |
+| yes | w >= due | UNKNOWN |
+| no | done, everything could be read | ALREADY_DELIVERED |
+| no | done, something could not be read | UNKNOWN |
+| no | not done | WAIT |
+
+UNKNOWN stands where the progress record does not say which came first, or where a cancel that
+counted may lie in what could not be read. UNKNOWN, and a WAIT whose leader or deadline goes, are
+answered UNAVAILABLE.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel_replica.core.progress import Position, Progress
+
+TOO_LATE_MS = 100
+
+
+class CancelDecision(StrEnum):
+    """What to do about a cancel, or to answer."""
+
+    WRITE = "write"
+    """Write a cancel frame, scan the slot again, then follow `after_writing`."""
+    WAIT = "wait"
+    """Look again at the next committed progress."""
+    CANCELLED = "cancelled"
+    ALREADY_DELIVERED = "already delivered"
+    TOO_LATE = "too late"
+    NOT_FOUND = "not found"
+    NO_LEADER = "no leader"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelView:
+    """What a leader's node knows of one message, (id, due).
+
+    Attributes:
+        due_ms: of the message.
+        now_ms: wall clock.
+        leading: this node's cleaner leads, and its row is fresh.
+        progress: the committed one, None before the first leader.
+        copies: where the message lies in the slot files.
+        cancels: where cancels of it lie. After writing: found by a scan that began when the
+            own cancel was in its file, so that no cancel with a smaller seq is missing.
+        complete: every frame of the slot could be read, of every registered wheel.
+    """
+
+    due_ms: int
+    now_ms: int
+    leading: bool
+    progress: Progress | None
+    copies: Collection[Position]
+    cancels: Collection[Position]
+    complete: bool
+
+
+def before_writing(view: CancelView) -> CancelDecision:
+    """The decision while no cancel frame has been written for this request."""
+    if not view.leading or view.progress is None:
+        return CancelDecision.NO_LEADER
+    if not view.copies:
+        return CancelDecision.NOT_FOUND if view.complete else CancelDecision.UNKNOWN
+    if view.cancels:
+        return after_writing(view)
+    if _is_done(view, view.progress):
+        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
+    if view.due_ms <= view.now_ms + TOO_LATE_MS:
+        return CancelDecision.TOO_LATE
+    return CancelDecision.WRITE
+
+
+def after_writing(view: CancelView) -> CancelDecision:
+    """The decision by one committed progress, once a cancel frame lies there.
+
+    Progress records may be skipped: any later one is as good to ask.
+    """
+    progress = view.progress
+    if progress is None:
+        return CancelDecision.WAIT
+    if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
+        before_due = progress.due_ms < view.due_ms
+        return CancelDecision.CANCELLED if before_due else CancelDecision.UNKNOWN
+    if _is_done(view, progress):
+        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
+    return CancelDecision.WAIT
+
+
+def _is_done(view: CancelView, progress: Progress) -> bool:
+    return any(progress.covers(view.due_ms, copy) for copy in view.copies)

@@ -1,0 +1,245 @@
+"""The control topic: what the cluster has agreed on.
+
+One compacted partition; every record is written in a leader's transaction, so the log's order
+decides and the newest record of a key counts. `ControlState` is what one gets by applying the
+records in order; it is a value, so a leader applies the records of a transaction only when
+that transaction is known to be committed.
+
+| key | value | removed |
+|---|---|---|
+| ``progress`` | what is done (`Progress`) | never |
+| ``leader/<i>`` | who committed with transactional id i last | never |
+| ``node/<id>`` | a node's storage and the last number it was given | never |
+| ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
+| ``lost/<wheel>/<seq>`` | a frame that no member can read | with its wheel |
+"""
+
+import re
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from delaywheel.identity import WheelId
+
+from delaywheel_replica.core.fields import Fields, MalformedError, dump, parse_wheel
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.quorum import required_answers
+
+ControlRecord = tuple[str, bytes | None]
+"""Key and value of a record to be written; no value removes the key."""
+
+_LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
+_LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
+
+
+class ControlRecordMalformedError(Exception):
+    """A control record with a key of ours holds what we never write."""
+
+    def __init__(self, key: str, offset: int, why: str) -> None:
+        super().__init__(f"control record {key!r} at offset {offset}: {why}")
+        self.key = key
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """The last candidate that committed with one transactional id."""
+
+    node: str
+    token: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the control topic says; the epoch grows with every leader."""
+
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node id's storage, and the last wheel number it was given. Kept for ever."""
+
+    storage: str
+    last_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WheelRecord:
+    """A registered wheel.
+
+    Attributes:
+        members: node -> storage uuid; a node that comes back with another storage is no
+            member of this wheel.
+        min_insync: W.
+        seal_slot: the floor at registration, which is the wheel's first seal: no frame of it
+            is ever for a slot below.
+        closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
+    """
+
+    members: Mapping[str, str]
+    min_insync: int
+    seal_slot: int
+    closed_at: int | None = None
+
+    @property
+    def required_answers(self) -> int:
+        """R."""
+        return required_answers(len(self.members), self.min_insync)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "members": dict(self.members),
+            "min_insync": self.min_insync,
+            "seal_slot": self.seal_slot,
+            "closed_at": self.closed_at,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        members = fields.object("members")
+        record = cls(
+            members={name: members.text(name) for name in members.names()},
+            min_insync=fields.integer("min_insync", at_least=1),
+            seal_slot=fields.integer("seal_slot"),
+            closed_at=fields.optional_integer("closed_at", at_least=0),
+        )
+        if record.min_insync > len(record.members):
+            raise MalformedError(f"min_insync {record.min_insync} of {len(record.members)}")
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """What the records so far say."""
+
+    progress: Progress | None = None
+    leaders: Mapping[int, LeaderRecord] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
+    lost: AbstractSet[tuple[WheelId, int]] = frozenset()
+
+    def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
+        """The state after one more record.
+
+        Unknown keys are left alone, so that an older node can follow a newer one's topic.
+
+        Args:
+            key: as it stands in the topic.
+            value: None: the key is removed.
+            offset: of the record.
+
+        Raises:
+            ControlRecordMalformedError: a known key with a value that is none of ours.
+        """
+        if key is None:
+            return self
+        text = key if isinstance(key, str) else key.decode(errors="replace")
+        try:
+            return _apply(self, text, value, offset)
+        except MalformedError as error:
+            raise ControlRecordMalformedError(text, offset, str(error)) from error
+
+    def apply_all(self, records: "list[ControlRecord]", offset: int = -1) -> "ControlState":
+        """The state once these records are committed, when their offsets do not matter."""
+        state = self
+        for key, value in records:
+            state = state.apply(key, value, offset)
+        return state
+
+    def leader(self, ids: int) -> Leader | None:
+        """Who leads: the one candidate whose token stands newest with every id.
+
+        Args:
+            ids: the number of transactional ids.
+        """
+        records = [self.leaders.get(index) for index in range(ids)]
+        marks = [record for record in records if record is not None]
+        if len(marks) < ids or len({mark.token for mark in marks}) != 1:
+            return None
+        return Leader(marks[0].node, max(mark.offset for mark in marks))
+
+
+def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> ControlState:
+    kind, _, rest = key.partition("/")
+    if key == "progress":
+        return replace(state, progress=Progress.from_json(_fields(value)))
+    if match := _LEADER_KEY.fullmatch(key):
+        leader = _leader(_fields(value), offset)
+        return replace(state, leaders={**state.leaders, int(match[1]): leader})
+    if kind == "node" and rest:
+        return replace(state, nodes={**state.nodes, rest: _node(_fields(value))})
+    if kind == "wheel" and rest:
+        return _apply_wheel(state, parse_wheel(rest), value)
+    if match := _LOST_KEY.fullmatch(key):
+        frame = (parse_wheel(match[1]), int(match[2]))
+        return replace(state, lost=state.lost - {frame} if value is None else state.lost | {frame})
+    return state
+
+
+def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> ControlState:
+    """The first close counts: a closed wheel never opens again nor ends elsewhere."""
+    before = state.wheels.get(wheel)
+    if value is None:
+        wheels = {known: record for known, record in state.wheels.items() if known != wheel}
+        return replace(state, wheels=wheels)
+    record = WheelRecord.from_json(_fields(value))
+    if before is not None and before.closed_at is not None:
+        record = replace(record, closed_at=before.closed_at)
+    return replace(state, wheels={**state.wheels, wheel: record})
+
+
+def _fields(value: bytes | None) -> Fields:
+    if value is None:
+        raise MalformedError("this key is never removed")
+    return Fields.from_bytes(value)
+
+
+def _leader(fields: Fields, offset: int) -> LeaderRecord:
+    return LeaderRecord(fields.text("node"), fields.text("token"), offset)
+
+
+def _node(fields: Fields) -> NodeRecord:
+    return NodeRecord(fields.text("storage"), fields.integer("last_number", at_least=0))
+
+
+def progress_record(progress: Progress) -> ControlRecord:
+    """The record that goes last in every transaction."""
+    return "progress", dump(progress.to_json())
+
+
+def leader_record(index: int, node: str, token: str) -> ControlRecord:
+    """A candidate's mark with one transactional id."""
+    return f"leader/{index}", dump({"node": node, "token": token})
+
+
+def node_record(node: str, record: NodeRecord) -> ControlRecord:
+    """A node's storage and last number."""
+    return f"node/{node}", dump({"storage": record.storage, "last_number": record.last_number})
+
+
+def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
+    """A registered wheel."""
+    return f"wheel/{wheel}", dump(record.to_json())
+
+
+def lost_record(wheel: WheelId, seq: int) -> ControlRecord:
+    """A frame that no member can read any more."""
+    return f"lost/{wheel}/{seq}", dump({})
+
+
+def unregister_records(state: ControlState, wheel: WheelId) -> list[ControlRecord]:
+    """What removes a wheel and all that was said of it."""
+    gone: list[ControlRecord] = [(f"wheel/{wheel}", None)]
+    gone += [(f"lost/{wheel}/{seq}", None) for lost, seq in sorted(state.lost) if lost == wheel]
+    return gone

@@ -1,0 +1,124 @@
+"""Reading JSON objects that other processes wrote: every field is there and of its type.
+
+What is stored or sent as JSON here (control records, status rows) is read through `Fields`, so
+that a malformed document is one named error that says which field, and never a KeyError from
+somewhere inside a decision.
+"""
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Self, TypeVar
+
+from delaywheel.identity import NameInvalidError, WheelId
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+class MalformedError(ValueError):
+    """A JSON document lacks a field, or a field is not what it should be."""
+
+
+class Fields:
+    """One JSON object, read field by field."""
+
+    def __init__(self, document: Any) -> None:
+        if not isinstance(document, Mapping):
+            raise MalformedError(f"an object was expected, not {type(document).__name__}")
+        self._document: Mapping[str, Any] = document
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parses one JSON object."""
+        try:
+            return cls(json.loads(data))
+        except ValueError as error:
+            raise MalformedError(f"not a JSON object: {error}") from error
+
+    def integer(self, name: str, *, at_least: int | None = None) -> int:
+        """The integer of this name."""
+        value = self._get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise MalformedError(f"{name}: {value!r} is no integer")
+        if at_least is not None and value < at_least:
+            raise MalformedError(f"{name}: {value} is less than {at_least}")
+        return value
+
+    def optional_integer(self, name: str, *, at_least: int | None = None) -> int | None:
+        """The integer of this name, or None for null."""
+        return None if self._get(name) is None else self.integer(name, at_least=at_least)
+
+    def boolean(self, name: str) -> bool:
+        """The boolean of this name."""
+        value = self._get(name)
+        if not isinstance(value, bool):
+            raise MalformedError(f"{name}: {value!r} is no boolean")
+        return value
+
+    def text(self, name: str) -> str:
+        """The string of this name."""
+        value = self._get(name)
+        if not isinstance(value, str):
+            raise MalformedError(f"{name}: {value!r} is no string")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """The string of this name, or None for null."""
+        return None if self._get(name) is None else self.text(name)
+
+    def choice(self, name: str, choices: type[_Choice]) -> _Choice:
+        """The member of an enumeration, by its text."""
+        value = self.text(name)
+        try:
+            return choices(value)
+        except ValueError as error:
+            raise MalformedError(f"{name}: {value!r} is none of {list(choices)}") from error
+
+    def wheel(self, name: str) -> WheelId:
+        """The wheel id of this name."""
+        return parse_wheel(self.text(name))
+
+    def optional_wheel(self, name: str) -> WheelId | None:
+        """The wheel id of this name, or None for null."""
+        return None if self._get(name) is None else self.wheel(name)
+
+    def object(self, name: str) -> "Fields":
+        """The object of this name."""
+        return Fields(self._get(name))
+
+    def optional_object(self, name: str) -> "Fields | None":
+        """The object of this name, or None for null."""
+        return None if self._get(name) is None else self.object(name)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """The list of strings of this name."""
+        value = self._get(name)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise MalformedError(f"{name}: {value!r} is no list of strings")
+        return tuple(value)
+
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._document)
+
+    def _get(self, name: str) -> Any:
+        if name not in self._document:
+            raise MalformedError(f"{name} is missing")
+        return self._document[name]
+
+
+def parse_wheel(text: str) -> WheelId:
+    """Reads a wheel id out of a document.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    try:
+        return WheelId.parse(text)
+    except NameInvalidError as error:
+        raise MalformedError(str(error)) from error
+
+
+def dump(document: Mapping[str, Any]) -> bytes:
+    """Writes one JSON object, compact, with sorted keys: equal documents are equal bytes."""
+    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()

@@ -1,0 +1,41 @@
+"""How many members an answer needs.
+
+N members hold a wheel; a frame is acknowledged when every in-sync member holds it and never
+fewer than W = ``min_insync``. Then any R = N - W + 1 members include a holder of every
+acknowledged frame.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+
+
+def majority(members: int) -> int:
+    """The default W."""
+    return members // 2 + 1
+
+
+def required_answers(members: int, min_insync: int) -> int:
+    """R: any so many members include a holder of every acknowledged frame."""
+    if not 1 <= min_insync <= members:
+        raise ValueError(f"min_insync {min_insync} of {members} members")
+    return members - min_insync + 1
+
+
+def held_by(applied: Iterable[int], holders: int) -> int:
+    """The greatest seq that at least so many of these members hold; 0 when they are fewer."""
+    greatest_first = sorted(applied, reverse=True)
+    return greatest_first[holders - 1] if len(greatest_first) >= holders else 0
+
+
+def high_watermark(
+    applied: Mapping[str, int], in_sync: Collection[str], min_insync: int
+) -> int | None:
+    """The greatest seq that every in-sync member holds; None while they are fewer than W.
+
+    Args:
+        applied: what each member is known to hold, the origin's own last seq among them.
+        in_sync: the members whose answers are waited for.
+        min_insync: W.
+    """
+    if len(in_sync) < min_insync:
+        return None
+    return min(applied.get(member, 0) for member in in_sync)

@@ -1,0 +1,130 @@
+"""What a call of a transactional producer reports, and what it means.
+
+librdkafka speaks the older transaction protocol: a copy of an EndTxn that arrives late, in the
+same producer epoch, ends a later transaction in the middle. So a call that the library may have
+sent twice is an unknown outcome, success included, and after an unknown outcome nothing more is
+ever sent in that producer epoch: a new candidacy, which inits every transactional id, asks the
+control topic what was committed.
+
+Two tables, both total:
+
+- `VERDICTS`: (call, answer) -> how the transaction goes on or ended.
+- `ACTIONS`: ending -> what the leader does next.
+
+ABORT is asked for only while no EndTxn can have been sent: an abort that then succeeds leaves a
+known outcome. After a commit call that failed, no abort helps: its EndTxn may still be under way.
+"""
+
+from enum import StrEnum
+
+
+class Call(StrEnum):
+    """A call of the transactional producer."""
+
+    INIT = "init_transactions"
+    BEGIN = "begin_transaction"
+    PRODUCE = "produce"
+    FLUSH = "flush"
+    COMMIT = "commit_transaction"
+    ABORT = "abort_transaction"
+
+
+class Answer(StrEnum):
+    """What the library reported."""
+
+    OK = "ok"
+    """Success, and the library cannot have sent the request twice."""
+    OK_RETRIED = "ok, retried"
+    """Success, but perhaps not of the first sending."""
+    TIMED_OUT = "timed out"
+    FENCED = "fenced"
+    """Another candidate has inited this transactional id."""
+    REQUIRES_ABORT = "requires abort"
+    """This transaction is at its end, the producer is not."""
+    FAILED = "failed"
+    """Anything else."""
+
+
+class Verdict(StrEnum):
+    """How a transaction stands after a call."""
+
+    CONTINUE = "continue"
+    """The next call may be made."""
+    ABORT = "abort"
+    """Nothing of it can be committed any more: abort it."""
+    COMMITTED = "committed"
+    """Ended: committed, nothing is under way."""
+    ABORTED = "aborted"
+    """Ended: aborted, nothing is under way."""
+    UNKNOWN = "unknown"
+    """Ended for us: committed or not, or a copy of a request may still be under way."""
+    FENCED = "fenced"
+    """Ended for us: somebody else stands; committed or not."""
+
+
+class Action(StrEnum):
+    """What a leader does after a transaction."""
+
+    GO_ON = "go on"
+    NEW_CANDIDACY = "new candidacy"
+    STAND_BY = "stand by"
+
+
+_ANSWERS = (
+    Answer.OK,
+    Answer.OK_RETRIED,
+    Answer.TIMED_OUT,
+    Answer.FENCED,
+    Answer.REQUIRES_ABORT,
+    Answer.FAILED,
+)
+_C, _A = Verdict.CONTINUE, Verdict.ABORT
+_U, _F = Verdict.UNKNOWN, Verdict.FENCED
+_ROWS: dict[Call, tuple[Verdict, ...]] = {
+    # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
+    Call.INIT: (_C, _U, _U, _F, _U, _U),
+    Call.BEGIN: (_C, _U, _U, _F, _U, _U),
+    # A produce that fails was refused before anything was sent: too large, no such partition.
+    Call.PRODUCE: (_C, _U, _U, _F, _A, _A),
+    Call.FLUSH: (_C, _U, _U, _F, _A, _U),
+    Call.COMMIT: (Verdict.COMMITTED, _U, _U, _F, _U, _U),
+    Call.ABORT: (Verdict.ABORTED, _U, _U, _F, _U, _U),
+}
+
+VERDICTS: dict[tuple[Call, Answer], Verdict] = {
+    (call, answer): verdict
+    for call, row in _ROWS.items()
+    for answer, verdict in zip(_ANSWERS, row, strict=True)
+}
+
+ACTIONS = {
+    Verdict.COMMITTED: Action.GO_ON,
+    Verdict.ABORTED: Action.GO_ON,
+    Verdict.UNKNOWN: Action.NEW_CANDIDACY,
+    Verdict.FENCED: Action.STAND_BY,
+}
+"""For the four ways in which a transaction ends; CONTINUE and ABORT are no endings."""
+
+_FENCED_CODES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
+_TIMED_OUT_CODES = frozenset(
+    {"_TIMED_OUT", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "_MSG_TIMED_OUT"}
+)
+
+
+def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool = False) -> Answer:
+    """Reads a report of the library.
+
+    Args:
+        code: the name of its error code, e.g. ``_FENCED``; None: success.
+        requires_abort: the library says that the transaction must be aborted.
+        retried: the library may have sent the request more than once.
+    """
+    if code is None:
+        return Answer.OK_RETRIED if retried else Answer.OK
+    if code in _FENCED_CODES:
+        return Answer.FENCED
+    if requires_abort:
+        return Answer.REQUIRES_ABORT
+    if code in _TIMED_OUT_CODES:
+        return Answer.TIMED_OUT
+    return Answer.FAILED

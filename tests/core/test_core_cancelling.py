@@ -1,0 +1,160 @@
+"""Cancel answers against the truth: every run of transactions over a small world."""
+
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+
+import pytest
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.cancelling import (
+    TOO_LATE_MS,
+    CancelDecision,
+    CancelView,
+    after_writing,
+    before_writing,
+)
+from delaywheel_replica.core.progress import Position, Progress
+
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+DUE_MS = 10
+COPY = Position(B1, 1, 0)
+OTHER = Position(B1, 1, 1)
+
+# Every progress around the due: w before, at and past it; a cancel in a.1 at 1 or 2.
+EVERY_PROGRESS = [
+    Progress(due_ms, position, {A1: cancels, B1: messages})
+    for due_ms in (8, 9, 10)
+    for position in (None, COPY, OTHER)
+    for cancels in (0, 1, 2)
+    for messages in (0, 1)
+]
+
+
+def is_step(before: Progress, after: Progress) -> bool:
+    """What the cleaner may do: nothing back, V at rest while a millisecond is split."""
+    if after.due_ms < before.due_ms or any(after.seq(w) < before.seq(w) for w in (A1, B1)):
+        return False
+    if before.position is not None and after.due_ms == before.due_ms:
+        same = after.seqs == before.seqs
+        return same and after.position is not None and after.position >= before.position
+    return True
+
+
+def runs(length: int) -> list[tuple[Progress, ...]]:
+    found: list[tuple[Progress, ...]] = [(progress,) for progress in EVERY_PROGRESS]
+    for _ in range(length - 1):
+        found = [
+            (*run, after) for run in found for after in EVERY_PROGRESS if is_step(run[-1], after)
+        ]
+    return found
+
+
+def truth(run: tuple[Progress, ...], cancels: list[Position]) -> str:
+    """The first transaction that takes the message decides."""
+    for before, after in pairwise(run):
+        if after.covers(DUE_MS, COPY) and not before.covers(DUE_MS, COPY):
+            counted = any(cancel.seq <= after.seq(cancel.wheel) for cancel in cancels)
+            return "cancelled" if counted else "delivered"
+    return "pending"
+
+
+def view(**changes: object) -> CancelView:
+    base = CancelView(
+        due_ms=DUE_MS,
+        now_ms=DUE_MS - TOO_LATE_MS - 1,
+        leading=True,
+        progress=Progress(0, None, {A1: 5, B1: 5}),
+        copies=[COPY],
+        cancels=[],
+        complete=True,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seqs", [[1], [2], [1, 2]])
+def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
+    """Whichever of the records are seen, and whatever comes after."""
+    cancels = [Position(A1, seq, 0) for seq in seqs]
+    decided: set[CancelDecision] = set()
+    start = Progress(8, None, {})
+    for run in runs(3):
+        if not is_step(start, run[0]):
+            continue
+        real = truth((start, *run), cancels)
+        for seen in run:
+            decision = after_writing(view(progress=seen, cancels=cancels))
+            decided.add(decision)
+            if decision is CancelDecision.CANCELLED:
+                assert real != "delivered", run
+            if decision is CancelDecision.ALREADY_DELIVERED:
+                assert real == "delivered", run
+    assert decided == {
+        CancelDecision.CANCELLED,
+        CancelDecision.ALREADY_DELIVERED,
+        CancelDecision.UNKNOWN,
+        CancelDecision.WAIT,
+    }
+
+
+@pytest.mark.parametrize(
+    ("counted", "progress", "complete", "decision"),
+    [
+        (True, Progress(9, None, {A1: 1, B1: 1}), True, CancelDecision.CANCELLED),
+        (True, Progress(9, OTHER, {A1: 1, B1: 1}), False, CancelDecision.CANCELLED),
+        (True, Progress(10, None, {A1: 1, B1: 1}), True, CancelDecision.UNKNOWN),
+        (False, Progress(10, None, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
+        (False, Progress(9, COPY, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
+        (False, Progress(10, None, {A1: 0, B1: 1}), False, CancelDecision.UNKNOWN),
+        (False, Progress(10, None, {A1: 0, B1: 0}), True, CancelDecision.WAIT),
+        (False, Progress(9, None, {A1: 0, B1: 1}), True, CancelDecision.WAIT),
+        (False, None, True, CancelDecision.WAIT),
+    ],
+)
+def test_after_writing(
+    counted: bool, progress: Progress | None, complete: bool, decision: CancelDecision
+) -> None:
+    seen = view(progress=progress, cancels=[Position(A1, 1, 0)], complete=complete)
+    assert after_writing(seen) is decision
+    assert not counted or decision in {CancelDecision.CANCELLED, CancelDecision.UNKNOWN}
+
+
+DONE = Progress(10, None, {A1: 5, B1: 5})
+
+
+@pytest.mark.parametrize(
+    ("changes", "decision"),
+    [
+        ({}, CancelDecision.WRITE),
+        ({"complete": False}, CancelDecision.WRITE),
+        ({"leading": False}, CancelDecision.NO_LEADER),
+        ({"progress": None}, CancelDecision.NO_LEADER),
+        ({"copies": []}, CancelDecision.NOT_FOUND),
+        ({"copies": [], "complete": False}, CancelDecision.UNKNOWN),
+        ({"progress": DONE}, CancelDecision.ALREADY_DELIVERED),
+        ({"progress": DONE, "complete": False}, CancelDecision.UNKNOWN),
+        ({"now_ms": DUE_MS - TOO_LATE_MS}, CancelDecision.TOO_LATE),
+        ({"now_ms": DUE_MS + 1}, CancelDecision.TOO_LATE),
+        # Asked again: an answer was lost, or another caller came first.
+        ({"cancels": [Position(A1, 5, 0)]}, CancelDecision.CANCELLED),
+        ({"cancels": [Position(A1, 5, 0)], "now_ms": DUE_MS}, CancelDecision.CANCELLED),
+        ({"cancels": [Position(A1, 6, 0)]}, CancelDecision.WAIT),
+        ({"cancels": [Position(A1, 5, 0)], "progress": DONE}, CancelDecision.UNKNOWN),
+        ({"cancels": [Position(A1, 6, 0)], "progress": DONE}, CancelDecision.ALREADY_DELIVERED),
+    ],
+)
+def test_before_writing(changes: dict[str, object], decision: CancelDecision) -> None:
+    assert before_writing(view(**changes)) is decision
+
+
+def test_once_a_cancel_is_written_only_true_answers_are_left() -> None:
+    allowed = {
+        CancelDecision.CANCELLED,
+        CancelDecision.ALREADY_DELIVERED,
+        CancelDecision.UNKNOWN,
+        CancelDecision.WAIT,
+    }
+    copies = [list(chosen) for size in (0, 1, 2) for chosen in combinations([COPY, OTHER], size)]
+    for progress, found, complete in product(EVERY_PROGRESS, copies, (True, False)):
+        seen = view(
+            progress=progress, copies=found, complete=complete, cancels=[Position(A1, 1, 0)]
+        )
+        assert after_writing(seen) in allowed

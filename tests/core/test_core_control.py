@@ -1,0 +1,146 @@
+import json
+
+import pytest
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.control import (
+    ControlRecord,
+    ControlRecordMalformedError,
+    ControlState,
+    Leader,
+    NodeRecord,
+    WheelRecord,
+    leader_record,
+    lost_record,
+    node_record,
+    progress_record,
+    unregister_records,
+    wheel_record,
+)
+from delaywheel_replica.core.progress import Progress
+from hypothesis import given
+from hypothesis import strategies as st
+from support.core_values import (
+    node_ids,
+    progresses,
+    seqs,
+    wheel_ids,
+    wheel_record_of,
+    wheel_records,
+)
+
+A1 = WheelId("a", 1)
+
+
+@given(progresses, node_ids, wheel_ids, wheel_records, seqs)
+def test_every_record_is_read_back(
+    progress: Progress, node: str, wheel: WheelId, record: WheelRecord, number: int
+) -> None:
+    records: list[ControlRecord] = [
+        leader_record(0, node, "token"),
+        node_record(node, NodeRecord("disk", number)),
+        wheel_record(wheel, record),
+        lost_record(wheel, 3),
+        progress_record(progress),
+    ]
+    state = ControlState().apply_all(records, offset=7)
+    assert state.progress == progress
+    assert state.nodes == {node: NodeRecord("disk", number)}
+    assert state.wheels == {wheel: record}
+    assert state.lost == {(wheel, 3)}
+    assert state.leaders[0].offset == 7
+
+
+def test_the_first_close_counts() -> None:
+    state = ControlState().apply_all(
+        [
+            wheel_record(A1, wheel_record_of(closed_at=7)),
+            wheel_record(A1, wheel_record_of(closed_at=9)),
+            wheel_record(A1, wheel_record_of()),
+        ]
+    )
+    assert state.wheels[A1].closed_at == 7
+
+
+def test_unregistering_removes_the_wheel_and_its_lost_frames() -> None:
+    other = WheelId("b", 1)
+    state = ControlState().apply_all(
+        [
+            wheel_record(A1, wheel_record_of()),
+            wheel_record(other, wheel_record_of()),
+            *(lost_record(wheel, seq) for wheel in (A1, other) for seq in (2, 3)),
+        ]
+    )
+    after = state.apply_all(unregister_records(state, A1))
+    assert set(after.wheels) == {other}
+    assert after.lost == {(other, 2), (other, 3)}
+
+
+def test_a_leader_has_its_token_with_every_id() -> None:
+    state = ControlState().apply(*leader_record(0, "a", "t1"), 10)
+    assert state.leader(2) is None
+    state = state.apply(*leader_record(1, "a", "t1"), 12)
+    assert state.leader(2) == Leader("a", 12)
+    state = state.apply(*leader_record(0, "b", "t2"), 14)
+    assert state.leader(2) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [None, b"", b"progress/1", b"leader/x", b"lost/a.1/0", b"wheel/", b"node/", b"\xff", b"new/x"],
+)
+def test_unknown_keys_are_left_alone(key: bytes | None) -> None:
+    assert ControlState().apply(key, b"anything", 1) == ControlState()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"progress", None),
+        (b"progress", b"{"),
+        (b"progress", b"[]"),
+        (b"progress", b"\xff"),
+        (b"progress", b'{"due_ms": 1, "position": null, "seqs": {}}'),
+        (b"progress", b'{"due_ms": true, "position": null, "seqs": {}, "floor": 0}'),
+        (b"progress", b'{"due_ms": 1, "position": "x", "seqs": {}, "floor": 0}'),
+        (b"progress", b'{"due_ms": 1, "position": null, "seqs": {"a": 1}, "floor": 0}'),
+        (b"progress", b'{"due_ms": 1, "position": null, "seqs": {"a.1": -1}, "floor": 0}'),
+        (b"leader/0", b'{"node": "a"}'),
+        (b"leader/0", None),
+        (b"node/a", b'{"storage": 1, "last_number": 1}'),
+        (b"node/a", None),
+        (b"wheel/a", b"{}"),
+        (
+            b"wheel/a.1",
+            b'{"members": {"a": "x"}, "min_insync": 2, "seal_slot": 0, "closed_at": null}',
+        ),
+        (b"lost/x/1", b"{}"),
+    ],
+)
+def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
+    with pytest.raises(ControlRecordMalformedError, match="at offset 42") as caught:
+        ControlState().apply(key, value, 42)
+    assert caught.value.key == key.decode()
+    assert caught.value.offset == 42
+
+
+@given(progresses)
+def test_equal_states_are_equal_bytes(progress: Progress) -> None:
+    reversed_seqs = dict(reversed(list(progress.seqs.items())))
+    again = Progress(progress.due_ms, progress.position, reversed_seqs, progress.floor)
+    assert progress_record(progress) == progress_record(again)
+    assert json.loads(progress_record(progress)[1] or b"") == progress.to_json()
+
+
+@given(st.lists(st.tuples(wheel_ids, st.none() | wheel_records), max_size=9))
+def test_compaction_changes_nothing(history: list[tuple[WheelId, WheelRecord | None]]) -> None:
+    """Applying only the newest record of each key gives the same, as leaders write them."""
+    state = ControlState()
+    written: dict[str, bytes | None] = {}
+    for wheel, record in history:
+        known = state.wheels.get(wheel)
+        if known is not None and known.closed_at is not None:
+            continue  # no leader writes over a close that it knows of
+        key, value = wheel_record(wheel, record) if record else (f"wheel/{wheel}", None)
+        state = state.apply(key, value, 0)
+        written[key] = value
+    assert ControlState().apply_all(list(written.items())).wheels == state.wheels

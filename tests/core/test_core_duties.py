@@ -1,0 +1,354 @@
+"""A leader's duties, one by one, and over the whole life of a node alone."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.beat import Beat, WheelBeat
+from delaywheel_replica.core.closing import Fence, FenceAnswer
+from delaywheel_replica.core.control import (
+    ControlState,
+    NodeRecord,
+    lost_record,
+    node_record,
+    progress_record,
+    wheel_record,
+)
+from delaywheel_replica.core.duties import (
+    Cluster,
+    ControlIncompleteError,
+    Duties,
+    Situation,
+    duties,
+)
+from delaywheel_replica.core.floor import FloorWatch
+from delaywheel_replica.core.progress import Position, Progress, first_progress, violations
+from delaywheel_replica.core.registration import Refusal
+from delaywheel_replica.core.seal import Seal, next_seal
+from support.core_values import beat, wheel_beat, wheel_record_of
+
+A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
+ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
+NOW_MS = 1_000_000
+
+
+def committed(
+    *wheels: tuple[WheelId, int | None], due_ms: int = NOW_MS, **seqs: int
+) -> ControlState:
+    """A state with these wheels and where they are closed, sealed at slot 10."""
+    state = ControlState(
+        progress=Progress(
+            due_ms, None, {WheelId.parse(f"a.{n[1:]}"): s for n, s in seqs.items()}, 10
+        )
+    )
+    return state.apply_all(
+        [
+            node_record("a", NodeRecord("disk-a", 9)),
+            *(wheel_record(w, wheel_record_of(seal_slot=10, closed_at=end)) for w, end in wheels),
+        ]
+    )
+
+
+def look(state: ControlState, told: Beat, **situation: object) -> Duties:
+    return duties(
+        state,
+        state.progress,
+        FloorWatch(),
+        ALONE,
+        Situation(now_ms=NOW_MS, beats={"a": told}, **situation),  # type: ignore[arg-type]
+    )
+
+
+def keys(found: Duties) -> list[str]:
+    return [key for key, _ in found.records]
+
+
+def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> None:
+    found = look(ControlState(), beat())
+    assert found.progress == first_progress(NOW_MS, 120)
+    assert keys(found) == ["node/a", "wheel/a.1"]
+    state = ControlState().apply_all(found.all_records)
+    assert state.progress == found.progress
+    assert state.wheels[A1].seal_slot == found.progress.floor == NOW_MS // 1000 - 120
+
+
+def test_the_progress_record_goes_last() -> None:
+    found = look(ControlState(), beat())
+    assert found.all_records == [*found.records, progress_record(found.progress)]
+
+
+def test_wheels_without_progress_are_refused() -> None:
+    state = replace(committed((A1, None)), progress=None)
+    with pytest.raises(ControlIncompleteError, match="1 wheels"):
+        look(state, beat(open_=A1))
+
+
+def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
+    state = committed((A1, None))
+    told = beat(open_=A1, wheels={A1: wheel_beat()})
+    found = look(state, told)
+    assert keys(found) == ["node/a", "wheel/a.10"]
+    assert keys(look(state.apply_all(found.records), told)) == []
+    assert keys(look(state, replace(told, spare=A2))) == []
+    assert keys(look(state, replace(told, draining=True))) == []
+
+
+def test_a_new_wheel_is_sealed_at_the_floor_of_its_own_transaction() -> None:
+    told = beat(open_=A1, wheels={A1: wheel_beat(3, seal=(700, 3))})
+    state = committed((A1, None), n1=3)
+    found = look(state, told)
+    assert found.progress.floor == 700
+    assert state.apply_all(found.records).wheels[WheelId("a", 10)].seal_slot == 700
+
+
+def test_another_storage_gets_no_wheel() -> None:
+    found = look(committed((A1, None)), beat(storage="disk-new"))
+    assert found.refused == {"a": Refusal.STORAGE_REPLACED}
+    assert (keys(found), found.fences) == ([], [])
+
+
+def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() -> None:
+    cluster = Cluster(nodes=("a", "b", "c"), min_insync=2, late_window_s=120)
+    state = committed().apply_all([node_record("b", NodeRecord("disk-b", 1))])
+    beats = {"a": beat("a"), "b": beat("b")}
+    situation = Situation(NOW_MS, beats)
+    assert duties(state, state.progress, FloorWatch(), cluster, situation).records == []
+    situation = replace(situation, beats={**beats, "c": beat("c")})
+    found = duties(state, state.progress, FloorWatch(), cluster, situation)
+    assert keys(found) == [
+        "node/a",
+        "wheel/a.10",
+        "node/b",
+        "wheel/b.2",
+        "node/c",
+        "wheel/c.1",
+    ]
+    after = state.apply_all(found.records)
+    assert after.wheels[WheelId("c", 1)] == wheel_record_of(
+        "a", "b", "c", min_insync=2, seal_slot=880
+    )
+
+
+def test_a_left_wheel_is_fenced_then_closed() -> None:
+    state = committed((A1, None), (A2, None))
+    told = beat(open_=A2, spare=A3)
+    found = look(state, told)
+    assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
+    answer = FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 7})
+    found = look(state, told, answers=[answer])
+    assert (found.fences, found.closed, keys(found)) == ([], {A1: 7}, ["wheel/a.1"])
+    assert state.apply_all(found.records).wheels[A1].closed_at == 7
+
+
+@pytest.mark.parametrize(
+    ("told", "seq", "position", "gone"),
+    [
+        (wheel_beat(7, top_slot=9), 7, None, True),
+        (wheel_beat(7, top_slot=10), 7, None, False),
+        (wheel_beat(6, top_slot=9), 7, None, False),
+        (wheel_beat(7, top_slot=9), 6, None, False),
+        (wheel_beat(7, top_slot=9), 7, Position(A2, 1, 0), False),
+    ],
+)
+def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
+    told: WheelBeat, seq: int, position: Position | None, gone: bool
+) -> None:
+    state = committed((A1, 7), (A2, None))
+    state = state.apply_all([lost_record(A1, 2)])
+    state = replace(state, progress=Progress(NOW_MS, position, {A1: seq, A2: 1}, floor=10))
+    found = look(state, beat(open_=A2, spare=A3, wheels={A1: told}))
+    assert found.unregistered == (frozenset({A1}) if gone else frozenset())
+    after = state.apply_all(found.all_records)
+    assert (A1 not in after.wheels) == gone
+    assert after.lost == (set() if gone else {(A1, 2)})
+    assert (A1 not in found.progress.seqs) == gone
+    assert state.progress is not None
+    assert violations(state.progress, found.progress, found.unregistered) == []
+
+
+def test_lost_frames_are_recorded_once_and_only_of_registered_wheels() -> None:
+    state = committed((A1, None))
+    told = beat(open_=A1, spare=A2)
+    found = look(state, told, lost=[(A1, 4), (A1, 3), (A3, 1)])
+    assert keys(found) == ["lost/a.1/3", "lost/a.1/4"]
+    assert keys(look(state.apply_all(found.records), told, lost=[(A1, 4)])) == []
+
+
+def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:
+    state = committed((A1, None))
+    assert state.progress is not None
+    wrong = replace(state.progress, floor=9_999)
+    found = duties(state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, {"a": beat(open_=A1)}))
+    assert found.progress.floor == 10
+
+
+@dataclass
+class Node:
+    """A node alone as its server sees it: wheels on disk, what it uses, what it promised."""
+
+    frames: dict[WheelId, list[int]] = field(default_factory=dict)  # the slot of each seq
+    seals: dict[WheelId, Seal] = field(default_factory=dict)
+    ledger: dict[WheelId, int] = field(default_factory=dict)
+    open: WheelId | None = None
+    spare: WheelId | None = None
+    last_number: int = 0
+    fenced: int = 0
+
+    def beat(self) -> Beat:
+        wheels = {
+            wheel: wheel_beat(
+                len(slots),
+                seal=(self.seals[wheel].slot, self.seals[wheel].seq),
+                ledger_seq=self.ledger.get(wheel, 0),
+                top_slot=max(slots, default=-1),
+            )
+            for wheel, slots in self.frames.items()
+        }
+        return beat(open_=self.open, spare=self.spare, last_number=self.last_number, wheels=wheels)
+
+
+class Life:
+    """The node and its leader; transactions are committed, or lost with the leader."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now_ms = NOW_MS
+        self.node = Node()
+        self.told = self.node.beat()
+        self.state = ControlState()
+        self.watch = FloorWatch()
+        self.answers: list[FenceAnswer] = []
+        self.ever: set[WheelId] = set()
+        self.gone: set[WheelId] = set()
+
+    def live(self, steps: int) -> None:
+        actions: list[tuple[int, Callable[[], None]]] = [
+            (20, self.commit),
+            (20, self.tell),
+            (20, self.write),
+            (10, self.seal),
+            (10, self.publish),
+            (10, self.adopt),
+            (10, self.pass_time),
+            (2, self.kill),
+            (2, self.change_leader),
+        ]
+        weights = [weight for weight, _ in actions]
+        for _, action in self.random.choices(actions, weights, k=steps):
+            action()
+
+    def pass_time(self) -> None:
+        self.now_ms += self.random.randint(1, 20_000)
+
+    def tell(self) -> None:
+        self.told = self.node.beat()
+
+    def write(self) -> None:
+        wheel = self.node.open
+        slot = self.now_ms // 1000 + self.random.randint(-119, 60)
+        if wheel is not None and slot >= self.node.seals[wheel].slot:
+            assert self.state.progress is not None
+            assert slot >= self.state.progress.floor
+            assert wheel.number > self.node.fenced
+            self.node.frames[wheel].append(slot)
+
+    def seal(self) -> None:
+        for wheel in (self.node.open, self.node.spare):
+            if wheel is not None:
+                self.node.seals[wheel] = next_seal(
+                    self.node.seals[wheel],
+                    own_clock_ms=self.now_ms,
+                    leader_clock_ms=self.now_ms,
+                    last_seq=len(self.node.frames[wheel]),
+                    late_window_s=120,
+                )
+
+    def publish(self) -> None:
+        self.node.ledger = {wheel: len(slots) for wheel, slots in self.node.frames.items()}
+
+    def adopt(self) -> None:
+        """The server reads the registry: takes its spare, deletes what is gone."""
+        node = self.node
+        waiting = [
+            (wheel, record)
+            for wheel, record in self.state.wheels.items()
+            if record.closed_at is None and wheel.number > node.last_number
+        ]
+        for wheel, record in waiting[:1]:
+            if node.spare is None:
+                node.spare = wheel
+                node.last_number = wheel.number
+                node.frames[wheel] = []
+                node.seals[wheel] = Seal(record.seal_slot, 0)
+        if node.open is None:
+            node.open, node.spare = node.spare, None
+        for wheel in [w for w in node.frames if w not in self.state.wheels]:
+            del node.frames[wheel], node.seals[wheel]
+
+    def kill(self) -> None:
+        """The wheel that was open is never opened again."""
+        self.node.open, self.node.spare = self.node.spare, None
+
+    def change_leader(self) -> None:
+        self.watch, self.answers = FloorWatch(), []
+
+    def commit(self) -> None:
+        situation = Situation(self.now_ms, {"a": self.told}, self.answers)
+        found = duties(self.state, self.step(), self.watch, ALONE, situation)
+        self.answers += [self.promise(fence) for fence in found.fences]
+        if self.random.random() < 0.1:
+            self.change_leader()  # the transaction is lost
+            return
+        self.check(found)
+        self.state = self.state.apply_all(found.all_records)
+        self.watch = found.watch
+
+    def step(self) -> Progress | None:
+        """The cleaner takes all that it was told."""
+        if self.state.progress is None:
+            return None
+        seqs = {
+            wheel: min(self.told.wheels[wheel].applied, record.closed_at or 10**9)
+            if wheel in self.told.wheels
+            else self.state.progress.seq(wheel)
+            for wheel, record in self.state.wheels.items()
+        }
+        seqs = {wheel: max(seq, self.state.progress.seq(wheel)) for wheel, seq in seqs.items()}
+        due_ms = max(self.now_ms, self.state.progress.due_ms)
+        return replace(self.state.progress, due_ms=due_ms, seqs=seqs)
+
+    def promise(self, fence: Fence) -> FenceAnswer:
+        self.node.fenced = max(self.node.fenced, fence.upto)
+        applied = {wheel: len(slots) for wheel, slots in self.node.frames.items()}
+        return FenceAnswer("a", "disk-a", fence, applied)
+
+    def check(self, found: Duties) -> None:
+        if self.state.progress is not None:
+            assert violations(self.state.progress, found.progress, found.unregistered) == []
+        for wheel, final_seq in found.closed.items():
+            assert wheel not in {self.node.open, self.node.spare}
+            assert final_seq == len(self.node.frames[wheel])
+        for wheel in found.unregistered:
+            assert all(slot < found.progress.floor for slot in self.node.frames.get(wheel, []))
+        new = set(self.state.apply_all(found.records).wheels) - set(self.state.wheels)
+        assert not new & self.ever
+        assert len(new) <= 1
+        self.ever |= new
+        self.gone |= found.unregistered
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_nodes_whole_life(seed: int) -> None:
+    life = Life(seed)
+    life.live(1_000)
+    assert len(life.gone) > 2
+    # In peace everything that is left over goes; an open wheel and a spare remain.
+    for _ in range(9):
+        life.now_ms += 300_000
+        for action in (life.adopt, life.seal, life.publish, life.tell, life.commit):
+            action()
+    assert {life.node.open, life.node.spare} == set(life.state.wheels)
+    assert life.state.progress is not None
+    assert life.state.progress.floor >= life.now_ms // 1000 - 420

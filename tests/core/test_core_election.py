@@ -1,0 +1,384 @@
+"""The election machine, alone with its tables."""
+
+from collections.abc import Callable
+
+import pytest
+from delaywheel_replica.core.beat import Role
+from delaywheel_replica.core.control import ControlState, leader_record
+from delaywheel_replica.core.election import (
+    IDLE_COMMIT_MS,
+    LASTING_MS,
+    MAX_SILENCE_MS,
+    MIN_SILENCE_MS,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.election_events import (
+    ENDINGS,
+    TRANSITIONS,
+    BecomeLeader,
+    CommitMark,
+    ControlRead,
+    DestroyProducers,
+    Event,
+    IdleCommit,
+    InitFailed,
+    InitProducers,
+    InitsDone,
+    MarkReport,
+    Phase,
+    ReadControl,
+    ReadFailed,
+    Reason,
+    StartForwarding,
+    Stop,
+    Tick,
+    TransactionReport,
+)
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.reports import Verdict
+
+WALL_MS = 1_000_000
+START_MS = 5_000
+ENDED = (Verdict.COMMITTED, Verdict.ABORTED, Verdict.UNKNOWN, Verdict.FENCED)
+
+
+def tick(
+    now_ms: int,
+    *,
+    server_fresh: bool = True,
+    holds_progress: bool = True,
+    wall_ms: int | None = None,
+    heard_ms: int | None = None,
+    hears_enough: bool = True,
+) -> Tick:
+    wall_ms = WALL_MS + now_ms if wall_ms is None else wall_ms
+    return Tick(now_ms, wall_ms, server_fresh, holds_progress, heard_ms, hears_enough)
+
+
+def control(token: str, *, due_ms: int | None = 0, tokens: int = 2) -> ControlState:
+    state = ControlState(progress=None if due_ms is None else Progress(due_ms, None))
+    for index in range(tokens):
+        state = state.apply(*leader_record(index, "a", token), 40 + index)
+    return state
+
+
+def standby(*, alone: bool = True) -> Election:
+    return Election(ElectionConfig(run="r", alone=alone))
+
+
+def initialising() -> Election:
+    election = standby()
+    assert election.step(tick(START_MS)) == [InitProducers("r-1")]
+    return election
+
+
+def marking() -> Election:
+    election = initialising()
+    assert election.step(InitsDone(START_MS, "r-1")) == [CommitMark("r-1", 0)]
+    return election
+
+
+def reading() -> Election:
+    election = marking()
+    assert election.step(MarkReport(START_MS, "r-1", 0, Verdict.COMMITTED)) == [
+        CommitMark("r-1", 1)
+    ]
+    assert election.step(MarkReport(START_MS, "r-1", 1, Verdict.COMMITTED)) == [ReadControl("r-1")]
+    return election
+
+
+def resting() -> Election:
+    election = reading()
+    state = control("r-1")
+    assert election.step(ControlRead(START_MS, "r-1", state)) == [BecomeLeader(41, state)]
+    return election
+
+
+def leading() -> Election:
+    election = resting()
+    assert election.step(tick(START_MS)) == [StartForwarding()]
+    return election
+
+
+def stopped() -> Election:
+    election = standby()
+    assert election.step(Stop(0)) == []
+    return election
+
+
+IN_PHASE: dict[Phase, Callable[[], Election]] = {
+    Phase.STANDBY: standby,
+    Phase.INITIALISING: initialising,
+    Phase.MARKING: marking,
+    Phase.READING: reading,
+    Phase.RESTING: resting,
+    Phase.LEADING: leading,
+    Phase.STOPPED: stopped,
+}
+
+
+def events(token: str, mark: int) -> list[Event]:
+    """Every kind of event in every variant that a table tells apart."""
+    now_ms = START_MS + 1
+    return [
+        tick(now_ms),
+        tick(now_ms, server_fresh=False),
+        tick(now_ms, holds_progress=False),
+        tick(now_ms, hears_enough=False),
+        tick(now_ms, wall_ms=0),
+        tick(now_ms + MAX_SILENCE_MS),
+        InitsDone(now_ms, token),
+        *(InitFailed(now_ms, token, verdict) for verdict in (Verdict.UNKNOWN, Verdict.FENCED)),
+        InitFailed(now_ms, token, Verdict.UNKNOWN, touched=False),
+        *(MarkReport(now_ms, token, mark, verdict) for verdict in ENDED),
+        *(ControlRead(now_ms, token, control(t)) for t in ("r-1", "other")),
+        ControlRead(now_ms, token, control(token, tokens=1)),
+        ReadFailed(now_ms, token),
+        *(TransactionReport(now_ms, token, verdict) for verdict in ENDED),
+        Stop(now_ms),
+    ]
+
+
+def test_every_phase_takes_every_event_as_the_table_says() -> None:
+    seen: dict[tuple[Phase, type[Event]], set[Phase]] = {key: set() for key in TRANSITIONS}
+    for phase, make in IN_PHASE.items():
+        for mark in (0, 1):
+            for event in events("r-1", mark):
+                election = make()
+                if mark == 1 and phase is Phase.MARKING:
+                    election.step(MarkReport(START_MS, "r-1", 0, Verdict.COMMITTED))
+                assert election.phase is phase
+                effects = election.step(event)
+                if (phase, type(event)) in TRANSITIONS:
+                    seen[phase, type(event)].add(election.phase)
+                else:
+                    assert (election.phase, effects) == (phase, [])
+    assert seen == {key: set(phases) for key, phases in TRANSITIONS.items()}
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.STOPPED])
+def test_another_candidacys_events_change_nothing(phase: Phase) -> None:
+    for event in events("r-0", 0):
+        if not isinstance(event, Tick | Stop):
+            election = IN_PHASE[phase]()
+            assert election.step(event) == []
+            assert election.phase is phase
+
+
+def test_a_mark_that_is_not_the_next_changes_nothing() -> None:
+    election = marking()
+    assert election.step(MarkReport(START_MS, "r-1", 1, Verdict.COMMITTED)) == []
+    assert election.phase is Phase.MARKING
+
+
+def test_leaving_office_or_candidacy_destroys_the_producers_once() -> None:
+    for phase in set(Phase) - {Phase.STANDBY, Phase.STOPPED}:
+        for event in events("r-1", 0):
+            election = IN_PHASE[phase]()
+            effects = election.step(event)
+            destroyed = sum(isinstance(effect, DestroyProducers) for effect in effects)
+            assert destroyed == (election.phase in {Phase.STANDBY, Phase.STOPPED})
+
+
+def test_epoch_and_role_are_told_only_in_office() -> None:
+    for phase, make in IN_PHASE.items():
+        election = make()
+        assert election.epoch == (41 if phase in {Phase.RESTING, Phase.LEADING} else None)
+    assert [phase.role for phase in Phase] == [
+        Role.STANDBY,
+        Role.CANDIDATE,
+        Role.CANDIDATE,
+        Role.CANDIDATE,
+        Role.RESTING,
+        Role.LEADING,
+        Role.STANDBY,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "phase"),
+    [
+        (["r-1", "r-1"], Phase.RESTING),
+        (["r-1"], Phase.STANDBY),
+        ([], Phase.STANDBY),
+        (["r-1", "other"], Phase.STANDBY),
+        (["other", "r-1"], Phase.STANDBY),
+        (["other", "other"], Phase.STANDBY),
+        (["r-0", "r-0"], Phase.STANDBY),
+    ],
+)
+def test_only_own_tokens_with_every_id_make_a_leader(tokens: list[str], phase: Phase) -> None:
+    state = ControlState(progress=Progress(0, None))
+    for index, token in enumerate(tokens):
+        state = state.apply(*leader_record(index, "a", token), 40 + index)
+    election = reading()
+    election.step(ControlRead(START_MS, "r-1", state))
+    assert election.phase is phase
+
+
+def end(election: Election, reason: Reason, now_ms: int) -> None:
+    """Ends what a resting or leading machine has for this reason."""
+    match reason:
+        case Reason.FENCED:
+            event: Event = TransactionReport(now_ms, election.token, Verdict.FENCED)
+        case Reason.UNKNOWN_OUTCOME:
+            event = TransactionReport(now_ms, election.token, Verdict.UNKNOWN)
+        case _:
+            event = tick(now_ms, server_fresh=False)
+    assert election.step(event) == [DestroyProducers(reason)]
+
+
+def stands_at(election: Election, from_ms: int) -> int:
+    """When a machine, ticked every 10 ms, stands again."""
+    for now_ms in range(from_ms, from_ms + 2 * MAX_SILENCE_MS, 10):
+        if election.step(tick(now_ms)):
+            return now_ms
+    pytest.fail("it never stands")
+
+
+def keep_leading(election: Election, from_ms: int, to_ms: int, commit_ms: int = 20) -> None:
+    for now_ms in range(from_ms, to_ms, 100):
+        election.step(tick(now_ms))
+        election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, commit_ms))
+
+
+def test_a_node_alone_stands_at_once_and_others_after_the_silence() -> None:
+    assert stands_at(standby(), 0) == 0
+    assert stands_at(standby(alone=False), 0) == MIN_SILENCE_MS
+
+
+def test_hearing_a_leader_puts_the_standing_off() -> None:
+    election = standby(alone=False)
+    assert election.step(tick(0)) == []
+    assert election.step(tick(1_400, heard_ms=500)) == []
+    assert election.step(tick(1_500, heard_ms=500)) == [InitProducers("r-1")]
+
+
+@pytest.mark.parametrize("what", ["server_fresh", "hears_enough"])
+def test_without_a_living_server_or_enough_peers_nobody_stands(what: str) -> None:
+    for now_ms in range(0, 3_000, 100):
+        assert standby().step(tick(now_ms, **{what: False})) == []
+
+
+def test_every_candidacy_has_a_token_of_its_own() -> None:
+    election = initialising()
+    election.step(InitFailed(START_MS, "r-1", Verdict.UNKNOWN))
+    stands_at(election, START_MS)
+    assert election.token == "r-2"
+
+
+def test_the_silence_doubles_with_failed_candidacies_up_to_its_most() -> None:
+    election = standby(alone=False)
+    now_ms, silences = 0, []
+    for _ in range(8):
+        now_ms = stands_at(election, now_ms)
+        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+        silences.append(election.silence_ms)
+        assert stands_at(election, now_ms) == now_ms + election.silence_ms
+        now_ms += election.silence_ms
+        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN, touched=False))
+    assert silences == [2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 64_000, 64_000]
+
+
+def test_kafka_away_leaves_the_silence_as_it_is() -> None:
+    election = standby()
+    for now_ms in range(0, 30_000, MIN_SILENCE_MS):
+        assert stands_at(election, now_ms) == now_ms
+        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN, touched=False))
+    assert election.silence_ms == MIN_SILENCE_MS
+
+
+def test_a_node_alone_waits_the_silence_out_only_where_rivals_showed() -> None:
+    fenced, failed = leading(), leading()
+    end(fenced, Reason.FENCED, START_MS)
+    end(failed, Reason.UNKNOWN_OUTCOME, START_MS)
+    assert stands_at(fenced, START_MS) == START_MS + 2_000
+    assert stands_at(failed, START_MS) == START_MS + 1_000
+
+
+@pytest.mark.parametrize("lasted_ms", [LASTING_MS - 100, LASTING_MS])
+def test_a_leader_that_lasted_stands_again_at_once_after_an_unknown_outcome(lasted_ms: int) -> None:
+    election = leading()
+    now_ms = START_MS + lasted_ms
+    keep_leading(election, START_MS, now_ms)
+    end(election, Reason.UNKNOWN_OUTCOME, now_ms)
+    wait_ms = 0 if lasted_ms >= LASTING_MS else MIN_SILENCE_MS
+    assert stands_at(election, now_ms) == now_ms + wait_ms
+
+
+def test_the_silence_falls_under_a_leader_that_lasts() -> None:
+    election = standby()
+    for now_ms in (0, 1_000, 2_000):
+        election.step(tick(now_ms))
+        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+    assert election.silence_ms == 8_000
+    election.step(tick(3_000))
+    token = election.token
+    election.step(InitsDone(3_000, token))
+    for index in (0, 1):
+        election.step(MarkReport(3_000, token, index, Verdict.COMMITTED))
+    election.step(ControlRead(3_000, token, control(token)))
+    keep_leading(election, 3_000, 3_000 + LASTING_MS, commit_ms=400)
+    assert election.silence_ms == 8_000
+    keep_leading(election, 13_000, 13_100, commit_ms=400)
+    assert election.silence_ms == 1_600
+    keep_leading(election, 13_100, 15_000, commit_ms=20)
+    assert election.silence_ms == MIN_SILENCE_MS
+    keep_leading(election, 15_000, 16_000, commit_ms=5_000)
+    assert election.silence_ms == MIN_SILENCE_MS
+
+
+def test_idle_commits_keep_a_leader_in_office() -> None:
+    election = leading()
+    assert election.step(tick(START_MS + IDLE_COMMIT_MS - 1)) == []
+    assert election.step(tick(START_MS + IDLE_COMMIT_MS)) == [IdleCommit("r-1")]
+    election.step(TransactionReport(START_MS + 310, "r-1", Verdict.COMMITTED))
+    assert election.step(tick(START_MS + 600)) == []
+    assert election.step(tick(START_MS + 610)) == [IdleCommit("r-1")]
+
+
+@pytest.mark.parametrize("make", [resting, leading])
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (tick(START_MS + MIN_SILENCE_MS + 1), Reason.COMMITS_TOO_OLD),
+        (tick(START_MS + 1, server_fresh=False), Reason.SERVER_STALE),
+        (tick(START_MS + 1, hears_enough=False), Reason.UNHEARD),
+        (tick(START_MS, wall_ms=WALL_MS + START_MS + 501), Reason.CLOCK_JUMPED),
+        (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), Reason.CLOCK_JUMPED),
+    ],
+)
+def test_what_ends_an_office(make: Callable[[], Election], event: Event, reason: Reason) -> None:
+    election = make()
+    assert election.step(event) == [DestroyProducers(reason)]
+    assert election.phase is Phase.STANDBY
+
+
+def test_an_aborted_transaction_is_no_commit() -> None:
+    election = leading()
+    now_ms = START_MS + MIN_SILENCE_MS
+    assert election.step(TransactionReport(now_ms, "r-1", Verdict.ABORTED)) == []
+    assert election.step(tick(now_ms + 1)) == [DestroyProducers(Reason.COMMITS_TOO_OLD)]
+
+
+def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:
+    election = reading()
+    w = WALL_MS + START_MS + 300
+    election.step(ControlRead(START_MS, "r-1", control("r-1", due_ms=w)))
+    assert election.step(tick(START_MS + 100)) == []
+    assert election.step(tick(START_MS + 299, holds_progress=False)) == []
+    assert election.step(tick(START_MS + 300)) == [IdleCommit("r-1")]
+    assert election.step(tick(START_MS + 301, holds_progress=False)) == [IdleCommit("r-1")]
+    assert election.step(tick(START_MS + 301)) == [StartForwarding(), IdleCommit("r-1")]
+    assert election.phase is Phase.LEADING
+
+
+def test_the_first_leader_of_an_empty_cluster_has_nothing_to_wait_for() -> None:
+    election = reading()
+    election.step(ControlRead(START_MS, "r-1", control("r-1", due_ms=None)))
+    assert election.step(tick(START_MS, holds_progress=False)) == [StartForwarding()]
+
+
+def test_every_ending_is_in_the_table_but_the_asked_one() -> None:
+    assert set(ENDINGS) == set(Reason) - {Reason.STOPPED}

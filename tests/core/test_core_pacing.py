@@ -1,0 +1,43 @@
+import pytest
+from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
+from hypothesis import given
+from hypothesis import strategies as st
+
+LIMITS = CapLimits(frame_messages=100, frame_bytes=1_000, max_messages=1_000, max_bytes=20_000)
+
+
+def test_full_transactions_double_up_to_the_most() -> None:
+    pace = first_pace(LIMITS)
+    caps = []
+    for _ in range(6):
+        caps.append((pace.cap_messages, pace.cap_bytes))
+        pace = pace.after_commit(5, full=True)
+    assert caps == [
+        (100, 1_000),
+        (200, 2_000),
+        (400, 4_000),
+        (800, 8_000),
+        (1_000, 16_000),
+        (1_000, 20_000),
+    ]
+
+
+def test_a_transaction_with_room_left_changes_nothing() -> None:
+    pace = first_pace(LIMITS).after_commit(5, full=False)
+    assert (pace.cap_messages, pace.cap_bytes) == (100, 1_000)
+
+
+@pytest.mark.parametrize(("duration_ms", "cap"), [(310, 800), (311, 200)])
+def test_only_a_commit_slower_than_the_shortest_by_far_halves(duration_ms: int, cap: int) -> None:
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000, recent_ms=(5, 900, 7))
+    assert pace.after_commit(duration_ms, full=True).cap_messages == cap
+
+
+@given(st.lists(st.tuples(st.integers(0, 5_000), st.booleans()), max_size=40))
+def test_the_cap_stays_within_its_limits(commits: list[tuple[int, bool]]) -> None:
+    pace = first_pace(LIMITS)
+    for duration_ms, full in commits:
+        pace = pace.after_commit(duration_ms, full=full)
+        assert LIMITS.frame_messages <= pace.cap_messages <= LIMITS.max_messages
+        assert LIMITS.frame_bytes <= pace.cap_bytes <= LIMITS.max_bytes
+        assert len(pace.recent_ms) <= 16

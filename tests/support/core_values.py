@@ -1,0 +1,130 @@
+"""Hypothesis strategies and short makers for the values of the core."""
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
+from delaywheel_replica.core.control import Leader, WheelRecord
+from delaywheel_replica.core.progress import Position, Progress
+from hypothesis import strategies as st
+
+NODES = ("a", "b", "c", "d", "e")
+
+node_ids = st.sampled_from(NODES)
+wheel_ids = st.builds(WheelId, node_ids, st.integers(1, 5))
+seqs = st.integers(0, 2**40)
+times_ms = st.integers(0, 2**43)
+slots = st.integers(-200, 2**33)
+positions = st.builds(Position, wheel_ids, st.integers(1, 9), st.integers(0, 9))
+progresses = st.builds(
+    Progress,
+    due_ms=times_ms,
+    position=st.none() | positions,
+    seqs=st.dictionaries(wheel_ids, seqs, max_size=4),
+    floor=slots,
+)
+wheel_beats = st.builds(
+    WheelBeat,
+    applied=seqs,
+    high_watermark=seqs,
+    seal_slot=slots,
+    seal_seq=seqs,
+    ledger_seq=seqs,
+    top_slot=st.integers(-1, 2**33),
+)
+beats = st.builds(
+    Beat,
+    node=node_ids,
+    storage=st.text(max_size=8),
+    boot=st.text(max_size=8),
+    wall_ms=times_ms,
+    open=st.none() | wheel_ids,
+    spare=st.none() | wheel_ids,
+    last_number=st.integers(0, 9),
+    draining=st.booleans(),
+    complete=st.booleans(),
+    wheels=st.dictionaries(wheel_ids, wheel_beats, max_size=3),
+)
+server_statuses = st.builds(ServerStatus, beat=beats, pid=st.integers(1, 99), monotonic_ms=times_ms)
+wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatmap(
+    lambda members: st.builds(
+        WheelRecord,
+        members=st.just(members),
+        min_insync=st.integers(1, len(members)),
+        seal_slot=slots,
+        closed_at=st.none() | seqs,
+    )
+)
+cleaner_statuses = st.builds(
+    CleanerStatus,
+    node=node_ids,
+    boot=st.text(max_size=8),
+    pid=st.integers(1, 99),
+    monotonic_ms=times_ms,
+    wall_ms=times_ms,
+    role=st.sampled_from(Role),
+    epoch=st.none() | seqs,
+    leader=st.none() | st.builds(Leader, node_ids, seqs),
+    progress=st.none() | progresses,
+    control_offset=st.integers(-1, 99),
+    wheels=st.dictionaries(wheel_ids, wheel_records, max_size=3),
+    lateness_ms=st.integers(0, 99),
+    kafka_error=st.none() | st.text(max_size=8),
+    counters=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
+    unavailable_topics=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+)
+
+
+def beat(
+    node: str = "a",
+    *,
+    open_: WheelId | None = None,
+    spare: WheelId | None = None,
+    last_number: int | None = None,
+    draining: bool = False,
+    storage: str | None = None,
+    wheels: dict[WheelId, WheelBeat] | None = None,
+    wall_ms: int = 0,
+) -> Beat:
+    """A beat of a node whose storage is named after it."""
+    named = [wheel.number for wheel in (open_, spare) if wheel is not None]
+    return Beat(
+        node=node,
+        storage=f"disk-{node}" if storage is None else storage,
+        boot="boot",
+        wall_ms=wall_ms,
+        open=open_,
+        spare=spare,
+        last_number=max(named, default=0) if last_number is None else last_number,
+        draining=draining,
+        complete=True,
+        wheels=wheels or {},
+    )
+
+
+def wheel_beat(
+    applied: int = 0,
+    *,
+    seal: tuple[int, int] = (0, 0),
+    ledger_seq: int | None = None,
+    top_slot: int = -1,
+) -> WheelBeat:
+    """How far a wheel is held; published as far as it is held unless told otherwise."""
+    return WheelBeat(
+        applied=applied,
+        high_watermark=applied,
+        seal_slot=seal[0],
+        seal_seq=seal[1],
+        ledger_seq=applied if ledger_seq is None else ledger_seq,
+        top_slot=top_slot,
+    )
+
+
+def wheel_record_of(
+    *nodes: str, min_insync: int = 1, seal_slot: int = 0, closed_at: int | None = None
+) -> WheelRecord:
+    """A registered wheel whose members' storages are named after them."""
+    return WheelRecord(
+        members={node: f"disk-{node}" for node in nodes or ("a",)},
+        min_insync=min_insync,
+        seal_slot=seal_slot,
+        closed_at=closed_at,
+    )

@@ -1,0 +1,69 @@
+"""Names of wheels, and the text patterns of nodes and clusters.
+
+A wheel's name is ``<node>.<number>``: one node's append-only stream since one of its starts.
+Numbers are given once and for ever, so a name never means two streams.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Self
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+_WHEEL = re.compile(r"(?P<node>[a-z0-9][a-z0-9-]{0,30})\.(?P<number>[1-9][0-9]{0,17})")
+
+
+class NameInvalidError(ValueError):
+    """A text is no node id, cluster id or wheel id."""
+
+
+def check_name(text: str, *, what: str = "name") -> str:
+    """Returns ``text`` if it may name a node or a cluster.
+
+    Raises:
+        NameInvalidError: it may not.
+    """
+    if not _NAME.fullmatch(text):
+        raise NameInvalidError(
+            f"{what} {text!r}: 1 to 31 of a-z, 0-9 and '-', the first one not '-'"
+        )
+    return text
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class WheelId:
+    """The name of a wheel; ordered by node, then number."""
+
+    node: str
+    number: int
+
+    def __post_init__(self) -> None:
+        check_name(self.node, what="node id")
+        if self.number < 1:
+            raise NameInvalidError(f"wheel number {self.number}: numbers start at 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads ``<node>.<number>``.
+
+        Raises:
+            NameInvalidError: the text is no wheel id.
+        """
+        match = _WHEEL.fullmatch(text)
+        if match is None:
+            raise NameInvalidError(f"wheel id {text!r}: not <node>.<number>")
+        return cls(match["node"], int(match["number"]))
+
+    def __str__(self) -> str:
+        return f"{self.node}.{self.number}"
+
+    @property
+    def hash64(self) -> int:
+        """What frames carry instead of the text: they prove their wheel in eight bytes."""
+        return _hash64(str(self))
+
+
+@lru_cache(maxsize=1024)
+def _hash64(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
