@@ -1,0 +1,410 @@
+"""A disk in memory that loses, tears and fails as it is told.
+
+What it can do to its user:
+
+* end the process before any chosen effect (``crash_at_effect``), or in the middle of a write;
+* crash the machine: of each file, every write since its last sync is kept, lost or torn, and
+  names made or deleted since the folder's last sync are there or not;
+* fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part.
+
+An effect is anything that changes what another process could see. After a crash nothing works
+until ``restart``; what was opened before stays dead.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+from delaywheel.disk import Buffer, FolderInUseError
+from numpy.typing import NDArray
+
+SECTOR_LENGTH_BYTES = 512
+
+
+class Crash(BaseException):
+    """The process ended here. No ``Exception``: nothing may catch it by the way."""
+
+
+@dataclass
+class Fault:
+    """Makes one operation fail: the ``countdown``-th that fits, counted from 0."""
+
+    operation: str  # write, sync, read, open, delete
+    error: int = errno.EIO
+    path_part: str = ""
+    countdown: int = 0
+    written_bytes: int = 0  # of a write, before it fails
+
+    def is_due(self, operation: str, path: Path) -> bool:
+        if operation != self.operation or self.path_part not in str(path):
+            return False
+        self.countdown -= 1
+        return self.countdown < 0
+
+
+@dataclass
+class _Content:
+    """A file: what everybody reads, what the medium holds, and what lies between."""
+
+    now: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+    unsynced: list[Callable[[bytearray, Random], None]] = field(default_factory=list)
+
+    def synced(self) -> None:
+        self.durable = bytes(self.now)
+        self.unsynced.clear()
+
+    def after_machine_crash(self, chance: Random) -> "_Content":
+        survived = bytearray(self.durable)
+        for change in self.unsynced:
+            change(survived, chance)
+        return _Content(now=survived, durable=bytes(survived))
+
+
+def _write_into(content: bytearray, data: bytes, offset: int) -> None:
+    if len(content) < offset + len(data):
+        content.extend(bytes(offset + len(data) - len(content)))
+    content[offset : offset + len(data)] = data
+
+
+def _lossy_write(data: bytes, offset: int) -> Callable[[bytearray, Random], None]:
+    def apply(content: bytearray, chance: Random) -> None:
+        fate = chance.choice(["kept", "kept", "lost", "torn", "zeros"])
+        if fate == "kept":
+            _write_into(content, data, offset)
+        elif fate == "zeros":  # the length reached the medium, the content did not
+            _write_into(content, bytes(len(data)), offset)
+        elif fate == "torn":
+            for begin in range(0, len(data), SECTOR_LENGTH_BYTES):
+                if chance.random() < 0.5:
+                    sector = data[begin : begin + SECTOR_LENGTH_BYTES]
+                    _write_into(content, sector, offset + begin)
+
+    return apply
+
+
+def _lossy_truncate(length: int) -> Callable[[bytearray, Random], None]:
+    def apply(content: bytearray, chance: Random) -> None:
+        if chance.random() < 0.5:
+            del content[length:]
+
+    return apply
+
+
+class SimulatedDisk:
+    """``Disk`` in memory. Paths are absolute; every folder must be made first."""
+
+    def __init__(self, *, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.faults: list[Fault] = []
+        self.effects = 0
+        self.crash_at_effect: int | None = None
+        # Of the write at which it crashes, this share gets through first.
+        self.torn_share = 0.0
+        self._era = 0
+        self._crashed = False
+        self._files: dict[Path, _Content] = {}
+        self._folders: set[Path] = {Path("/")}
+        self._arrays: dict[Path, bytearray] = {}
+        self._locked: set[Path] = set()
+        # Names that a crash of the machine may undo: path -> what was there before.
+        self._unsynced_names: dict[Path, _Content | None] = {}
+
+    # --- what tests do
+
+    def crash_after(self, effects: int, *, torn_share: float = 0.0) -> None:
+        """Ends the process at the effect after so many more."""
+        self.crash_at_effect = self.effects + effects
+        self.torn_share = torn_share
+
+    def restart(self, machine_crash: Random | None = None) -> None:
+        """Starts a new process, or the machine anew, with this source of chance."""
+        self._era += 1
+        self._crashed = False
+        self.crash_at_effect = None
+        self._locked.clear()
+        if machine_crash is not None:
+            self._lose_unsynced(machine_crash)
+
+    def flip_bit(self, path: Path, bit: int) -> None:
+        """Damages the medium itself."""
+        content = self._files[path]
+        content.now[bit // 8] ^= 1 << bit % 8
+        content.synced()
+
+    def content(self, path: Path) -> bytes:
+        """What a file holds."""
+        return bytes(self._files[path].now)
+
+    def set_content(self, path: Path, content: bytes) -> None:
+        """Replaces what a file holds, behind everybody's back."""
+        self._files[path] = _Content(now=bytearray(content), durable=content)
+
+    def paths(self) -> list[Path]:
+        """All files."""
+        return sorted(self._files)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(len(content.now) for content in self._files.values())
+
+    # --- the port
+
+    def open(self, path: Path, *, create: bool = False) -> "SimulatedFile":
+        self._check("open", path)
+        if path not in self._files:
+            if not create:
+                raise _not_found(path)
+            self.make_folder(path.parent)
+            self._effect()
+            self._name_changes(path)
+            self._files[path] = _Content()
+        return SimulatedFile(self, path, self._files[path], self._era)
+
+    def open_read(self, path: Path) -> "SimulatedFile":
+        self._check("open", path)
+        if path in self._arrays:
+            content = _Content(now=bytearray(self._arrays[path]))
+        elif path in self._files:
+            content = self._files[path]
+        else:
+            raise _not_found(path)
+        return SimulatedFile(self, path, content, self._era)
+
+    def map_read(self, path: Path, length: int) -> memoryview:
+        self._check("read", path)
+        if path not in self._files:
+            raise _not_found(path)
+        content = self._files[path].now
+        assert length <= len(content), "a map beyond the end of a file is SIGBUS"
+        return memoryview(bytes(content[:length]))
+
+    def map_array(
+        self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
+    ) -> NDArray[Any]:
+        self._check("open", path)
+        length = dtype.itemsize * rows
+        if writable:
+            self._effect()
+            if len(self._arrays.get(path, b"")) != length:
+                self._arrays[path] = bytearray(length)
+        elif path not in self._arrays:
+            raise _not_found(path)
+        array = np.frombuffer(self._arrays[path], dtype=dtype, count=rows)
+        array.flags.writeable = writable
+        return array
+
+    def read_file(self, path: Path) -> bytes:
+        self._check("read", path)
+        if path not in self._files:
+            raise _not_found(path)
+        return bytes(self._files[path].now)
+
+    def replace_file(self, path: Path, content: bytes) -> None:
+        self._check("write", path)
+        self.make_folder(path.parent)
+        self._effect()
+        self._check_space(len(content))
+        self._name_changes(path)
+        self._files[path] = _Content(now=bytearray(content), durable=content)
+        self._check("sync", path)
+        self._effect()
+        self._names_synced(path.parent)
+
+    def make_folder(self, path: Path) -> None:
+        self._alive()
+        if path not in self._folders:
+            self._effect()
+            self._folders.update([path, *path.parents])
+
+    def sync_folder(self, path: Path) -> None:
+        self._check("sync", path)
+        if path not in self._folders:
+            raise _not_found(path)
+        self._effect()
+        self._names_synced(path)
+
+    def list_folder(self, path: Path) -> list[str]:
+        self._check("read", path)
+        depth = len(path.parts)
+        below = [
+            each.parts[depth]
+            for each in (*self._files, *self._folders, *self._arrays)
+            if len(each.parts) > depth and each.parts[:depth] == path.parts
+        ]
+        return sorted(set(below))
+
+    def exists(self, path: Path) -> bool:
+        self._alive()
+        return path in self._files or path in self._folders or path in self._arrays
+
+    def delete(self, path: Path) -> None:
+        self._check("delete", path)
+        if path in self._files:
+            self._effect()
+            self._name_changes(path)
+            del self._files[path]
+
+    def delete_folder(self, path: Path) -> None:
+        for each in [each for each in self._files if path in each.parents]:
+            self.delete(each)
+        self._alive()
+        self._effect()
+        self._folders = {
+            each for each in self._folders if each != path and path not in each.parents
+        }
+
+    def free_bytes(self, path: Path) -> int:
+        del path
+        return 1 << 40 if self.capacity_bytes is None else self.capacity_bytes - self.used_bytes
+
+    def free_inodes(self, path: Path) -> int | None:
+        del path
+        return None
+
+    def lock(self, path: Path) -> "SimulatedLock":
+        self._alive()
+        if path in self._locked:
+            raise FolderInUseError(str(path))
+        self._locked.add(path)
+        return SimulatedLock(self._locked, path)
+
+    # --- behind it
+
+    def _alive(self, era: int | None = None) -> None:
+        if self._crashed or era not in {None, self._era}:
+            raise Crash
+
+    def _check(self, operation: str, path: Path) -> None:
+        self._alive()
+        self._fail_if_due(operation, path)
+
+    def _fail_if_due(self, operation: str, path: Path) -> Fault | None:
+        for fault in self.faults:
+            if fault.is_due(operation, path):
+                self.faults.remove(fault)
+                raise _FaultError(fault, path)
+        return None
+
+    def _check_space(self, more: int) -> None:
+        if self.capacity_bytes is not None and self.used_bytes + more > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _effect(self) -> None:
+        """Counts, and ends the process before the effect that was chosen."""
+        if self.effects == self.crash_at_effect:
+            self._crashed = True
+            raise Crash
+        self.effects += 1
+
+    def _name_changes(self, path: Path) -> None:
+        self._unsynced_names.setdefault(path, self._files.get(path))
+
+    def _names_synced(self, folder: Path) -> None:
+        for path in [path for path in self._unsynced_names if path.parent == folder]:
+            del self._unsynced_names[path]
+
+    def _lose_unsynced(self, chance: Random) -> None:
+        for path, before in self._unsynced_names.items():
+            if chance.random() < 0.5:
+                continue
+            if before is None:
+                self._files.pop(path, None)
+            else:
+                self._files[path] = before
+        self._unsynced_names.clear()
+        for path in sorted(self._files):
+            self._files[path] = self._files[path].after_machine_crash(chance)
+
+
+class _FaultError(OSError):
+    def __init__(self, fault: Fault, path: Path) -> None:
+        super().__init__(fault.error, os.strerror(fault.error), str(path))
+        self.fault = fault
+
+
+class SimulatedFile:
+    """``File`` in memory."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path, content: _Content, era: int) -> None:
+        self._disk = disk
+        self._path = path
+        self._content = content
+        self._era = era
+        self._closed = False
+
+    def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
+        self._usable()
+        data = b"".join(buffers)
+        try:
+            self._disk._fail_if_due("write", self._path)
+        except _FaultError as failure:
+            self._write(data[: failure.fault.written_bytes], offset)
+            raise
+        try:
+            self._disk._effect()
+        except Crash:
+            self._write(data[: int(len(data) * self._disk.torn_share)], offset)
+            raise
+        growth = max(0, offset + len(data) - len(self._content.now))
+        try:
+            self._disk._check_space(growth)
+        except OSError:
+            capacity = self._disk.capacity_bytes or 0
+            self._write(data[: max(0, capacity - self._disk.used_bytes)], offset)
+            raise
+        self._write(data, offset)
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if data:
+            _write_into(self._content.now, data, offset)
+            self._content.unsynced.append(_lossy_write(data, offset))
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        self._usable()
+        self._disk._fail_if_due("read", self._path)
+        return bytes(self._content.now[offset : offset + length])
+
+    def size(self) -> int:
+        self._usable()
+        return len(self._content.now)
+
+    def truncate(self, length: int) -> None:
+        self._usable()
+        self._disk._effect()
+        assert length <= len(self._content.now), "nothing is ever made longer by truncate"
+        del self._content.now[length:]
+        self._content.unsynced.append(_lossy_truncate(length))
+
+    def sync_data(self) -> None:
+        self._usable()
+        self._disk._fail_if_due("sync", self._path)
+        self._disk._effect()
+        self._content.synced()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _usable(self) -> None:
+        assert not self._closed, f"{self._path} is used after close"
+        self._disk._alive(self._era)
+
+
+class SimulatedLock:
+    """``Lock`` in memory."""
+
+    def __init__(self, locked: set[Path], path: Path) -> None:
+        self._locked = locked
+        self._path = path
+
+    def release(self) -> None:
+        self._locked.discard(self._path)
+
+
+def _not_found(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

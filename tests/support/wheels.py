@@ -1,0 +1,48 @@
+"""Wheels for tests: on any disk, with little ceremony."""
+
+from pathlib import Path
+
+from delaywheel.dial import Dial
+from delaywheel.disk import Disk
+from delaywheel.format import Frame
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.slotfiles import HandleCache
+from delaywheel.wheel import OriginWheel, WheelMeta
+from support.messages import Message, columns_of, messages_of
+
+ACCEPTED_AT_MS = 1_763_699_999_000
+
+
+def new_wheel(
+    disk: Disk,
+    data: Path,
+    number: int = 1,
+    *,
+    handles: int = 8,
+    dial: Dial | None = None,
+    max_frame_messages: int = 100,
+) -> OriginWheel:
+    meta = WheelMeta(WheelId("node-1", number), {"node-1": "storage"}, 1, 7200)
+    cache = HandleCache(disk, handles)
+    return OriginWheel.create(
+        disk, data, meta, cache, dial=dial, max_frame_messages=max_frame_messages
+    )
+
+
+def append(wheel: OriginWheel, messages: list[Message]) -> dict[int, list[Message]]:
+    """Appends one group; returns what went into each seq."""
+    places = wheel.append(columns_of(messages), accepted_at_ms=ACCEPTED_AT_MS)
+    return {place.seq: [messages[row] for row in place.rows.tolist()] for place in places}
+
+
+def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] | DamagedFrame]:
+    """All frames, found by their slots."""
+    reader = WheelReader(disk, data, wheel)
+    last_seq = reader.last_seq()
+    frames = [frame for slot in reader.slots() for frame in reader.slot_frames(slot, last_seq)]
+    reader.close()
+    return {
+        frame.seq: messages_of(frame.columns) if isinstance(frame, Frame) else frame
+        for frame in frames
+    }

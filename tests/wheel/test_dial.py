@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+from delaywheel.columns import Columns
+from delaywheel.dial import Dial, DialView
+from delaywheel.disk import PosixDisk
+from delaywheel.format import Kind
+from delaywheel.wheel import list_wheels
+from sim.disk import SimulatedDisk
+from support.messages import BASE_SLOT, columns_of, message
+from support.wheels import ACCEPTED_AT_MS, append, new_wheel
+
+DATA = Path("/data")
+
+
+def counts(view: DialView, slot: int) -> tuple[int, ...] | None:
+    row = view.row(slot)
+    return None if row is None else tuple(int(row[name]) for name in row.dtype.names or ())
+
+
+def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
+    disk = PosixDisk()
+    dial = Dial(disk, tmp_path, 100)
+    view = DialView(disk, tmp_path)
+    length_bytes = 0
+    for number in (1, 2):
+        wheel = new_wheel(disk, tmp_path, number, dial=dial)
+        columns = columns_of([message(1), message(2)])
+        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        places = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
+        places += wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+        length_bytes += sum(place.length_bytes for place in places)
+    append(wheel, [message(3, slot=BASE_SLOT + 1)])
+    expected = (BASE_SLOT, 4, length_bytes, 4, 4, 2)
+    assert counts(view, BASE_SLOT) == expected
+    assert view.rows()["slot"].tolist() == [BASE_SLOT, BASE_SLOT + 1]
+    assert view.rows(BASE_SLOT + 1, BASE_SLOT + 2)["messages"].tolist() == [1]
+    again = Dial(disk, tmp_path, 100)
+    assert len(view.rows()) == 0
+    again.rebuild(disk, tmp_path, list_wheels(disk, tmp_path), floor=BASE_SLOT)
+    assert counts(view, BASE_SLOT) == expected
+    again.clear([BASE_SLOT, BASE_SLOT + 50])
+    assert counts(view, BASE_SLOT) is None
+    assert counts(view, BASE_SLOT + 1) is not None
+
+
+def test_a_row_proves_its_slot() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 10)
+    view = DialView(disk, DATA)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    append(wheel, [message(1, slot=BASE_SLOT)])
+    append(wheel, [message(2, slot=BASE_SLOT + 10), message(3, slot=BASE_SLOT + 20)])
+    assert counts(view, BASE_SLOT) is None, "the newer slot has the row"
+    assert counts(view, BASE_SLOT + 10) is None
+    newest = counts(view, BASE_SLOT + 20)
+    append(wheel, [message(4, slot=BASE_SLOT)])
+    assert counts(view, BASE_SLOT + 20) == newest
+    assert newest is not None
+    assert newest[1] == 1
+
+
+def test_a_dial_of_another_size_is_made_anew() -> None:
+    disk = SimulatedDisk()
+    append(new_wheel(disk, DATA, dial=Dial(disk, DATA, 10)), [message(1)])
+    Dial(disk, DATA, 20)
+    assert len(DialView(disk, DATA).rows()) == 0
+
+
+def test_no_node_ever_ran_here() -> None:
+    with pytest.raises(FileNotFoundError):
+        DialView(SimulatedDisk(), DATA)

@@ -1,0 +1,163 @@
+import numpy as np
+import pytest
+from delaywheel.columns import Columns
+from delaywheel.format import (
+    HEADER_LENGTH_BYTES,
+    DamageReason,
+    EncodedFrame,
+    Frame,
+    FrameDamaged,
+    Kind,
+    decode_frame,
+    encode_group,
+)
+from delaywheel.identity import WheelId
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.messages import BASE_SLOT, Message, any_messages, columns_of, message, messages_of
+
+WHEEL = WheelId("node-1", 7)
+NO_LIMIT = 1 << 30
+
+
+def encode(
+    messages: list[Message], *, max_messages: int = NO_LIMIT, max_bytes: int = NO_LIMIT
+) -> list[EncodedFrame]:
+    return encode_group(
+        columns_of(messages),
+        kind=Kind.MESSAGES,
+        wheel=WHEEL,
+        first_seq=1,
+        accepted_at_ms=1_763_699_000_123,
+        max_frame_messages=max_messages,
+        max_frame_bytes=max_bytes,
+    )
+
+
+def decode(frame: EncodedFrame) -> Frame:
+    return decode_frame(frame.buffer, wheel=WHEEL, slot=frame.slot, seq=frame.seq)
+
+
+@settings(deadline=None, max_examples=300)
+@given(any_messages(), st.integers(1, 8), st.integers(1, 400))
+def test_any_messages_come_back_the_same(
+    messages: list[Message], max_messages: int, max_bytes: int
+) -> None:
+    frames = encode(messages, max_messages=max_messages, max_bytes=max_bytes)
+    expected = sorted(messages, key=lambda each: each.due_ms // 1000)
+    assert [each for frame in frames for each in messages_of(decode(frame).columns)] == expected
+    assert [frame.seq for frame in frames] == list(range(1, len(frames) + 1))
+    for frame in frames:
+        assert len(frame.buffer) % 8 == 0
+        assert frame.messages <= max_messages
+        assert [messages[row] for row in frame.rows.tolist()] == messages_of(decode(frame).columns)
+
+
+@settings(deadline=None)
+@given(any_messages(slots=2), st.data())
+def test_a_flipped_bit_is_caught_wherever_it_is(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    frame = data.draw(st.sampled_from(encode(messages)))
+    bit = data.draw(st.integers(0, len(frame.buffer) * 8 - 1))
+    damaged = bytearray(frame.buffer)
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(FrameDamaged):
+        decode_frame(damaged, wheel=WHEEL, slot=frame.slot, seq=frame.seq)
+
+
+@settings(deadline=None)
+@given(any_messages(slots=1, max_size=4), st.data())
+def test_a_cut_frame_is_never_read(messages: list[Message], data: st.DataObject) -> None:
+    (frame,) = encode(messages)
+    length = data.draw(st.integers(0, len(frame.buffer) - 1))
+    with pytest.raises(FrameDamaged) as damage:
+        decode_frame(frame.buffer[:length], wheel=WHEEL, slot=frame.slot, seq=1)
+    assert damage.value.reason is DamageReason.SHORT
+
+
+@pytest.mark.parametrize(
+    ("wheel", "slot", "seq"),
+    [
+        (WheelId("node-1", 8), BASE_SLOT, 1),
+        (WHEEL, BASE_SLOT + 1, 1),
+        (WHEEL, BASE_SLOT, 2),
+    ],
+)
+def test_a_frame_in_a_wrong_place_is_caught(wheel: WheelId, slot: int, seq: int) -> None:
+    (frame,) = encode([message()])
+    with pytest.raises(FrameDamaged) as damage:
+        decode_frame(frame.buffer, wheel=wheel, slot=slot, seq=seq)
+    assert damage.value.reason is DamageReason.MISPLACED
+
+
+def test_magic_and_version_are_looked_at_before_the_rest() -> None:
+    (frame,) = encode([message()])
+    for offset, reason in ((0, DamageReason.MAGIC), (8, DamageReason.VERSION)):
+        other = bytearray(frame.buffer)
+        other[offset] += 1
+        with pytest.raises(FrameDamaged) as damage:
+            decode_frame(other, wheel=WHEEL, slot=BASE_SLOT, seq=1)
+        assert damage.value.reason is reason
+
+
+def test_columns_that_no_row_uses_take_no_space() -> None:
+    (bare,) = encode([message()])
+    with_both = Message(**{**message().__dict__, "partition": 0, "timestamp_ms": 0})
+    (full,) = encode([with_both])
+    assert len(bare.buffer) < len(full.buffer) <= len(bare.buffer) + 16
+
+
+def test_a_frame_has_only_its_own_topics() -> None:
+    topics = ["a", "b", "a", "c"]
+    messages = [
+        Message((BASE_SLOT + number // 2) * 1000, bytes(16), topic)
+        for number, topic in enumerate(topics)
+    ]
+    assert [decode(frame).columns.topics for frame in encode(messages)] == [("a", "b"), ("a", "c")]
+
+
+def test_cancels_come_back_the_same() -> None:
+    due_ms = np.array([BASE_SLOT * 1000 + 5, (BASE_SLOT + 1) * 1000, BASE_SLOT * 1000])
+    ids = np.arange(48, dtype=np.uint8).reshape(3, 16)
+    frames = encode_group(
+        Columns.of_cancels(due_ms, ids),
+        kind=Kind.CANCELS,
+        wheel=WHEEL,
+        first_seq=5,
+        accepted_at_ms=1,
+        max_frame_messages=NO_LIMIT,
+        max_frame_bytes=NO_LIMIT,
+    )
+    decoded = [decode(frame) for frame in frames]
+    assert [frame.kind for frame in decoded] == [Kind.CANCELS] * 2
+    assert [frame.columns.due_ms.tolist() for frame in decoded] == [
+        [BASE_SLOT * 1000 + 5, BASE_SLOT * 1000],
+        [(BASE_SLOT + 1) * 1000],
+    ]
+    assert decoded[0].columns.ids.tolist() == ids[[0, 2]].tolist()
+    assert frames[0].index_row(0)[15] == 0x80
+
+
+def test_one_message_longer_than_a_frame_may_be_is_alone() -> None:
+    messages = [message(0, value=bytes(10)), message(1, value=bytes(900)), message(2)]
+    frames = encode(messages, max_bytes=500)
+    assert [frame.messages for frame in frames] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("due_ms", [-1, (1 << 32) * 1000])
+def test_a_due_that_no_slot_can_hold_is_refused(due_ms: int) -> None:
+    with pytest.raises(ValueError, match="no slot file"):
+        encode([Message(due_ms, bytes(16), "t")])
+
+
+def test_an_empty_group_has_no_frames() -> None:
+    assert encode([]) == []
+
+
+def test_decoding_copies_no_content() -> None:
+    (frame,) = encode([message(number) for number in range(50)])
+    decoded = decode(frame)
+    assert isinstance(decoded.columns.blob, memoryview)
+    assert decoded.columns.blob.obj is frame.buffer
+    assert int(decoded.columns.starts[0]) > HEADER_LENGTH_BYTES

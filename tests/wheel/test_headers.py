@@ -1,0 +1,95 @@
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from delaywheel.columns import Columns, content_starts
+from delaywheel.headers import (
+    HeadersMalformedError,
+    check_headers,
+    decode_headers,
+    encode_headers,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.messages import columns_of, message
+
+_pairs = st.lists(
+    st.tuples(
+        st.text(min_size=1, max_size=6) | st.sampled_from(["dw-id", "dw-", "dw", "Dw-x", "é"]),
+        st.none() | st.binary(max_size=6),
+    ),
+    max_size=4,
+)
+
+
+def columns_with(encoded: list[bytes]) -> Columns:
+    """Messages with these headers, well made or not, behind keys and values."""
+    plain = columns_of([message(number) for number in range(len(encoded))])
+    lengths = np.array([len(each) for each in encoded], dtype=np.int32)
+    content = plain.lengths_bytes + lengths
+    return replace(
+        plain,
+        headers_lengths=lengths,
+        blob=b"".join(b"keyvalue" + each for each in encoded),
+        starts=content_starts(content),
+    )
+
+
+def expected(encoded: list[bytes]) -> tuple[list[int], list[int]]:
+    malformed, reserved = [], []
+    for row, each in enumerate(encoded):
+        try:
+            names = [name for name, _ in decode_headers(each)]
+        except HeadersMalformedError:
+            malformed.append(row)
+        else:
+            reserved += [row] if any(name.startswith("dw-") for name in names) else []
+    return malformed, reserved
+
+
+@settings(deadline=None)
+@given(_pairs)
+def test_headers_come_back_the_same(pairs: list[tuple[str, bytes | None]]) -> None:
+    assert decode_headers(encode_headers(pairs)) == pairs
+
+
+@settings(deadline=None)
+@given(st.lists(_pairs.map(encode_headers) | st.binary(max_size=30), min_size=1, max_size=8))
+def test_many_messages_are_judged_as_one_by_one(few: list[bytes]) -> None:
+    # Repeated, so that the vectorised walk has enough messages to be taken.
+    for encoded in (few, few * 40):
+        malformed, reserved = check_headers(columns_with(encoded))
+        assert (malformed.tolist(), reserved.tolist()) == expected(encoded)
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        struct.pack("<Ii", 0, -1),
+        struct.pack("<Ii", 1, -2) + b"a",
+        struct.pack("<Ii", 1, 5) + b"aabcd",
+        struct.pack("<Ii", 0xFFFFFFFF, 0) + b"a",
+        struct.pack("<Ii", 1, 0) + b"\xff",
+        b"\x01",
+    ],
+)
+def test_malformed_headers_are_found(encoded: bytes) -> None:
+    good = encode_headers([("a", b"1"), ("b", None)])
+    malformed, reserved = check_headers(columns_with([good] * 50 + [encoded, good + encoded]))
+    assert malformed.tolist() == [50, 51]
+    assert reserved.tolist() == []
+    with pytest.raises(HeadersMalformedError):
+        decode_headers(encoded)
+
+
+def test_one_message_with_very_many_headers_does_not_cost_a_pass_for_each() -> None:
+    many = encode_headers([("n", None)] * 20_000)
+    malformed, reserved = check_headers(columns_with([many]))
+    assert len(malformed) == len(reserved) == 0
+
+
+def test_nothing_to_check() -> None:
+    malformed, reserved = check_headers(columns_with([b""]))
+    assert len(malformed) == len(reserved) == 0
+    assert len(check_headers(columns_of([message()]))[0]) == 0

@@ -1,0 +1,154 @@
+from pathlib import Path
+
+import pytest
+from delaywheel import layout
+from delaywheel.format import DamageReason
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.recovery import Cut, Recovered, recover_wheel
+from delaywheel.wheel import OriginWheel, WheelMissing
+from sim.disk import SimulatedDisk
+from support.messages import BASE_SLOT, Message, message
+from support.wheels import append, new_wheel, read_all
+
+DATA = Path("/data")
+
+
+def wheel_of_three() -> tuple[SimulatedDisk, OriginWheel, dict[int, list[Message]]]:
+    """Seqs 1 and 3 in one slot, 2 in the next."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number, ahead in enumerate([0, 1, 0]):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + ahead)])
+    return disk, wheel, frames
+
+
+def slot_file(wheel: OriginWheel, ahead: int = 0) -> Path:
+    return layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + ahead)
+
+
+def index_file(wheel: OriginWheel) -> Path:
+    return layout.index_path(layout.wheel_folder(DATA, wheel.wheel), 0)
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_nothing_to_do(*, os_crashed: bool) -> None:
+    disk, wheel, frames = wheel_of_three()
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(3, [], [])
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_tails_that_no_row_speaks_of_are_cut() -> None:
+    disk, wheel, frames = wheel_of_three()
+    whole, index = disk.content(slot_file(wheel)), disk.content(index_file(wheel))
+    disk.set_content(index_file(wheel), index + b"torn")
+    disk.set_content(slot_file(wheel), whole + b"tail")
+    disk.set_content(slot_file(wheel, 5), b"no row at all")
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert sorted(recovered.cut) == sorted(
+        [
+            Cut(index_file(wheel), len(index), 4),
+            Cut(slot_file(wheel), len(whole), 4),
+            Cut(slot_file(wheel, 5), 0, 13),
+        ]
+    )
+    assert recovered.last_seq == 3
+    assert disk.content(slot_file(wheel)) == whole
+    assert disk.content(index_file(wheel)) == index
+    assert not disk.exists(slot_file(wheel, 5))
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_frames_bring_lost_rows_back() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.set_content(index_file(wheel), b"")
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], [])
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_a_lost_frame_between_others_is_reported_not_hidden() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.delete(slot_file(wheel, 1))
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True).damaged == [2]
+    lost = WheelReader(disk, DATA, wheel.wheel).frame(2)
+    assert isinstance(lost, DamagedFrame)
+    assert (lost.slot, lost.messages, lost.reason) == (BASE_SLOT + 1, 1, DamageReason.GONE)
+    del frames[2]
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.delete(slot_file(wheel, 1))
+    disk.set_content(index_file(wheel), b"")
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], [2])
+    hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
+    assert isinstance(hole, DamagedFrame)
+    assert (hole.slot, hole.reason) == (0, DamageReason.HOLE)
+    del frames[2]
+    assert read_all(disk, DATA, wheel.wheel) == frames
+    again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert again == Recovered(3, [], []), "what is behind the end is not looked at again"
+
+
+def test_deleted_slots_are_no_damage() -> None:
+    disk, wheel, _ = wheel_of_three()
+    wheel.delete_below(BASE_SLOT + 1)
+    floor = BASE_SLOT + 1
+    for os_crashed in (False, True):
+        recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed, floor=floor)
+        assert recovered == Recovered(3, [], [])
+
+
+def test_only_what_came_after_the_checkpoint_is_read_again() -> None:
+    disk, wheel, _ = wheel_of_three()
+    wheel.checkpoint()
+    append(wheel, [message(7)])
+    damaged = bytearray(disk.content(slot_file(wheel)))
+    damaged[80] ^= 1
+    damaged[-80] ^= 1
+    disk.set_content(slot_file(wheel), bytes(damaged))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(4, [], [4])
+
+
+def test_damage_at_the_very_end_is_seen_even_without_a_crash_of_the_machine() -> None:
+    disk, wheel, _ = wheel_of_three()
+    disk.flip_bit(slot_file(wheel), 8 * len(disk.content(slot_file(wheel))) - 1)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False).damaged == [3]
+
+
+def test_an_empty_wheel_and_a_missing_one() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA).wheel
+    for os_crashed in (False, True):
+        assert recover_wheel(disk, DATA, wheel, os_crashed=os_crashed) == Recovered(0, [], [])
+    with pytest.raises(WheelMissing):
+        recover_wheel(disk, DATA, WheelId("node-1", 2), os_crashed=False)
+
+
+def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("index", "recovery"):
+        monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
+    for kept in range(11):
+        disk = SimulatedDisk()
+        wheel = new_wheel(disk, DATA)
+        frames: dict[int, list[Message]] = {}
+        for number in range(10):
+            frames |= append(wheel, [message(number, slot=BASE_SLOT + number)])
+            if number == 2:
+                wheel.checkpoint()
+        folder = layout.wheel_folder(DATA, wheel.wheel)
+        if kept >= 3:
+            _cut_index(disk, folder, kept)
+        assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(10, [], [])
+        assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def _cut_index(disk: SimulatedDisk, folder: Path, rows: int) -> None:
+    for segment in range(3):
+        path = layout.index_path(folder, segment)
+        left = max(0, min(4, rows - 4 * segment))
+        disk.set_content(path, disk.content(path)[: 16 * left])

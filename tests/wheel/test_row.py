@@ -1,0 +1,96 @@
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delaywheel.row import DOCUMENT_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+
+def test_nothing_was_written_yet(tmp_path: Path) -> None:
+    path = tmp_path / "server.row"
+    reader = RowReader(path)
+    assert reader.read() is None
+    writer = RowWriter(path)
+    assert reader.read() is None
+    writer.write({"seq": 1})
+    assert reader.read() == {"seq": 1}
+
+
+def test_a_new_writer_goes_on_from_the_last_document(tmp_path: Path) -> None:
+    path = tmp_path / "server.row"
+    RowWriter(path).write({"pid": 1})
+    reader = RowReader(path)
+    second = RowWriter(path)
+    assert reader.read() == {"pid": 1}
+    for number in range(5):
+        second.write({"pid": 2, "number": number})
+        assert reader.read() == {"pid": 2, "number": number}
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "row")
+    writer.write({"text": "x" * (DOCUMENT_LENGTH_BYTES - 40)})
+    with pytest.raises(RowTooLargeError):
+        writer.write({"text": "x" * DOCUMENT_LENGTH_BYTES})
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    documents=st.lists(st.dictionaries(st.text(max_size=5), st.integers()), min_size=2, max_size=4),
+    data=st.data(),
+)
+def test_a_writer_that_dies_at_any_byte_leaves_the_last_document(
+    tmp_path_factory: pytest.TempPathFactory, documents: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("row") / "row"
+    writer = RowWriter(path)
+    for document in documents[:-1]:
+        writer.write(document)
+    before = path.read_bytes()
+    writer.write(documents[-1])
+    after = path.read_bytes()
+    changed = [at for at in range(len(before)) if before[at] != after[at]]
+    kept = data.draw(st.sets(st.sampled_from(changed or [0])))
+    torn = bytearray(before)
+    for at in kept:
+        torn[at] = after[at]
+    path.write_bytes(torn)
+    assert RowReader(path).read() in (documents[-2], documents[-1])
+
+
+def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer = RowWriter(path)
+    writer.write({"number": 0, "filler": ""})
+    ended = threading.Event()
+    seen: list[int] = []
+
+    def read() -> None:
+        reader = RowReader(path)
+        while not ended.is_set():
+            document = reader.read()
+            assert document is not None
+            assert document["filler"] == str(document["number"]) * document["number"]
+            seen.append(document["number"])
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(2000):
+        writer.write({"number": number % 97, "filler": str(number % 97) * (number % 97)})
+    ended.set()
+    thread.join()
+    assert seen
+
+
+def test_both_documents_damaged_is_as_if_none_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer = RowWriter(path)
+    writer.write({})
+    writer.write({})
+    content = bytearray(path.read_bytes())
+    content[16] ^= 1
+    content[DOCUMENT_LENGTH_BYTES + 16] ^= 1
+    path.write_bytes(content)
+    assert RowReader(path).read() is None

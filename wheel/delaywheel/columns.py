@@ -1,0 +1,199 @@
+"""Messages as columns: what a request is decoded into, what a frame holds, what is forwarded.
+
+Row i of every column is message i. All bytes lie in one blob; those of message i begin at
+``starts[i]`` as key, value, headers without gaps. Between messages there may be anything, so
+views on a mapped slot file need no copy.
+
+=================  =======================================================
+column             meaning
+=================  =======================================================
+due_ms             Unix milliseconds UTC; ``due_ms // 1000`` is the slot
+ids                16 raw bytes a message
+topic_numbers      index into ``topics``
+key_lengths        bytes; -1 = null, 0 = empty
+value_lengths      bytes; -1 = null, 0 = empty
+headers_lengths    bytes of the encoded headers; 0 = none (see headers.py)
+partitions         -1 = none asked for
+timestamps_ms      the Kafka record's timestamp; -1 = none asked for
+=================  =======================================================
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.headers import decode_headers
+
+Blob: TypeAlias = bytes | bytearray | memoryview
+
+ID_LENGTH_BYTES = 16
+
+_Item = TypeVar("_Item", bound=np.generic)
+
+
+def content_starts(lengths_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where messages of these lengths begin when they lie one behind the other from 0."""
+    ends = np.cumsum(lengths_bytes, dtype=np.int64)
+    ends -= lengths_bytes
+    return ends
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Some messages, of any slots, one array per property."""
+
+    due_ms: NDArray[np.int64]
+    ids: NDArray[np.uint8]  # (n, 16)
+    topics: tuple[str, ...]
+    topic_numbers: NDArray[np.uint32]
+    key_lengths: NDArray[np.int32]
+    value_lengths: NDArray[np.int32]
+    headers_lengths: NDArray[np.int32]
+    partitions: NDArray[np.int32]
+    timestamps_ms: NDArray[np.int64]
+    blob: Blob
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+    @classmethod
+    def of_cancels(cls, due_ms: NDArray[np.int64], ids: NDArray[np.uint8]) -> Self:
+        """Columns that only say which messages are meant: no topic, no content."""
+        rows = len(due_ms)
+        null = np.full(rows, -1, dtype=np.int32)
+        return cls(
+            due_ms=due_ms,
+            ids=ids,
+            topics=(),
+            topic_numbers=np.zeros(rows, dtype=np.uint32),
+            key_lengths=null,
+            value_lengths=null,
+            headers_lengths=np.zeros(rows, dtype=np.int32),
+            partitions=null,
+            timestamps_ms=np.full(rows, -1, dtype=np.int64),
+            blob=b"",
+            starts=np.zeros(rows, dtype=np.int64),
+        )
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """The second of each message."""
+        return self.due_ms // 1000
+
+    @property
+    def lengths_bytes(self) -> NDArray[np.int64]:
+        """Key, value and headers of each message together."""
+        lengths = np.maximum(self.key_lengths, 0).astype(np.int64)
+        lengths += np.maximum(self.value_lengths, 0)
+        lengths += self.headers_lengths
+        return lengths
+
+    @staticmethod
+    def concat(parts: "Sequence[Columns]") -> "Columns":
+        """All messages of ``parts`` in order, in one dictionary of topics and one blob."""
+        if len(parts) == 1:
+            return parts[0]
+        topics, topic_numbers = _merge_topics(parts)
+        blobs, starts = _join_blobs(parts)
+        return Columns(
+            due_ms=_joined([part.due_ms for part in parts], np.int64),
+            ids=np.concatenate(
+                [np.empty((0, ID_LENGTH_BYTES), dtype=np.uint8), *(part.ids for part in parts)]
+            ),
+            topics=topics,
+            topic_numbers=topic_numbers,
+            key_lengths=_joined([part.key_lengths for part in parts], np.int32),
+            value_lengths=_joined([part.value_lengths for part in parts], np.int32),
+            headers_lengths=_joined([part.headers_lengths for part in parts], np.int32),
+            partitions=_joined([part.partitions for part in parts], np.int32),
+            timestamps_ms=_joined([part.timestamps_ms for part in parts], np.int64),
+            blob=blobs,
+            starts=starts,
+        )
+
+    def take(self, rows: NDArray[np.intp]) -> "Columns":
+        """The messages ``rows``, in that order, with a blob that holds them and nothing else."""
+        blob, starts = self._gather(rows)
+        return Columns(
+            due_ms=self.due_ms[rows],
+            ids=self.ids[rows],
+            topics=self.topics,
+            topic_numbers=self.topic_numbers[rows],
+            key_lengths=self.key_lengths[rows],
+            value_lengths=self.value_lengths[rows],
+            headers_lengths=self.headers_lengths[rows],
+            partitions=self.partitions[rows],
+            timestamps_ms=self.timestamps_ms[rows],
+            blob=blob,
+            starts=starts,
+        )
+
+    def topic(self, row: int) -> str:
+        """The topic of one message."""
+        return self.topics[int(self.topic_numbers[row])]
+
+    def key(self, row: int) -> bytes | None:
+        """The key of one message; None = null."""
+        length = int(self.key_lengths[row])
+        return None if length < 0 else self._bytes(int(self.starts[row]), length)
+
+    def value(self, row: int) -> bytes | None:
+        """The value of one message; None = null."""
+        length = int(self.value_lengths[row])
+        if length < 0:
+            return None
+        return self._bytes(int(self.starts[row]) + max(int(self.key_lengths[row]), 0), length)
+
+    def headers(self, row: int) -> list[tuple[str, bytes | None]]:
+        """The headers of one message, in order, duplicates included."""
+        length = int(self.headers_lengths[row])
+        if length == 0:
+            return []
+        start = int(self.starts[row])
+        start += max(int(self.key_lengths[row]), 0) + max(int(self.value_lengths[row]), 0)
+        return decode_headers(self._bytes(start, length))
+
+    def _bytes(self, start: int, length: int) -> bytes:
+        return bytes(self.blob[start : start + length])
+
+    def _gather(self, rows: NDArray[np.intp]) -> tuple[bytes, NDArray[np.int64]]:
+        """Copies the bytes of ``rows`` behind one another; what already touches goes as one."""
+        lengths = self.lengths_bytes[rows]
+        begins = self.starts[rows]
+        ends = begins + lengths
+        if not len(rows):
+            return b"", begins
+        breaks = np.flatnonzero(begins[1:] != ends[:-1])
+        firsts = begins[np.concatenate(([0], breaks + 1))].tolist()
+        lasts = ends[np.concatenate((breaks, [len(rows) - 1]))].tolist()
+        view = memoryview(self.blob)
+        pieces = [view[first:last] for first, last in zip(firsts, lasts, strict=True)]
+        return b"".join(pieces), content_starts(lengths)
+
+
+def _joined(arrays: Sequence[NDArray[_Item]], dtype: type[_Item]) -> NDArray[_Item]:
+    return np.concatenate([np.empty(0, dtype=dtype), *arrays])
+
+
+def _merge_topics(parts: Sequence[Columns]) -> tuple[tuple[str, ...], NDArray[np.uint32]]:
+    numbers: dict[str, int] = {}
+    renumbered = []
+    for part in parts:
+        table = np.array(
+            [numbers.setdefault(topic, len(numbers)) for topic in part.topics], dtype=np.uint32
+        )
+        renumbered.append(table[part.topic_numbers] if len(table) else part.topic_numbers)
+    return tuple(numbers), _joined(renumbered, np.uint32)
+
+
+def _join_blobs(parts: Sequence[Columns]) -> tuple[bytes, NDArray[np.int64]]:
+    begins = []
+    length_bytes = 0
+    for part in parts:
+        begins.append(part.starts + length_bytes)
+        length_bytes += len(part.blob)
+    return b"".join([part.blob for part in parts]), _joined(begins, np.int64)

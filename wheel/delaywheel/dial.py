@@ -1,0 +1,114 @@
+"""The dial: one row of counts a second, shared with readers in other processes.
+
+A slot's row is ``slot % rows``. With rows = span + late window + slack no two slots that can
+hold messages meet in a row, but for a backlog older than that: then the newer slot has it, and
+the older one is found by its folder's name. A row proves its slot; 0 = empty.
+
+It is a cache: counted while frames are written, rebuilt from the indexes at every start.
+Readers take no lock and may see a row in the middle of a change; nothing but what people look
+at may hang on it.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
+from delaywheel.disk import Disk
+from delaywheel.format import cancel_counts, message_counts
+from delaywheel.identity import WheelId
+from delaywheel.index import read_segments
+
+DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
+    [
+        ("slot", "<i8"),
+        ("messages", "<u8"),
+        ("length_bytes", "<u8"),
+        ("frames", "<u8"),
+        ("cancels", "<u8"),
+        ("wheels", "<u8"),  # how many wheels have frames in the slot
+    ]
+)
+
+
+class Dial:
+    """The dial's one writer."""
+
+    def __init__(self, disk: Disk, data: Path, rows: int) -> None:
+        """Maps the dial and empties it.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            rows: span + late window + slack, in seconds.
+        """
+        disk.make_folder(data)
+        self._table = disk.map_array(layout.dial_path(data), DIAL_ROW, rows, writable=True)
+        self._table[:] = 0
+
+    def add(self, index_rows: NDArray[Any]) -> None:
+        """Counts frames, given as the index rows of one wheel."""
+        index_rows = index_rows[index_rows["length"] > 0]
+        slots = index_rows["slot"].astype(np.int64)
+        places = slots % len(self._table)
+        order = np.argsort(slots, kind="stable")
+        newer = order[slots[order] > self._table["slot"][places[order]]]
+        # Where two slots meet in a row, the last assignment is the greater slot's.
+        self._table[places[newer]] = 0
+        self._table["slot"][places[newer]] = slots[newer]
+        has_row = self._table["slot"][places] == slots
+        index_rows, places = index_rows[has_row], places[has_row]
+        for name, counts in (
+            ("messages", message_counts(index_rows)),
+            ("length_bytes", index_rows["length"]),
+            ("frames", np.ones(len(places), dtype=np.uint64)),
+            ("cancels", cancel_counts(index_rows)),
+            ("wheels", index_rows["offset"] == 0),
+        ):
+            np.add.at(self._table[name], places, counts.astype(np.uint64))
+
+    def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
+        """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
+        self._table[:] = 0
+        for wheel in wheels:
+            for _, rows in read_segments(disk, layout.wheel_folder(data, wheel)):
+                self.add(rows[rows["slot"] >= floor])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Empties the rows of deleted slots."""
+        wanted = np.asarray(slots, dtype=np.int64)
+        places = wanted % len(self._table)
+        self._table[places[self._table["slot"][places] == wanted]] = 0
+
+
+class DialView:
+    """The dial, for readers in any process."""
+
+    def __init__(self, disk: Disk, data: Path) -> None:
+        """Maps the dial.
+
+        Raises:
+            FileNotFoundError: no node ever ran on this folder.
+        """
+        path = layout.dial_path(data)
+        file = disk.open_read(path)
+        try:
+            rows = file.size() // DIAL_ROW.itemsize
+        finally:
+            file.close()
+        self._table = disk.map_array(path, DIAL_ROW, rows, writable=False)
+
+    def row(self, slot: int) -> NDArray[Any] | None:
+        """A copy of one slot's row; None when it has none."""
+        row = self._table[slot % len(self._table)].copy()
+        return row if int(row["slot"]) == slot else None
+
+    def rows(self, from_slot: int = 1, to_slot: int | None = None) -> NDArray[Any]:
+        """Copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
+        slots = self._table["slot"].copy()
+        wanted = (slots >= max(from_slot, 1)) & (slots < (to_slot or np.iinfo(np.int64).max))
+        rows = self._table[wanted]
+        return rows[np.argsort(rows["slot"], kind="stable")]

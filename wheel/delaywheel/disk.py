@@ -1,0 +1,323 @@
+"""The disk as the wheel sees it: a small port, and its implementation on a POSIX system.
+
+All files of a data folder are reached through ``Disk``, so that a simulated one can lose
+unsynced writes, tear them, or fail. What the port promises:
+
+* a write that returned is seen by every later read and map, of every process;
+* it outlives the process; the machine only after ``sync_data``, its name after ``sync_folder``;
+* ``replace_file`` is all or nothing and durable when it returns.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_BUFFERS_PER_CALL = os.sysconf("SC_IOV_MAX")
+
+
+class FolderInUseError(Exception):
+    """Another process holds the lock."""
+
+
+class File(Protocol):
+    """An open file."""
+
+    def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Writes all bytes of ``buffers``, one behind the other, from ``offset`` on."""
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Reads up to ``length`` bytes; fewer only where the file ends."""
+
+    def size(self) -> int:
+        """The length in bytes."""
+
+    def truncate(self, length: int) -> None:
+        """Cuts the file."""
+
+    def sync_data(self) -> None:
+        """Returns when content and length are on the medium."""
+
+    def close(self) -> None:
+        """Ends the use of this object."""
+
+
+class Lock(Protocol):
+    """A held lock."""
+
+    def release(self) -> None:
+        """Lets others have it."""
+
+
+class Disk(Protocol):
+    """Files and folders."""
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """Opens for reading and writing; ``create`` makes file and folders where missing.
+
+        Raises:
+            FileNotFoundError: it is not there and ``create`` is not asked for.
+        """
+
+    def open_read(self, path: Path) -> File:
+        """Opens for reading.
+
+        Raises:
+            FileNotFoundError: it is not there.
+        """
+
+    def map_read(self, path: Path, length: int) -> memoryview:
+        """Maps the first ``length`` bytes, which must be there and must never be cut.
+
+        The map lives as long as a view on it, also when the file is deleted meanwhile.
+        """
+
+    def map_array(
+        self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
+    ) -> NDArray[Any]:
+        """Maps a file of fixed size as an array, shared with other processes.
+
+        Writable: the file is made with exactly this size (zeros where it is new).
+        Otherwise it must be there with at least this size.
+        """
+
+    def read_file(self, path: Path) -> bytes:
+        """Reads a whole small file."""
+
+    def replace_file(self, path: Path, content: bytes) -> None:
+        """Puts a whole small file in place, durably, or leaves the old one."""
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder and those above it, where missing."""
+
+    def sync_folder(self, path: Path) -> None:
+        """Returns when the names made in this folder are on the medium."""
+
+    def list_folder(self, path: Path) -> list[str]:
+        """Sorted names; empty when there is no such folder."""
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is a file or folder of this name."""
+
+    def delete(self, path: Path) -> None:
+        """Deletes a file if it is there."""
+
+    def delete_folder(self, path: Path) -> None:
+        """Deletes a folder with all it holds, if it is there."""
+
+    def free_bytes(self, path: Path) -> int:
+        """Space left for us where ``path`` lies."""
+
+    def free_inodes(self, path: Path) -> int | None:
+        """Files that can still be made; None where the file system has no such limit."""
+
+    def lock(self, path: Path) -> Lock:
+        """Takes the lock file ``path`` for this process's life or until released.
+
+        Raises:
+            FolderInUseError: someone else has it.
+        """
+
+
+class PosixFile:
+    """A file descriptor."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """See ``File``; a short write is gone on with, an interrupted one Python repeats."""
+        if len(buffers) == 1:
+            only = buffers[0]
+            written = os.pwrite(self._descriptor, only, offset)
+            if written == len(only):
+                return
+            buffers = [memoryview(only)[written:]]
+            offset += written
+        self._write_rest([memoryview(buffer) for buffer in buffers if len(buffer)], offset)
+
+    def _write_rest(self, views: list[memoryview], offset: int) -> None:
+        first = 0
+        while first < len(views):
+            written = os.pwritev(self._descriptor, views[first : first + _BUFFERS_PER_CALL], offset)
+            if written == 0:
+                raise OSError(errno.EIO, "a write of more than nothing wrote nothing")
+            offset += written
+            while first < len(views) and written >= len(views[first]):
+                written -= len(views[first])
+                first += 1
+            if written:
+                views[first] = views[first][written:]
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """See ``File``."""
+        parts = []
+        while length:
+            part = os.pread(self._descriptor, length, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self) -> int:
+        """See ``File``."""
+        return os.fstat(self._descriptor).st_size
+
+    def truncate(self, length: int) -> None:
+        """See ``File``."""
+        os.ftruncate(self._descriptor, length)
+
+    def sync_data(self) -> None:
+        """See ``File``."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """See ``File``; closing twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixLock:
+    """A flock: the kernel releases it when the process ends, however it ends."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """See ``Lock``."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixDisk:
+    """``Disk`` on the file system of this machine."""
+
+    def open(self, path: Path, *, create: bool = False) -> PosixFile:
+        """See ``Disk``."""
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return PosixFile(os.open(path, flags, 0o644))
+        except FileNotFoundError:
+            if not create:
+                raise
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return PosixFile(os.open(path, flags, 0o644))
+
+    def open_read(self, path: Path) -> PosixFile:
+        """See ``Disk``."""
+        return PosixFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def map_read(self, path: Path, length: int) -> memoryview:
+        """See ``Disk``."""
+        if length == 0:
+            return memoryview(b"")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ))
+        finally:
+            os.close(descriptor)
+
+    def map_array(
+        self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
+    ) -> NDArray[Any]:
+        """See ``Disk``; space is allocated, for a full disk under a map is SIGBUS."""
+        length = dtype.itemsize * rows
+        access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+        descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)
+        try:
+            if writable:
+                os.ftruncate(descriptor, length)
+                os.posix_fallocate(descriptor, 0, length)
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            mapped = mmap.mmap(descriptor, length, prot=protection)
+        finally:
+            os.close(descriptor)
+        return np.frombuffer(mapped, dtype=dtype, count=rows)
+
+    def read_file(self, path: Path) -> bytes:
+        """See ``Disk``."""
+        return path.read_bytes()
+
+    def replace_file(self, path: Path, content: bytes) -> None:
+        """See ``Disk``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file = PosixFile(descriptor)
+        try:
+            file.write_at([content], 0)
+            os.fsync(descriptor)
+        finally:
+            file.close()
+        temporary.replace(path)
+        self.sync_folder(path.parent)
+
+    def make_folder(self, path: Path) -> None:
+        """See ``Disk``."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def sync_folder(self, path: Path) -> None:
+        """See ``Disk``."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def list_folder(self, path: Path) -> list[str]:
+        """See ``Disk``."""
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is needed
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        """See ``Disk``."""
+        return path.exists()
+
+    def delete(self, path: Path) -> None:
+        """See ``Disk``."""
+        path.unlink(missing_ok=True)
+
+    def delete_folder(self, path: Path) -> None:
+        """See ``Disk``."""
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            return
+
+    def free_bytes(self, path: Path) -> int:
+        """See ``Disk``."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def free_inodes(self, path: Path) -> int | None:
+        """See ``Disk``."""
+        status = os.statvfs(path)
+        return status.f_favail if status.f_files else None
+
+    def lock(self, path: Path) -> PosixLock:
+        """See ``Disk``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise FolderInUseError(f"{path} is held by another process") from error
+        return PosixLock(descriptor)

@@ -1,0 +1,153 @@
+"""Kafka headers as one run of bytes, the same in requests, frames and slot files.
+
+Each header is: uint32 length of the name, int32 length of the value or -1 for null (both
+little-endian), the name in UTF-8, the value. Order and duplicates are kept.
+"""
+
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # columns.py decodes headers: the one import back is for its type only
+    from delaywheel.columns import Columns
+
+RESERVED_PREFIX = "dw-"
+
+_LENGTHS = struct.Struct("<Ii")
+_RESERVED = np.frombuffer(RESERVED_PREFIX.encode(), dtype=np.uint8)
+# Below this many messages a plain loop is cheaper than numpy, and one message made of
+# a hundred thousand tiny headers must not cost a numpy pass for each of them.
+_VECTORISED_MESSAGES = 32
+
+
+class HeadersMalformedError(ValueError):
+    """The lengths do not add up, or a name is empty or no UTF-8."""
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """Encodes headers; a value of None is a null, which differs from empty."""
+    parts = []
+    for name, value in headers:
+        encoded = name.encode()
+        parts.append(_LENGTHS.pack(len(encoded), -1 if value is None else len(value)))
+        parts.append(encoded)
+        if value:
+            parts.append(value)
+    return b"".join(parts)
+
+
+def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
+    """Decodes what ``encode_headers`` made.
+
+    Raises:
+        HeadersMalformedError: the bytes are no headers.
+    """
+    headers: list[tuple[str, bytes | None]] = []
+    position, end = 0, len(buffer)
+    while position < end:
+        if end - position < _LENGTHS.size:
+            raise HeadersMalformedError("a header is cut off before its lengths end")
+        name_length, value_length = _LENGTHS.unpack_from(buffer, position)
+        position += _LENGTHS.size
+        value_at = position + name_length
+        value_end = value_at + max(value_length, 0)
+        if name_length == 0 or value_length < -1 or value_end > end:
+            raise HeadersMalformedError("the lengths of a header do not add up")
+        try:
+            name = buffer[position:value_at].decode()
+        except UnicodeDecodeError as error:
+            raise HeadersMalformedError("a header's name is no UTF-8") from error
+        headers.append((name, None if value_length < 0 else buffer[value_at:value_end]))
+        position = value_end
+    return headers
+
+
+def check_headers(columns: "Columns") -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Finds the messages whose headers must be refused.
+
+    Args:
+        columns: decoded messages whose key, value and headers lie within the blob.
+
+    Returns:
+        The rows whose headers are malformed, and the other rows that have a header whose
+        name begins with ``dw-``.
+    """
+    walk = _Walk(columns)
+    while len(walk.rows) > _VECTORISED_MESSAGES:
+        walk.step()
+    walk.finish_one_by_one()
+    malformed = np.flatnonzero(walk.malformed)
+    reserved = np.flatnonzero(walk.reserved & ~walk.malformed)
+    return malformed, reserved
+
+
+class _Walk:
+    """Goes through the headers of all messages at once: one step, one header of each.
+
+    ``rows`` are the messages not yet walked to their end; ``at`` and ``end`` belong to them.
+    """
+
+    def __init__(self, columns: "Columns") -> None:
+        messages = len(columns)
+        self.malformed = np.zeros(messages, dtype=np.bool_)
+        self.reserved = np.zeros(messages, dtype=np.bool_)
+        self._blob = memoryview(columns.blob)
+        self._bytes = np.frombuffer(columns.blob, dtype=np.uint8)
+        self.rows = np.flatnonzero(columns.headers_lengths)
+        content = columns.starts + columns.lengths_bytes
+        self._end = content[self.rows]
+        self._at = self._end - columns.headers_lengths[self.rows]
+
+    def step(self) -> None:
+        self._keep(self._end - self._at >= _LENGTHS.size)
+        lengths = self._bytes[self._at[:, None] + np.arange(_LENGTHS.size)]
+        name_lengths = lengths[:, :4].copy().view("<u4")[:, 0].astype(np.int64)
+        value_lengths = lengths[:, 4:].copy().view("<i4")[:, 0].astype(np.int64)
+        names_at = self._at + _LENGTHS.size
+        next_at = names_at + name_lengths + np.maximum(value_lengths, 0)
+        fits = (name_lengths > 0) & (value_lengths >= -1) & (next_at <= self._end)
+        self._keep(fits)
+        self._check_names(names_at[fits], name_lengths[fits])
+        self._at = next_at[fits]
+        self._forget(self._at < self._end)
+
+    def finish_one_by_one(self) -> None:
+        places = zip(self.rows.tolist(), self._at.tolist(), self._end.tolist(), strict=True)
+        for row, at, end in places:
+            try:
+                headers = decode_headers(bytes(self._blob[at:end]))
+            except HeadersMalformedError:
+                self.malformed[row] = True
+                continue
+            if any(name.startswith(RESERVED_PREFIX) for name, _ in headers):
+                self.reserved[row] = True
+
+    def _keep(self, good: NDArray[np.bool_]) -> None:
+        """Marks the others as malformed and forgets them."""
+        self.malformed[self.rows[~good]] = True
+        self._forget(good)
+
+    def _forget(self, others_than: NDArray[np.bool_]) -> None:
+        self.rows = self.rows[others_than]
+        self._at = self._at[others_than]
+        self._end = self._end[others_than]
+
+    def _check_names(self, names_at: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Marks reserved names and names that are no UTF-8; nearly all are plain ASCII."""
+        total = int(lengths.sum())
+        within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        names = self._bytes[np.repeat(names_at, lengths) + within]
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        for name in np.unique(owners[names >= 0x80]).tolist():
+            at = int(names_at[name])
+            try:
+                bytes(self._blob[at : at + int(lengths[name])]).decode()
+            except UnicodeDecodeError:
+                self.malformed[self.rows[name]] = True
+        long_enough = np.flatnonzero(lengths >= len(_RESERVED))
+        firsts = self._bytes[names_at[long_enough][:, None] + np.arange(len(_RESERVED))]
+        begins_reserved = (firsts == _RESERVED).all(axis=1)
+        self.reserved[self.rows[long_enough[begins_reserved]]] = True

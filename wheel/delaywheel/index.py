@@ -1,0 +1,196 @@
+"""A wheel's index: row n says where the frame with seq n + 1 lies.
+
+It is cut into segments of a fixed number of rows. The writer appends whole rows behind the
+bytes they speak of, so a row that can be read is a frame that can be read; a reader ignores
+a torn row at the end. A segment is deleted once its greatest slot is below the floor; the last
+one stays, for it says how far the wheel goes.
+"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
+from delaywheel.disk import Disk, File
+from delaywheel.format import INDEX_ROW, INDEX_ROW_LENGTH_BYTES
+
+ROWS_PER_SEGMENT = 65_536
+
+
+class IndexWriter:
+    """Appends rows to an index, from ``last_seq`` on. ``append`` is for one thread."""
+
+    def __init__(self, disk: Disk, folder: Path, *, last_seq: int = 0) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._segment = -1
+        self._file: File | None = None
+        self._unsynced: set[int] = set()
+        self._lock = threading.Lock()
+        self.last_seq = last_seq
+
+    def append(self, rows: list[bytes]) -> None:
+        """Writes rows for the next seqs; ``last_seq`` moves with every segment written."""
+        while rows:
+            segment, row = divmod(self.last_seq, ROWS_PER_SEGMENT)
+            part = rows[: ROWS_PER_SEGMENT - row]
+            file = self._opened(segment)
+            file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
+            with self._lock:  # after the write: a sync in between must not take it as done
+                self._unsynced.add(segment)
+            self.last_seq += len(part)
+            rows = rows[len(part) :]
+
+    def look_after_failure(self) -> None:
+        """Sets ``last_seq`` to what can be read after a failed ``append``."""
+        reader = IndexReader(self._disk, self._folder)
+        try:
+            self.last_seq = reader.last_seq()
+        finally:
+            reader.close()
+
+    def take_unsynced(self) -> set[int]:
+        """The segments that ``sync`` must make durable."""
+        with self._lock:
+            taken, self._unsynced = self._unsynced, set()
+        return taken
+
+    def sync(self, segments: set[int]) -> None:
+        """Puts segments on the medium, and their names."""
+        for segment in sorted(segments):
+            try:
+                file = self._disk.open(layout.index_path(self._folder, segment))
+            except FileNotFoundError:
+                continue  # deleted meanwhile: below the floor
+            try:
+                file.sync_data()
+            finally:
+                file.close()
+        if segments:
+            self._disk.sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Closes the segment in use."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._segment = -1
+
+    def _opened(self, segment: int) -> File:
+        if self._file is None or self._segment != segment:
+            self.close()
+            self._file = self._disk.open(layout.index_path(self._folder, segment), create=True)
+            self._segment = segment
+        return self._file
+
+
+class IndexReader:
+    """Reads an index that another process may be writing."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._segment = 0
+        self._file: File | None = None  # of _segment, the last one there was when we looked
+
+    def last_seq(self) -> int:
+        """The seq of the last whole row; 0 = there is none."""
+        while True:
+            if self._file is None and not self._open_last():
+                return 0
+            assert self._file is not None
+            rows = self._file.size() // INDEX_ROW_LENGTH_BYTES
+            if rows < ROWS_PER_SEGMENT or not self._open(self._segment + 1):
+                return self._segment * ROWS_PER_SEGMENT + min(rows, ROWS_PER_SEGMENT)
+
+    def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
+        """The rows of ``first_seq`` to ``last_seq``, which must not exceed ``last_seq()``.
+
+        Rows of deleted segments are all zeros.
+        """
+        rows = np.zeros(max(last_seq - first_seq + 1, 0), dtype=INDEX_ROW)
+        at = first_seq - 1
+        while at < last_seq:
+            segment, row = divmod(at, ROWS_PER_SEGMENT)
+            count = min(last_seq - at, ROWS_PER_SEGMENT - row)
+            part = self._read(segment, row, count)
+            rows[at - first_seq + 1 : at - first_seq + 1 + len(part)] = part
+            at += count
+        return rows
+
+    def close(self) -> None:
+        """Closes the segment in use."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
+        offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES
+        if self._file is not None and segment == self._segment:
+            content = self._file.read_at(length, offset)
+        else:
+            content = _read_once(self._disk, self._folder, segment, offset, length)
+        whole = len(content) // INDEX_ROW_LENGTH_BYTES
+        return np.frombuffer(content, dtype=INDEX_ROW, count=whole)
+
+    def _open_last(self) -> bool:
+        segments = list_segments(self._disk, self._folder)
+        return bool(segments) and self._open(segments[-1])
+
+    def _open(self, segment: int) -> bool:
+        try:
+            file = self._disk.open_read(layout.index_path(self._folder, segment))
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._file = file
+        self._segment = segment
+        return True
+
+
+def list_segments(disk: Disk, folder: Path) -> list[int]:
+    """The numbers of the segments that are there, ascending."""
+    numbers = map(layout.index_segment, disk.list_folder(folder))
+    return sorted(number for number in numbers if number is not None)
+
+
+def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """First seq and rows of every segment that is there, ascending."""
+    length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
+    for segment in list_segments(disk, folder):
+        content = _read_once(disk, folder, segment, 0, length)
+        whole = len(content) // INDEX_ROW_LENGTH_BYTES
+        rows = np.frombuffer(content, dtype=INDEX_ROW, count=whole)
+        yield segment * ROWS_PER_SEGMENT + 1, rows
+
+
+def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
+    """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+
+    Only leading ones, so that what is left is one unbroken run of seqs.
+    """
+    deleted = []
+    for segment in list_segments(disk, folder)[:-1]:
+        length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
+        content = _read_once(disk, folder, segment, 0, length)
+        rows = np.frombuffer(content, dtype=INDEX_ROW)
+        if len(rows) and int(rows["slot"].max()) >= floor:
+            break
+        disk.delete(layout.index_path(folder, segment))
+        deleted.append(segment)
+    return deleted
+
+
+def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes:
+    try:
+        file = disk.open_read(layout.index_path(folder, segment))
+    except FileNotFoundError:
+        return b""
+    try:
+        return file.read_at(length, offset)
+    finally:
+        file.close()

@@ -1,0 +1,90 @@
+"""Which file lies where in a data folder.
+
+::
+
+    <data>/node.json  lock  dial  server.row  cleaner.row
+    <data>/wheels/<wheel>/meta.json
+    <data>/wheels/<wheel>/index.<n>                        rows n x 65,536 and up
+    <data>/wheels/<wheel>/checkpoint
+    <data>/wheels/<wheel>/slots/<YYYYMMDDTHH>/<second>.slot    UTC hour, Unix second
+"""
+
+import re
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+
+SECONDS_PER_HOUR = 3600
+
+_SLOT_FILE = re.compile(r"(\d+)\.slot")
+_INDEX_FILE = re.compile(r"index\.(\d+)")
+
+
+def dial_path(data: Path) -> Path:
+    """The dial."""
+    return data / "dial"
+
+
+def wheels_folder(data: Path) -> Path:
+    """The folder of all wheels."""
+    return data / "wheels"
+
+
+def wheel_folder(data: Path, wheel: WheelId) -> Path:
+    """The folder of one wheel."""
+    return data / "wheels" / str(wheel)
+
+
+def meta_path(folder: Path) -> Path:
+    """What a wheel is; a folder without it holds no wheel yet."""
+    return folder / "meta.json"
+
+
+def checkpoint_path(folder: Path) -> Path:
+    """How far the wheel is on the medium."""
+    return folder / "checkpoint"
+
+
+def index_path(folder: Path, segment: int) -> Path:
+    """One segment of a wheel's index."""
+    return folder / f"index.{segment}"
+
+
+def index_segment(name: str) -> int | None:
+    """The number of a segment from its file's name; None for other files."""
+    match = _INDEX_FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def slots_folder(folder: Path) -> Path:
+    """The folder of a wheel's slot files."""
+    return folder / "slots"
+
+
+def slot_path(folder: Path, slot: int) -> Path:
+    """One slot's file of a wheel."""
+    return folder / "slots" / hour_name(slot // SECONDS_PER_HOUR) / f"{slot}.slot"
+
+
+def slot_of_name(name: str) -> int | None:
+    """The slot from its file's name; None for other files."""
+    match = _SLOT_FILE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@lru_cache(maxsize=4096)
+def hour_name(hour: int) -> str:
+    """The folder of an hour since 1970."""
+    return datetime.fromtimestamp(hour * SECONDS_PER_HOUR, UTC).strftime("%Y%m%dT%H")
+
+
+@lru_cache(maxsize=4096)
+def hour_of_name(name: str) -> int | None:
+    """The hour since 1970 from its folder's name; None for other folders."""
+    try:
+        moment = datetime.strptime(name, "%Y%m%dT%H").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return int(moment.timestamp()) // SECONDS_PER_HOUR

@@ -1,0 +1,235 @@
+"""Slot files: created by the first frame that needs them, appended to, deleted whole.
+
+Nothing else ever happens to a slot file but the cutting of a torn tail after a crash. Handles
+are opened when needed and kept in one bounded cache for all wheels of the node; what lies far
+ahead is closed first, since slots near the pointer are about to take frames of short delays.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from delaywheel import layout
+from delaywheel.disk import Buffer, Disk, File
+from delaywheel.format import NO_SLOT, SLOT_FILE_LIMIT_BYTES, EncodedFrame
+
+# Handles of slots up to this many seconds ahead of the pointer are spared when one must go...
+_NEAR_SECONDS = 60
+# ...as long as one that need not be spared is found among so many.
+_SPARED_AT_MOST = 16
+
+
+class SlotFull(Exception):  # noqa: N818 - the condition is the name
+    """A slot file has no room for a frame; nothing of the group was written."""
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(f"slot {slot} of this wheel is full")
+        self.slot = slot
+
+
+@dataclass(slots=True)
+class _Handle:
+    file: File
+    end: int  # the file's length: where the next frame goes
+
+
+class HandleCache:
+    """Open slot files of all wheels, at most ``capacity`` of them. Thread-safe."""
+
+    def __init__(self, disk: Disk, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError("a cache of handles needs room for one")
+        self.disk = disk
+        self.capacity = capacity
+        # The slot of the wall clock, told by the writer with each group.
+        self.pointer_slot = 0
+        self._handles: dict[tuple[int, int], _Handle] = {}  # in the order of their last use
+        self._lock = threading.Lock()
+        self._next_owner = 0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def new_owner(self) -> int:
+        """A number that keeps the slots of one user apart from those of others."""
+        with self._lock:
+            self._next_owner += 1
+            return self._next_owner
+
+    def append(self, owner: int, slot: int, folder: Path, buffer: Buffer) -> int:
+        """Appends to a slot file, which is made if it is missing; returns the offset."""
+        with self._lock:
+            key = (owner, slot)
+            handle = self._handles.pop(key, None)
+            if handle is None:
+                handle = self._open(layout.slot_path(folder, slot))
+            self._handles[key] = handle
+            offset = handle.end
+            handle.file.write_at((buffer,), offset)
+            handle.end = offset + len(buffer)
+            return offset
+
+    def close(self, owner: int) -> None:
+        """Closes all handles of one owner."""
+        self.close_below(owner, NO_SLOT)
+
+    def close_below(self, owner: int, floor: int) -> None:
+        """Closes the handles of one owner's slots below ``floor``."""
+        with self._lock:
+            keys = [key for key in self._handles if key[0] == owner and key[1] < floor]
+            for key in keys:
+                self._handles.pop(key).file.close()
+
+    def _open(self, path: Path) -> _Handle:
+        while len(self._handles) >= self.capacity:
+            self._handles.pop(self._least_needed()).file.close()
+        file = self.disk.open(path, create=True)
+        return _Handle(file, file.size())
+
+    def _least_needed(self) -> tuple[int, int]:
+        """The handle longest not used of those not near the pointer, if one is soon found."""
+        oldest = None
+        for spared, key in enumerate(self._handles):
+            oldest = oldest or key
+            ahead_seconds = key[1] - self.pointer_slot
+            if not 0 <= ahead_seconds <= _NEAR_SECONDS:
+                return key
+            if spared == _SPARED_AT_MOST:
+                break
+        assert oldest is not None
+        return oldest
+
+
+@dataclass(slots=True)
+class Unsynced:
+    """What was written since the last ``SlotFiles.take_unsynced``."""
+
+    slots: set[int] = field(default_factory=set)
+    new_hours: set[int] = field(default_factory=set)  # hours in which files were made
+
+
+class SlotFiles:
+    """The slot files of one wheel, for its writer.
+
+    ``append`` is for one thread; the others may run beside it on another.
+    """
+
+    def __init__(
+        self, folder: Path, handles: HandleCache, *, limit_bytes: int = SLOT_FILE_LIMIT_BYTES
+    ) -> None:
+        self._folder = folder
+        self._handles = handles
+        self._owner = handles.new_owner()
+        self._limit_bytes = limit_bytes
+        # Slots more than half full, with their lengths: few, for each is gigabytes of disk.
+        self._large: dict[int, int] = {}
+        self._unsynced = Unsynced()
+        self._lock = threading.Lock()
+
+    def refuse_full(self, frames: Sequence[EncodedFrame]) -> None:
+        """Looks before anything is written whether all frames fit.
+
+        Raises:
+            SlotFull: a slot file would grow beyond what an index row can say.
+        """
+        if sum(map(_length_of, frames)) > self._limit_bytes // 2:
+            raise ValueError("a group longer than half a slot file")
+        if not self._large:
+            return
+        lengths = dict(self._large)
+        for frame in frames:
+            if frame.slot in lengths:
+                lengths[frame.slot] += len(frame.buffer)
+                if lengths[frame.slot] > self._limit_bytes:
+                    raise SlotFull(frame.slot)
+
+    def append(self, slot: int, buffer: Buffer) -> int:
+        """Writes one frame behind the others of its slot; returns its offset."""
+        offset = self._handles.append(self._owner, slot, self._folder, buffer)
+        with self._lock:  # after the write: a sync in between must not take it as done
+            self._unsynced.slots.add(slot)
+            if offset == 0:
+                self._unsynced.new_hours.add(slot // layout.SECONDS_PER_HOUR)
+            if offset + len(buffer) > self._limit_bytes // 2:
+                self._large[slot] = offset + len(buffer)
+        return offset
+
+    def take_unsynced(self) -> Unsynced:
+        """What ``sync`` must make durable; from now on a new record is kept."""
+        with self._lock:
+            taken, self._unsynced = self._unsynced, Unsynced()
+        return taken
+
+    def sync(self, unsynced: Unsynced) -> None:
+        """Puts slot files and their names on the medium.
+
+        It opens the files itself: the cache may have closed them, and must not be held up.
+        """
+        disk = self._handles.disk
+        for slot in sorted(unsynced.slots):
+            try:
+                file = disk.open(layout.slot_path(self._folder, slot))
+            except FileNotFoundError:
+                continue  # deleted meanwhile: below the floor
+            try:
+                file.sync_data()
+            finally:
+                file.close()
+        folder = layout.slots_folder(self._folder)
+        for hour in sorted(unsynced.new_hours):
+            path = folder / layout.hour_name(hour)
+            if disk.exists(path):
+                disk.sync_folder(path)
+        if unsynced.new_hours:
+            disk.sync_folder(folder)
+
+    def forget_below(self, floor: int) -> None:
+        """Closes what may be open of slots that are deleted."""
+        self._handles.close_below(self._owner, floor)
+        with self._lock:
+            self._large = {slot: end for slot, end in self._large.items() if slot >= floor}
+
+    def close(self) -> None:
+        """Closes what is open of this wheel."""
+        self._handles.close(self._owner)
+
+
+def list_slots(
+    disk: Disk, folder: Path, from_slot: int = 0, to_slot: int | None = None
+) -> Iterator[int]:
+    """The slots that have a file, ascending, ``from_slot`` <= slot < ``to_slot``."""
+    slots = layout.slots_folder(folder)
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is None or (hour + 1) * layout.SECONDS_PER_HOUR <= from_slot:
+            continue
+        if to_slot is not None and hour * layout.SECONDS_PER_HOUR >= to_slot:
+            return
+        for slot in sorted(filter(None, map(layout.slot_of_name, disk.list_folder(slots / name)))):
+            if slot >= from_slot and (to_slot is None or slot < to_slot):
+                yield slot
+
+
+def delete_slots_below(disk: Disk, folder: Path, floor: int) -> list[int]:
+    """Deletes the files of slots below ``floor``, and folders of hours that have none left."""
+    slots = layout.slots_folder(folder)
+    deleted = []
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is None:
+            continue
+        if hour * layout.SECONDS_PER_HOUR >= floor:
+            break
+        for slot in list_slots(disk, folder, hour * layout.SECONDS_PER_HOUR, floor):
+            if slot // layout.SECONDS_PER_HOUR != hour:
+                break
+            disk.delete(slots / name / f"{slot}.slot")
+            deleted.append(slot)
+        if (hour + 1) * layout.SECONDS_PER_HOUR <= floor:
+            disk.delete_folder(slots / name)
+    return deleted
+
+
+def _length_of(frame: EncodedFrame) -> int:
+    return len(frame.buffer)

@@ -1,0 +1,411 @@
+"""A node's own wheel, and what can be done with the wheels of a data folder.
+
+The life of an origin wheel:
+
+=========  ================================  =============================================
+state      how it is reached                 what is possible
+=========  ================================  =============================================
+open       ``OriginWheel.create``, fsynced   append, sync, checkpoint
+broken     a write or sync failed            nothing more; what is written stays readable
+ended      ``close``, or the process ended   reading; a wheel is never opened for append again
+=========  ================================  =============================================
+
+An append writes the bytes of all frames to their slot files, then their index rows in one
+write: a frame counts from the moment its row can be read. So a crash between any two effects
+leaves whole frames with rows, and perhaps bytes that no row speaks of, which recovery cuts.
+"""
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
+from delaywheel.columns import Columns
+from delaywheel.dial import Dial
+from delaywheel.disk import Disk
+from delaywheel.format import INDEX_ROW, EncodedFrame, Kind, encode_group
+from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.index import IndexWriter, delete_segments_below
+from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below
+
+DEFAULT_MAX_FRAME_MESSAGES = 10_000
+DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+_META_VERSION = 1
+
+
+class WheelState(StrEnum):
+    """What the folder knows about who may still write to a wheel."""
+
+    OPEN = "open"
+    FENCED = "fenced"
+    CLOSED = "closed"
+
+
+class WheelExists(Exception):  # noqa: N818 - the condition is the name
+    """A wheel of this name was opened before; its numbers must not start again."""
+
+
+class WheelMissing(Exception):  # noqa: N818 - the condition is the name
+    """There is no wheel of this name in the folder."""
+
+
+class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
+    """A wheel's meta.json cannot be understood."""
+
+
+class SlotFinished(Exception):  # noqa: N818 - the condition is the name
+    """A message for a slot below the floor: its file would come back after its deletion."""
+
+
+class WheelBroken(Exception):  # noqa: N818 - the condition is the name
+    """The medium refused something: this wheel takes no more, its node opens the spare.
+
+    ``done`` are the frames of the failed group that count; whether others of it are found
+    after a restart is unknown.
+    """
+
+    def __init__(self, wheel: WheelId, cause: str, done: "list[FramePlace] | None" = None) -> None:
+        super().__init__(f"wheel {wheel}: {cause}")
+        self.done = done or []
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMeta:
+    """The content of meta.json."""
+
+    wheel: WheelId
+    members: Mapping[str, str]  # node -> storage uuid, as registered
+    min_insync: int
+    span_seconds: int
+    state: WheelState = WheelState.OPEN
+    final_seq: int | None = None  # the committed T, once closed
+
+
+class FramePlace(NamedTuple):
+    """A frame and where it was written."""
+
+    frame: EncodedFrame
+    offset: int
+
+    @property
+    def seq(self) -> int:
+        """The frame's number in its wheel."""
+        return self.frame.seq
+
+    @property
+    def slot(self) -> int:
+        """The second whose file holds it."""
+        return self.frame.slot
+
+    @property
+    def messages(self) -> int:
+        """Messages or cancels in it."""
+        return self.frame.messages
+
+    @property
+    def length_bytes(self) -> int:
+        """Of the whole frame."""
+        return len(self.frame.buffer)
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """Which rows of the appended columns it holds, in its own order."""
+        return self.frame.rows
+
+
+class OriginWheel:
+    """The wheel that this node writes. ``append`` is for one thread, ``checkpoint`` for any."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        meta: WheelMeta,
+        handles: HandleCache,
+        *,
+        dial: Dial | None = None,
+        max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+    ) -> None:
+        self._disk = disk
+        self._folder = layout.wheel_folder(data, meta.wheel)
+        self._slots = SlotFiles(self._folder, handles)
+        self._index = IndexWriter(disk, self._folder)
+        self._handles = handles
+        self._dial = dial
+        self._max_frame_messages = max_frame_messages
+        self._max_frame_bytes = max_frame_bytes
+        self._sync_lock = threading.Lock()
+        self._broken: str | None = None
+        self._floor = 0
+        self.meta = meta
+
+    @classmethod
+    def create(
+        cls, disk: Disk, data: Path, meta: WheelMeta, handles: HandleCache, **options: Any
+    ) -> Self:
+        """Opens a new wheel; it is on the medium before this returns.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            meta: who the wheel is; its state is OPEN.
+            handles: the node's cache of open slot files.
+            options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``.
+
+        Raises:
+            WheelExists: the folder has a wheel of this name.
+        """
+        folder = layout.wheel_folder(data, meta.wheel)
+        if disk.exists(layout.meta_path(folder)):
+            raise WheelExists(f"wheel {meta.wheel} was opened before")
+        disk.make_folder(layout.slots_folder(folder))
+        save_meta(disk, data, meta)
+        disk.sync_folder(layout.wheels_folder(data))
+        disk.sync_folder(data)
+        return cls(disk, data, meta, handles, **options)
+
+    @property
+    def wheel(self) -> WheelId:
+        """The wheel's name."""
+        return self.meta.wheel
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last frame that counts; 0 = none yet."""
+        return self._index.last_seq
+
+    @property
+    def broken(self) -> str | None:
+        """Why the wheel takes no more; None while it does."""
+        return self._broken
+
+    def append(
+        self, columns: Columns, *, kind: Kind = Kind.MESSAGES, accepted_at_ms: int
+    ) -> list[FramePlace]:
+        """Writes one group: one frame and one write a slot, then the index rows.
+
+        Raises:
+            SlotFull: nothing was written; without that slot's messages it can be tried again.
+            SlotFinished: nothing was written; the caller let a late message through.
+            WheelBroken: the medium refused; see there.
+        """
+        self._refuse_if_broken()
+        frames = encode_group(
+            columns,
+            kind=kind,
+            wheel=self.meta.wheel,
+            first_seq=self._index.last_seq + 1,
+            accepted_at_ms=accepted_at_ms,
+            max_frame_messages=self._max_frame_messages,
+            max_frame_bytes=self._max_frame_bytes,
+        )
+        if frames and frames[0].slot < self._floor:
+            raise SlotFinished(f"slot {frames[0].slot} is below the floor {self._floor}")
+        self._slots.refuse_full(frames)
+        self._handles.pointer_slot = accepted_at_ms // 1000
+        places, failure = self._write_frames(frames)
+        rows = [place.frame.index_row(place.offset) for place in places]
+        first_seq = self._index.last_seq + 1
+        try:
+            self._index.append(rows)
+        except OSError as error:
+            failure = failure or error
+            self._look_after_failure()
+        done = self._index.last_seq + 1 - first_seq
+        if self._dial is not None and done:
+            self._dial.add(np.frombuffer(b"".join(rows[:done]), dtype=INDEX_ROW))
+        if failure is not None:
+            raise self._break(f"a write failed: {failure}", places[:done]) from failure
+        return places
+
+    def sync(self) -> None:
+        """Returns when everything appended is on the medium.
+
+        Raises:
+            WheelBroken: the medium reported an error; what it holds is unknown.
+        """
+        self._refuse_if_broken()
+        with self._sync_lock:
+            self._sync()
+
+    def checkpoint(self) -> int:
+        """Puts on the medium what was appended so far, and the seq up to which that is true.
+
+        Recovery after a crash of the machine looks only at what came later.
+
+        Raises:
+            WheelBroken: the medium reported an error; what it holds is unknown.
+        """
+        self._refuse_if_broken()
+        with self._sync_lock:
+            seq = self._index.last_seq
+            self._sync()
+            try:
+                save_checkpoint(self._disk, self._folder, seq)
+            except OSError as error:
+                raise self._break(f"the checkpoint failed: {error}") from error
+        return seq
+
+    def delete_below(self, floor: int) -> list[int]:
+        """Deletes the slot files below the floor; returns their slots."""
+        self._floor = max(self._floor, floor)
+        self._slots.forget_below(floor)
+        return delete_wheel_below(self._disk, self._folder, floor)
+
+    def close(self) -> None:
+        """Gives back what is open; the wheel is never opened for append again."""
+        self._broken = self._broken or "it was closed"
+        self._slots.close()
+        self._index.close()
+
+    def _write_frames(self, frames: list[EncodedFrame]) -> tuple[list[FramePlace], OSError | None]:
+        """Writes frames in order up to the first that fails."""
+        places: list[FramePlace] = []
+        for frame in frames:
+            try:
+                offset = self._slots.append(frame.slot, frame.buffer)
+            except OSError as error:
+                return places, error
+            places.append(FramePlace(frame, offset))
+        return places, None
+
+    def _look_after_failure(self) -> None:
+        try:
+            self._index.look_after_failure()
+        except OSError:
+            return  # nothing of the group is known to count
+
+    def _sync(self) -> None:
+        try:
+            self._slots.sync(self._slots.take_unsynced())
+            self._index.sync(self._index.take_unsynced())
+        except OSError as error:
+            raise self._break(f"a sync failed: {error}") from error
+
+    def _break(self, cause: str, done: list[FramePlace] | None = None) -> WheelBroken:
+        self._broken = cause
+        return WheelBroken(self.meta.wheel, cause, done)
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise WheelBroken(self.meta.wheel, self._broken)
+
+
+def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
+    """The wheels of a data folder, in order. A folder without meta.json is none yet."""
+    wheels = []
+    for name in disk.list_folder(layout.wheels_folder(data)):
+        try:
+            wheel = WheelId.parse(name)
+        except NameInvalidError:
+            continue
+        if disk.exists(layout.meta_path(layout.wheel_folder(data, wheel))):
+            wheels.append(wheel)
+    return sorted(wheels)
+
+
+def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
+    """Reads who a wheel is.
+
+    Raises:
+        WheelMissing: there is no such wheel.
+        MetaDamaged: its meta.json cannot be understood.
+    """
+    path = layout.meta_path(layout.wheel_folder(data, wheel))
+    try:
+        content = disk.read_file(path)
+    except FileNotFoundError as error:
+        raise WheelMissing(f"{data} has no wheel {wheel}") from error
+    try:
+        document = json.loads(content)
+        return _meta_of(wheel, document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise MetaDamaged(f"{path}: {error}") from error
+
+
+def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
+    """Writes who a wheel is; durable when it returns."""
+    document = {
+        "version": _META_VERSION,
+        "wheel": str(meta.wheel),
+        "members": dict(meta.members),
+        "min_insync": meta.min_insync,
+        "span_seconds": meta.span_seconds,
+        "state": meta.state.value,
+        "final_seq": meta.final_seq,
+    }
+    content = json.dumps(document, indent=2, sort_keys=True) + "\n"
+    disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
+
+
+def mark_wheel(
+    disk: Disk, data: Path, wheel: WheelId, state: WheelState, *, final_seq: int | None = None
+) -> WheelMeta:
+    """Records durably that a wheel is fenced, or closed at ``final_seq``."""
+    meta = replace(load_meta(disk, data, wheel), state=state, final_seq=final_seq)
+    save_meta(disk, data, meta)
+    return meta
+
+
+def delete_below(disk: Disk, data: Path, floor: int) -> list[int]:
+    """Deletes, in all wheels, slots below the floor and index segments that speak of no other.
+
+    For wheels that are not open for append; the open one has ``OriginWheel.delete_below``.
+    """
+    deleted: set[int] = set()
+    for wheel in list_wheels(disk, data):
+        deleted.update(delete_wheel_below(disk, layout.wheel_folder(data, wheel), floor))
+    return sorted(deleted)
+
+
+def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> list[int]:
+    """The same in one wheel's folder."""
+    deleted = delete_slots_below(disk, folder, floor)
+    delete_segments_below(disk, folder, floor)
+    return deleted
+
+
+def delete_wheel(disk: Disk, data: Path, wheel: WheelId) -> None:
+    """Deletes a wheel that is unregistered; meta.json first, so that no half wheel is left."""
+    folder = layout.wheel_folder(data, wheel)
+    disk.delete(layout.meta_path(folder))
+    disk.delete_folder(folder)
+    disk.sync_folder(layout.wheels_folder(data))
+
+
+def save_checkpoint(disk: Disk, folder: Path, seq: int) -> None:
+    """Records that everything up to ``seq`` is on the medium."""
+    disk.replace_file(layout.checkpoint_path(folder), json.dumps({"seq": seq}).encode())
+
+
+def load_checkpoint(disk: Disk, folder: Path) -> int:
+    """The recorded seq; 0 when there is no record."""
+    try:
+        return int(json.loads(disk.read_file(layout.checkpoint_path(folder)))["seq"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:
+    if document["version"] != _META_VERSION:
+        raise ValueError(f"version {document['version']}, this program knows {_META_VERSION}")
+    if document["wheel"] != str(wheel):
+        raise ValueError(f"it is the meta.json of wheel {document['wheel']}")
+    final_seq = document["final_seq"]
+    return WheelMeta(
+        wheel=wheel,
+        members={str(node): str(storage) for node, storage in document["members"].items()},
+        min_insync=int(document["min_insync"]),
+        span_seconds=int(document["span_seconds"]),
+        state=WheelState(document["state"]),
+        final_seq=None if final_seq is None else int(final_seq),
+    )
