@@ -1,0 +1,122 @@
+# Sourced by every script here: makes .venv if need be, and finds Java for those that need it.
+#
+# Leaves behind: `root`, .venv's programs first in PATH, scripts/ in PYTHONPATH, DELAYWHEEL_CACHE
+# (all that is fetched is kept in that one folder), JAVA_HOME where `need_java` was called. The
+# working folder stays the caller's: paths among the arguments are theirs.
+# A warm start costs one checksum: the stamp in .venv says what was installed, and for which folder.
+# Several scripts may start at once: a lock lets one of them install.
+# shellcheck shell=bash
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+venv="$root/.venv"
+export DELAYWHEEL_CACHE="${DELAYWHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/delaywheel}"
+
+say() { printf '%s\n' "$*" >&2; }
+
+die() {
+  say "error: $*"
+  exit 1
+}
+
+# What runs as root may install a system package, the first of these names that there is;
+# anybody else is told what is missing.
+install_system_package() {
+  local manager name
+  [[ $(id -u) == 0 ]] || return 1
+  manager=$(command -v apt-get || command -v dnf) || return 1
+  [[ $manager == */apt-get ]] && "$manager" update -qq >&2
+  for name in "$@"; do
+    say "installing $name with $manager"
+    DEBIAN_FRONTEND=noninteractive "$manager" install -q -y "$name" >&2 && return
+  done
+  return 1
+}
+
+# --- Python ----------------------------------------------------------------------------------
+
+find_python() {
+  local candidate wanted='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+  for candidate in "${DELAYWHEEL_PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+    if [[ -n $candidate ]] && "$candidate" -c "$wanted" >/dev/null 2>&1; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+make_environment() {
+  local python
+  if ! python=$(find_python); then
+    install_system_package python3-venv python3 || true
+    python=$(find_python) || die "no Python 3.11 or newer with its venv module was found" \
+      "(Debian, Ubuntu: python3-venv); DELAYWHEEL_PYTHON may name one"
+  fi
+  say "making .venv with $("$python" --version)"
+  "$python" -m venv --clear "$venv"
+}
+
+stamp_of_now() {
+  cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum | cut -d ' ' -f 1
+  printf '%s\n' "$root"
+}
+
+is_installed() {
+  [[ -x $venv/bin/python && "$(cat "$venv/delaywheel-stamp" 2>/dev/null)" == "$(stamp_of_now)" ]]
+}
+
+install() {
+  is_installed && return # another script was quicker
+  # Programs in .venv carry its path: one that came along with a copy of the folder is of no use.
+  local made_for
+  made_for=$(tail -n 1 "$venv/delaywheel-stamp" 2>/dev/null || printf '%s' "$root")
+  if [[ $made_for != "$root" ]] || ! "$venv/bin/python" -c 'import pip' 2>/dev/null; then
+    make_environment
+  fi
+  say "installing delaywheel and what it needs into .venv (at the first time this takes minutes)"
+  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" "$venv/bin/python" -m pip install \
+    --disable-pip-version-check --constraint "$root/constraints.txt" --editable "$root[dev]" |
+    { grep --line-buffered -oE '(Downloading|Installing collected) .{1,72}' || true; } >&2 ||
+    die "the installation failed; it goes on from here when this is run again"
+  stamp_of_now >"$venv/delaywheel-stamp"
+}
+
+if ! is_installed; then
+  mkdir -p "$DELAYWHEEL_CACHE"
+  (flock 9 && install) 9>"$DELAYWHEEL_CACHE/install.lock"
+fi
+export PATH="$venv/bin:$PATH" PYTHONPATH="$root/scripts"
+
+# --- Java, for the broker --------------------------------------------------------------------
+
+# Kafka 4 runs on Java 17 and newer.
+java_is_usable() {
+  local version
+  version=$("$1/bin/java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p') || return 1
+  [[ -n $version ]] && ((version >= 17 && version <= 25))
+}
+
+find_java_home() {
+  local candidate on_path=""
+  if command -v java >/dev/null; then
+    on_path=$(dirname "$(dirname "$(readlink -f "$(command -v java)")")")
+  fi
+  for candidate in "${JAVA_HOME:-}" "$on_path" /usr/lib/jvm/*; do
+    if [[ -n $candidate ]] && java_is_usable "$candidate"; then
+      printf '%s\n' "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+need_java() {
+  if ! JAVA_HOME=$(find_java_home); then
+    install_system_package openjdk-21-jre-headless openjdk-17-jre-headless \
+      java-21-openjdk-headless || true
+    JAVA_HOME=$(find_java_home) || die "Kafka needs Java 17 or newer and none was found" \
+      "(Debian, Ubuntu: openjdk-17-jre-headless); JAVA_HOME may name one"
+  fi
+  export JAVA_HOME
+}

@@ -1,0 +1,29 @@
+"""What every test may ask for: one real broker for the whole session, and names of its own."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from local.kafka import KafkaBroker
+
+# No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
+settings.register_profile("short", deadline=None)
+settings.register_profile("long", deadline=None, max_examples=2_000)
+settings.load_profile(os.environ.get("DELAYWHEEL_HYPOTHESIS", "short"))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """One broker, started by the first test that wants it; a test that stops it takes its own."""
+    with KafkaBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def cluster_id() -> str:
+    """A cluster id that no other test uses: topics and transactional ids are named after it."""
+    return f"t{uuid.uuid4().hex[:12]}"

@@ -1,0 +1,64 @@
+"""The broker of scripts and tests: comes back where it was, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from local.kafka import KafkaBroker
+from support.read_committed import create_topic, topic_exists
+
+pytestmark = pytest.mark.kafka
+
+PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "local" / "kafka.py")]
+
+
+def wait_until(what: str, holds: Callable[[], bool], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_it_comes_back_on_the_same_port_with_its_data(tmp_path: Path) -> None:
+    with KafkaBroker(tmp_path, heap="512m") as broker:
+        address = broker.address
+        create_topic(address, "kept")
+        broker.kill()
+        assert not broker.running
+        broker.start()
+        assert broker.address == address
+        assert topic_exists(address, "kept")
+        broker.pause()
+        broker.resume()
+        assert topic_exists(address, "kept")
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_it_ends_with_the_program_that_started_it(tmp_path: Path, how: signal.Signals) -> None:
+    ready = tmp_path / "ready.json"
+    options = ["--data", str(tmp_path / "data"), "--heap", "512m", "--ready-file", str(ready)]
+    with subprocess.Popen([*PROGRAM, *options], stdout=subprocess.DEVNULL) as program:
+        wait_until("the broker is ready", ready.exists)
+        told = json.loads(ready.read_text())
+        assert lives(told["pid"])
+        os.kill(program.pid, how)
+        code = program.wait(30)
+    assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
+    wait_until("the JVM is gone", lambda: not lives(told["pid"]), timeout_s=20)

@@ -1,0 +1,145 @@
+"""scripts/_bootstrap.sh in a folder of its own, with a Python that only notes what it is asked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+PYTHON = """#!/usr/bin/env bash
+echo "$*" >>"$CALLS"
+case "$*" in
+  *"-m venv"*)
+    folder=${!#}
+    mkdir -p "$folder/bin" && rm -f "$folder/delaywheel-stamp" && cp "$0" "$folder/bin/python" ;;
+  *"pip install"*) exit "${PIP_EXIT:-0}" ;;
+esac
+"""
+
+
+class Tree:
+    """A copy of what the bootstrap needs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls_path = folder / "calls"
+        (folder / "scripts").mkdir(parents=True)
+        for name in ("pyproject.toml", "constraints.txt", "scripts/_bootstrap.sh"):
+            shutil.copy(ROOT / name, folder / name)
+        self.python = folder / "a-python"
+        self.python.write_text(PYTHON)
+        self.python.chmod(0o755)
+
+    def source(self, then: str = "true", **environment: str) -> subprocess.CompletedProcess[str]:
+        self.calls_path.write_text("")
+        return subprocess.run(
+            ["bash", "-c", f'source "{self.folder}/scripts/_bootstrap.sh"; {then}'],
+            env={
+                **os.environ,
+                "CALLS": str(self.calls_path),
+                "DELAYWHEEL_PYTHON": str(self.python),
+                "DELAYWHEEL_CACHE": str(self.folder / "cache"),
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+
+    @property
+    def installs(self) -> int:
+        return self.calls_path.read_text().count("pip install")
+
+    @property
+    def environments_made(self) -> int:
+        return self.calls_path.read_text().count("-m venv")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "tree")
+
+
+def test_makes_the_environment_once(tree: Tree) -> None:
+    assert tree.source().returncode == 0
+    assert (tree.environments_made, tree.installs) == (1, 1)
+    again = tree.source()
+    assert again.returncode == 0
+    assert tree.calls_path.read_text() == ""
+    assert again.stderr == ""
+
+
+def test_installs_with_the_pins(tree: Tree) -> None:
+    tree.source()
+    asked = tree.calls_path.read_text()
+    assert f"--constraint {tree.folder}/constraints.txt" in asked
+    assert f"--editable {tree.folder}[dev]" in asked
+
+
+def test_installs_again_when_the_pins_change(tree: Tree) -> None:
+    tree.source()
+    with (tree.folder / "constraints.txt").open("a") as pins:
+        pins.write("# changed\n")
+    assert tree.source().returncode == 0
+    assert (tree.environments_made, tree.installs) == (0, 1)
+
+
+def test_failed_installation_is_said_and_tried_again(tree: Tree) -> None:
+    failed = tree.source(PIP_EXIT="1")
+    assert failed.returncode != 0
+    assert "installation failed" in failed.stderr
+    assert tree.source().returncode == 0
+    assert tree.installs == 1
+
+
+def test_environment_of_another_folder_is_made_anew(tree: Tree, tmp_path: Path) -> None:
+    tree.source()
+    shutil.copytree(tree.folder, tmp_path / "copy", symlinks=True)
+    copy = Tree.__new__(Tree)
+    copy.folder, copy.python = tmp_path / "copy", tree.python
+    copy.calls_path = copy.folder / "calls"
+    assert copy.source().returncode == 0
+    assert (copy.environments_made, copy.installs) == (1, 1)
+
+
+def test_two_at_once_install_once(tree: Tree) -> None:
+    tree.calls_path.write_text("")
+    command = ["bash", "-c", f'source "{tree.folder}/scripts/_bootstrap.sh"']
+    environment = {
+        **os.environ,
+        "CALLS": str(tree.calls_path),
+        "DELAYWHEEL_PYTHON": str(tree.python),
+        "DELAYWHEEL_CACHE": str(tree.folder / "cache"),
+    }
+    both = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    assert [process.wait(30) for process in both] == [0, 0]
+    assert tree.installs == 1
+
+
+def test_working_folder_stays_the_callers(tree: Tree) -> None:
+    tree.source()
+    told = tree.source(then="pwd")
+    assert told.stdout.strip() == str(Path.cwd())
+
+
+def test_without_a_python_says_what_is_missing(tree: Tree, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "cat", "cut", "dirname", "flock", "grep", "id", "mkdir", "sha256sum"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    failed = tree.source(DELAYWHEEL_PYTHON="", PATH=str(tools))
+    assert failed.returncode != 0
+    assert "Python 3.11" in failed.stderr
+
+
+def test_finds_a_java(tree: Tree) -> None:
+    tree.source()
+    told = tree.source(then='need_java; "$JAVA_HOME/bin/java" -version')
+    assert told.returncode == 0
+    assert "version" in told.stderr

@@ -1,0 +1,223 @@
+"""scripts/cluster without a broker: arguments, configuration, ready file, restarts, ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local import cluster as cluster_module
+from local.cluster import LocalCluster, argument_parser, main, parse_settings
+from local.node import Node, to_toml
+
+ROOT = Path(__file__).parents[2]
+
+# Stands in for `delaywheel serve`: says who runs, as the supervisor does, and waits.
+NODE = """
+import json, os, pathlib, signal, sys, time, tomllib
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+config = tomllib.loads(pathlib.Path(sys.argv[1]).read_text())
+run = pathlib.Path(config["data_dir"]) / "node.run"
+row = {"pid": os.getpid(), "server_pid": os.getpid(), "cleaner_pid": os.getpid()}
+half = run.with_suffix(".half")
+half.write_text(json.dumps(row | {"address": config["listen"]}))
+half.replace(run)
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fake_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(node: Node) -> list[str]:
+        return [sys.executable, "-c", NODE, str(node.config)]
+
+    monkeypatch.setattr(Node, "command", property(command))
+
+
+def test_settings_are_json_or_text() -> None:
+    assert parse_settings(["span_seconds=604800", "flush=group", "create_topics=true"]) == {
+        "span_seconds": 604800,
+        "flush": "group",
+        "create_topics": True,
+    }
+
+
+def test_settings_with_a_dot_belong_to_a_table() -> None:
+    assert parse_settings(["kafka.linger.ms=1", "kafka.client.id=x=y", "levels.5s=5000"]) == {
+        "kafka": {"linger.ms": 1, "client.id": "x=y"},
+        "levels": {"5s": 5000},
+    }
+
+
+@pytest.mark.parametrize("text", ["", "span_seconds", "=1"])
+def test_settings_need_a_name_and_a_value(text: str) -> None:
+    with pytest.raises(ValueError, match="NAME=VALUE"):
+        parse_settings([text])
+
+
+def test_toml_is_read_back_as_it_was() -> None:
+    settings = {
+        "node_id": "n1",
+        "span_seconds": 7200,
+        "create_topics": False,
+        "data_dir": 'a "quoted" \\ päth',
+        "kafka": {"bootstrap.servers": "127.0.0.1:1", "linger.ms": "1"},
+        "levels": {"5s": 5000},
+    }
+    assert tomllib.loads(to_toml(settings)) == settings
+
+
+def test_arguments_have_defaults() -> None:
+    options = argument_parser().parse_args([])
+    assert (options.nodes, options.kafka, options.data, options.config) == (1, None, None, [])
+    assert (options.ready_file, options.no_restart) == (None, False)
+
+
+@pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--config", "x"], ["--nodes", "many"]])
+def test_wrong_arguments_are_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: scripts/cluster" in capsys.readouterr().err
+
+
+def test_ports_below_the_range_of_outgoing_connections(tmp_path: Path) -> None:
+    cluster = LocalCluster(nodes=3, kafka="127.0.0.1:1", folder=tmp_path)
+    ports = [int(node.address.rpartition(":")[2]) for node in cluster.nodes]
+    assert len(set(ports)) == 3
+    assert all(port < 32768 for port in ports)
+
+
+@pytest.mark.usefixtures("fake_node")
+def test_configuration_joins_ours_and_the_callers(tmp_path: Path) -> None:
+    settings = {"cluster_id": "c9", "kafka": {"linger.ms": 1}, "flush": "group"}
+    with LocalCluster(nodes=2, kafka="127.0.0.1:1", folder=tmp_path, settings=settings) as cluster:
+        config = tomllib.loads((tmp_path / "n2.toml").read_text())
+    assert config == {
+        "node_id": "n2",
+        "listen": cluster.nodes[1].address,
+        "data_dir": str(tmp_path / "n2"),
+        "cluster_id": "c9",
+        "flush": "group",
+        "members": {node.id: node.address for node in cluster.nodes},
+        "kafka": {"bootstrap.servers": "127.0.0.1:1", "linger.ms": 1},
+    }
+
+
+@pytest.mark.usefixtures("fake_node")
+def test_ready_file_is_kept_current_when_a_node_is_restarted(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+
+    def read() -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(ready.read_text())
+        return content
+
+    with LocalCluster(kafka="127.0.0.1:1", folder=tmp_path, ready_file=ready) as cluster:
+        node = cluster.nodes[0]
+        before = read()
+        assert before["kafka"] == "127.0.0.1:1"
+        row = before["nodes"][0]
+        assert sorted(row) == ["address", "cleaner_pid", "data", "id", "pid", "server_pid"]
+        assert (row["id"], row["address"]) == ("n1", node.address)
+        node.kill()
+
+        def restarted() -> bool:
+            cluster.watch()
+            return read()["nodes"][0]["pid"] not in {None, row["pid"]}
+
+        wait_for(restarted)
+        assert read()["nodes"][0]["address"] == row["address"]
+    assert not node.running
+
+
+@pytest.mark.usefixtures("fake_node")
+def test_dead_node_stays_dead_when_told_so(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with LocalCluster(
+        kafka="127.0.0.1:1", folder=tmp_path, ready_file=ready, restart=False
+    ) as cluster:
+        cluster.nodes[0].kill()
+        wait_for(lambda: not cluster.nodes[0].running)
+        cluster.watch()
+        assert json.loads(ready.read_text())["nodes"][0]["pid"] is None
+        cluster.watch()
+        assert not cluster.nodes[0].running
+
+
+def test_node_that_does_not_start_is_said_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [sys.executable, "-c", "import sys; sys.exit('no such luck')"]
+    monkeypatch.setattr(Node, "command", property(lambda _: broken))
+    with (
+        pytest.raises(cluster_module.ClusterError, match="no such luck"),
+        LocalCluster(kafka="127.0.0.1:1", folder=tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("fake_node")
+def test_own_folder_goes_after_a_clean_end_and_stays_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "ROOT", tmp_path)
+    with LocalCluster(kafka="127.0.0.1:1") as clean:
+        assert clean.folder.is_dir()
+    assert not clean.folder.exists()
+    with pytest.raises(RuntimeError), LocalCluster(kafka="127.0.0.1:1") as failed:
+        raise RuntimeError
+    assert failed.folder.is_dir()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_nodes_end_with_the_script_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
+    ready = tmp_path / "ready.json"
+    script = (
+        "import sys; from local.cluster import main; from local.node import Node\n"
+        f"NODE = {NODE!r}\n"
+        "Node.command = property(lambda n: [sys.executable, '-c', NODE, str(n.config)])\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["--kafka", "127.0.0.1:1", "--data", str(tmp_path), "--ready-file", str(ready)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+    )
+    try:
+        wait_for(ready.exists)
+        pid = json.loads(ready.read_text())["nodes"][0]["pid"]
+        process.send_signal(how)
+        assert process.wait(20) == (0 if how is not signal.SIGKILL else -signal.SIGKILL)
+        wait_for(lambda: not _lives(pid))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"  # nobody may reap it here
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,115 @@
+"""Reading topics as a careful consumer does: committed records only, in order, to the end."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+
+def create_topic(
+    bootstrap: str, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None
+) -> None:
+    """Creates a topic and waits until every partition of it takes requests."""
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config or {})
+    client.create_topics([wanted])[topic].result()
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    ends = {TopicPartition(topic, number): latest for number in range(partitions)}
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            for future in client.list_offsets(ends).values():
+                future.result()
+        except KafkaException:
+            assert time.monotonic() < deadline, f"{topic} did not appear"
+            time.sleep(0.02)
+        else:
+            return
+
+
+def delete_topic(bootstrap: str, topic: str) -> None:
+    """Deletes a topic and waits until the broker has forgotten it."""
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.delete_topics([topic])[topic].result()
+    deadline = time.monotonic() + 10
+    while topic in client.list_topics(timeout=5).topics:
+        assert time.monotonic() < deadline, f"{topic} did not go"
+        time.sleep(0.02)
+
+
+def topic_exists(bootstrap: str, topic: str) -> bool:
+    """Whether the broker has the topic; asking does not make it."""
+    return topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=5).topics
+
+
+class CommittedReader:
+    """Follows one topic from its beginning; what it has read stays in `messages`."""
+
+    def __init__(self, bootstrap: str, topic: str, *, partitions: int = 1) -> None:
+        self.messages: list[Message] = []
+        self._topic = topic
+        self._partitions = partitions
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "read-committed-test",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, n, 0) for n in range(partitions)])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def read_to_end(self, *, timeout_s: float = 20) -> list[Message]:
+        """Reads until every partition said once more that nothing committed follows."""
+        ended: set[int] = set()
+        deadline = time.monotonic() + timeout_s
+        while len(ended) < self._partitions:
+            message = self._consumer.poll(0.1)
+            assert time.monotonic() < deadline, f"{self._topic} did not come to its end"
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                self.messages.append(message)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                partition = message.partition()
+                assert partition is not None
+                ended.add(partition)
+        return self.messages
+
+    def wait_for(self, count: int, *, timeout_s: float = 20) -> list[Message]:
+        """Reads until at least this many messages were seen."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.messages) < count:
+            seen = len(self.messages)
+            assert time.monotonic() < deadline, f"{seen} of {count} messages in {self._topic}"
+            message = self._consumer.poll(0.05)
+            if message is not None and message.error() is None:
+                self.messages.append(message)
+        return self.messages
+
+
+def read_all(
+    bootstrap: str, topic: str, *, at_least: int = 0, partitions: int = 1
+) -> list[Message]:
+    """Everything committed in the topic, once it is so much.
+
+    A commit is reported when it is certain; it shows a little later, when its markers are written.
+    """
+    with CommittedReader(bootstrap, topic, partitions=partitions) as reader:
+        reader.wait_for(at_least)
+        return reader.read_to_end()
