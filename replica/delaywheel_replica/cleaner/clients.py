@@ -1,0 +1,56 @@
+"""The real Kafka behind the ports."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics
+from delaywheel_replica.cleaner.control_topic import ControlReader
+from delaywheel_replica.cleaner.ports import KafkaAway
+from delaywheel_replica.cleaner.producers import LeaderProducers
+from delaywheel_replica.cleaner.settings import KafkaSettings
+
+ANSWER_S = 2.0
+
+
+class KafkaClients:
+    """Makes clients for one cluster."""
+
+    def __init__(self, settings: KafkaSettings, *, replication_factor: int | None = None) -> None:
+        """Connects when first asked.
+
+        Args:
+            settings: How to reach Kafka.
+            replication_factor: Of our topics, if they have to be made.
+        """
+        self._settings = settings
+        self._replication_factor = replication_factor
+        self._admin: AdminClient | None = None
+        self._checked = False
+
+    def check(self, *, has_wheels: bool) -> None:
+        """Makes sure that Kafka answers; once, that it is one we can lead on."""
+        if self._admin is None:
+            self._admin = AdminClient(self._settings.admin())
+        try:
+            self._admin.describe_cluster(request_timeout=ANSWER_S).result()
+            if not self._checked:
+                check_brokers(self._admin)
+                ensure_topics(
+                    self._admin,
+                    self._settings,
+                    has_wheels=has_wheels,
+                    replication_factor=self._replication_factor,
+                )
+                self._checked = True
+        except KafkaException as exception:
+            raise KafkaAway(exception.args[0].str()) from exception
+
+    def producers(self) -> LeaderProducers:
+        """The producers of a new candidacy."""
+        return LeaderProducers(self._settings)
+
+    def control(self) -> ControlReader:
+        """A new reader of the control topic."""
+        return ControlReader(self._settings)

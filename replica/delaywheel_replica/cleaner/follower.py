@@ -1,0 +1,96 @@
+"""What the control topic says, as far as this node has read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delaywheel_replica.cleaner.ports import (
+    ControlPort,
+    ControlUnreadable,
+    KafkaPort,
+    StoredRecord,
+)
+from delaywheel_replica.core.control import ControlRecordMalformedError, ControlState
+
+
+class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
+    """A record of ours in the control topic is not what we ever write."""
+
+
+class ControlFollower:
+    """Reads the control topic and keeps its state. One thread at a time calls it.
+
+    After an error nothing that was read is believed: the next reading begins anew.
+
+    Attributes:
+        state: What was read so far.
+        offset: How far; -1: nothing was.
+    """
+
+    def __init__(self, kafka: KafkaPort) -> None:
+        self._kafka = kafka
+        self._reader: ControlPort | None = None
+        self.state = ControlState()
+        self.offset = -1
+
+    def poll(self) -> bool:
+        """Takes in what arrived, without waiting; whether there was anything.
+
+        Before the first `read_to_end` there is nothing to follow, and nothing happens: the topic
+        may not be there yet.
+        """
+        if self._reader is None:
+            return False
+        try:
+            records = self._reader.poll()
+            self._apply(records)
+        except (ControlUnreadable, ControlTopicBroken):
+            self._begin_anew()
+            return False
+        return bool(records)
+
+    def read_to_end(self, timeout_s: float) -> ControlState:
+        """Reads up to the last stable offset of now.
+
+        Raises:
+            ControlUnreadable: it could not be read in time.
+            ControlTopicBroken: what is there cannot be right.
+        """
+        if self._reader is None:
+            self._reader = self._kafka.control()
+        try:
+            self._apply(self._reader.read_to_end(timeout_s))
+        except (ControlUnreadable, ControlTopicBroken):
+            self._begin_anew()
+            raise
+        self.offset = self._reader.position
+        return self.state
+
+    def pause(self) -> None:
+        """Stops reading: while this node leads, only it can commit."""
+        if self._reader is not None:
+            self._reader.pause()
+
+    def resume(self) -> None:
+        """Goes on reading."""
+        if self._reader is not None:
+            self._reader.resume()
+
+    def close(self) -> None:
+        """Lets go of the reader."""
+        self._begin_anew()
+
+    def _apply(self, records: Iterable[StoredRecord]) -> None:
+        try:
+            for record in records:
+                self.state = self.state.apply(record.key, record.value, record.offset)
+                self.offset = record.offset
+        except ControlRecordMalformedError as error:
+            raise ControlTopicBroken(str(error)) from error
+
+    def _begin_anew(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self.state = ControlState()
+        self.offset = -1

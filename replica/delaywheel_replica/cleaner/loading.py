@@ -1,0 +1,147 @@
+"""Reading whole seconds from all wheels, ahead of time, beside the forwarding.
+
+One second at a time is read, on a thread of its own: the checksums and sorts that a big second
+costs let go of the interpreter's lock, so the second that is due now goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
+
+from delaywheel.disk import Disk
+from delaywheel.format import Frame
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+
+from delaywheel_replica.cleaner.runs import WheelNumbers
+from delaywheel_replica.cleaner.seconds import Second
+
+_FRAMES_BETWEEN_PAUSES = 8
+_PAUSE_S = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A second as it was read."""
+
+    second: Second
+    damaged: list[tuple[WheelId, DamagedFrame]]
+
+
+def load_second(
+    slot: int,
+    readers: Mapping[WheelId, WheelReader],
+    seqs: Mapping[WheelId, int],
+    lost: AbstractSet[tuple[WheelId, int]],
+    wheels: WheelNumbers,
+    *,
+    hurried: bool,
+) -> Loaded:
+    """Read the frames of one slot up to `seqs`, in the order of wheel and seq.
+
+    Unless it is hurried, it pauses after every few frames: small ones are read with the
+    interpreter's lock held, and the thread that forwards would wait for it in each system call.
+    """
+    damaged: list[tuple[WheelId, DamagedFrame]] = []
+
+    def readable() -> Iterator[Frame]:
+        for wheel in sorted(readers):
+            for frame in readers[wheel].slot_frames(slot, seqs[wheel]):
+                if (wheel, frame.seq) in lost:
+                    continue
+                if isinstance(frame, Frame):
+                    yield frame
+                else:
+                    damaged.append((wheel, frame))
+                if not hurried and frame.seq % _FRAMES_BETWEEN_PAUSES == 0:
+                    sleep(_PAUSE_S)
+
+    second = Second(slot, wheels)
+    second.add(readable())
+    return Loaded(second, damaged)
+
+
+class Loader:
+    """Loads seconds, at most one at a time."""
+
+    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+        self._disk = disk
+        self._data = data
+        self._wheels = wheels
+        self._readers: dict[WheelId, WheelReader] = {}
+        self._executor = ThreadPoolExecutor(1, "preload") if thread else None
+        self._slot: int | None = None
+        self._future: Future[Loaded] = Future()
+
+    @property
+    def slot(self) -> int | None:
+        """The second being loaded, or loaded and not yet taken."""
+        return self._slot
+
+    def begin(
+        self,
+        slot: int,
+        seqs: Mapping[WheelId, int],
+        lost: AbstractSet[tuple[WheelId, int]],
+        *,
+        hurried: bool,
+    ) -> None:
+        """Start to load a second up to these seqs, `lost` ones apart.
+
+        The last one must have been taken. What is due already is hurried.
+        """
+        assert self._slot is None
+        self._open_readers(seqs.keys())
+        self._slot = slot
+        # Copies: the caller's go on changing.
+        readers = {wheel: self._readers[wheel] for wheel in seqs}
+        arguments = (slot, readers, dict(seqs), frozenset(lost), self._wheels)
+        if self._executor is None:
+            self._future = Future()
+            self._future.set_result(load_second(*arguments, hurried=True))
+        else:
+            self._future = self._executor.submit(load_second, *arguments, hurried=hurried)
+
+    def peek(self) -> Loaded | None:
+        """The second that was begun, once it is there."""
+        if self._slot is None or not self._future.done():
+            return None
+        return self._future.result()
+
+    def take(self, wait_s: float) -> Loaded | None:
+        """The second that was begun, once it is there; waits so long for it. It may not remain."""
+        if self._slot is not None and wait_s:
+            wait_for_futures([self._future], wait_s)
+        loaded = self.peek()
+        if loaded is not None:
+            self._forget()
+        return loaded
+
+    def drop(self) -> None:
+        """Forget the second being loaded, when it is there."""
+        if self._slot is not None:
+            wait_for_futures([self._future])
+            self._forget()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        self._open_readers(frozenset())
+
+    def _forget(self) -> None:
+        self._slot = None
+        self._future = Future()  # the old one would keep its second in memory
+
+    def _open_readers(self, wheels: AbstractSet[WheelId]) -> None:
+        """Have readers of these wheels: our own, for a reader is for one thread."""
+        for wheel in self._readers.keys() - wheels:
+            self._readers.pop(wheel).close()
+        for wheel in wheels - self._readers.keys():
+            self._readers[wheel] = WheelReader(self._disk, self._data, wheel)

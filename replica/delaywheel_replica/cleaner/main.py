@@ -1,0 +1,313 @@
+"""The cleaner process: `python -m delaywheel_replica.cleaner.main`, started by the supervisor.
+
+One thread turns (leadership.py) whenever there is something to do: the server's row changed, a
+message falls due, a background call ended, and at least ten times a second. It reads the server's
+row and writes its own; the link carries wake-ups and a few requests (link.py).
+
+It ends when the server says so, or with the supervisor. Signals are the supervisor's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+
+import structlog
+from delaywheel.disk import PosixDisk
+from delaywheel.nodefile import read_boot_id
+from delaywheel.row import RowReader, RowWriter
+
+from delaywheel_replica.cleaner.candidacy import Candidacy, monotonic_ms
+from delaywheel_replica.cleaner.clients import KafkaClients
+from delaywheel_replica.cleaner.deadletters import DeadLetters
+from delaywheel_replica.cleaner.follower import ControlFollower
+from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.leadership import Leadership, wall_ms
+from delaywheel_replica.cleaner.ports import IDS, ProducersPort
+from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.settings import (
+    DEAD_ROOM_BYTES,
+    DEFAULT_BATCH_BYTES,
+    KafkaNames,
+    KafkaSettings,
+)
+from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics, Topic, TopicState
+from delaywheel_replica.cleaner.trials import Trials
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.beat import CleanerStatus, ServerStatus
+from delaywheel_replica.core.closing import Fence as WantedFence
+from delaywheel_replica.core.closing import FenceAnswer
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.duties import Cluster
+from delaywheel_replica.core.election import ElectionConfig
+from delaywheel_replica.core.election_events import Phase
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.inheritance import exit_with_supervisor
+from delaywheel_replica.link import (
+    AskTopic,
+    CommitSoon,
+    Fence,
+    Fenced,
+    Link,
+    Message,
+    Stop,
+    TopicInfo,
+    Topics,
+    Wake,
+)
+
+ROW_S = 0.1
+"""The row is written at least so often."""
+
+FENCE_AGAIN_S = 1.0
+FIRST_CAP_MESSAGES = 500
+FIRST_CAP_BYTES = 1 << 20
+UNLIMITED_BYTES = (1 << 31) - 1
+
+log = structlog.get_logger(__name__)
+
+
+class Cleaner:
+    """One node's cleaner, put together."""
+
+    def __init__(self, config: Config, link: Link) -> None:
+        self._config = config
+        self._link = link
+        # Written to by other threads, to end the main thread's rest.
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._run = os.urandom(8).hex()
+        self._server_row = RowReader(config.data_dir / "server.row")
+        self._row = RowWriter(config.data_dir / "cleaner.row")
+        self._boot = read_boot_id()
+        self._row_at = 0.0
+        self._told: object = None
+        self._server: ServerStatus | None = None
+        self._fences: dict[int, tuple[WantedFence, float]] = {}
+        self._fence_number = 0
+
+        settings = _kafka_settings(config)
+        create = None
+        if config.create_topics:
+            create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
+        self._topics = KnownTopics(settings, create=create, on_news=self._awake)
+        self._trials = Trials(settings, on_found=self._awake)
+        self._dead_letters = DeadLetters(
+            self._topics,
+            self._trials,
+            compresses=settings.compresses,
+            batch_size_bytes=int(config.kafka.get("batch.size", DEFAULT_BATCH_BYTES)),
+        )
+        self._reader = DueReader(PosixDisk(), config.data_dir)
+        self._names = settings.names
+        kafka = KafkaClients(settings, replication_factor=config.control_replication_factor)
+        follower = ControlFollower(kafka)
+        self._leadership = Leadership(
+            ElectionConfig(
+                run=self._run,
+                ids=IDS,
+                alone=len(config.members) == 1,
+                max_clock_skew_ms=config.max_clock_skew_ms,
+            ),
+            Candidacy(
+                kafka,
+                follower,
+                node=config.node_id,
+                control_topic=settings.names.control,
+                on_event=self._awake,
+            ),
+            follower,
+            self._forwarder,
+        )
+
+    def run(self) -> None:
+        """Turns until the node stops."""
+        poller = select.poll()
+        poller.register(self._link.fileno(), select.POLLIN)
+        poller.register(self._wake, select.POLLIN)
+        while True:
+            self._read_server()
+            rest_s = self._leadership.turn(self._server)
+            self._ask_fences()
+            self._tell_topics()
+            self._write_row()
+            if self._leadership.phase is Phase.STOPPED:
+                return
+            rest_s = min(rest_s, max(0.0, self._row_at + ROW_S - time.monotonic()))
+            # A rest is rounded up: what is due must not be looked for before it is.
+            if poller.poll(int(rest_s * 1000 + 0.999)):
+                self._receive()
+
+    def close(self) -> None:
+        """Ends threads and clients."""
+        self._leadership.close()
+        self._write_row(now=True)
+        self._trials.close()
+        self._topics.close()
+        self._reader.close()
+        os.close(self._wake)
+
+    def _awake(self) -> None:
+        os.eventfd_write(self._wake, 1)
+
+    def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
+        config = self._config
+        return Forwarder(
+            state,
+            producers,
+            self._reader,
+            self._dead_letters,
+            names=self._names,
+            cluster=Cluster(
+                nodes=tuple(sorted(config.members)),
+                min_insync=config.min_insync_members,
+                late_window_s=config.late_window_seconds,
+            ),
+            caps=CapLimits(
+                frame_messages=min(FIRST_CAP_MESSAGES, config.transaction_messages),
+                frame_bytes=min(FIRST_CAP_BYTES, config.transaction_bytes),
+                max_messages=config.transaction_messages,
+                max_bytes=config.transaction_bytes,
+            ),
+        )
+
+    def _read_server(self) -> None:
+        document = self._server_row.read()
+        if document is None:
+            return
+        try:
+            self._server = ServerStatus.from_json(document)
+        except MalformedError:
+            log.exception("the server's row cannot be read")
+
+    def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the link woke us, not a thread
+            os.eventfd_read(self._wake)
+        for message in self._link.receive():
+            self._take(message)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case CommitSoon():
+                self._leadership.commit_soon()
+            case AskTopic():
+                self._topics.ask([message.name])
+            case Stop():
+                self._leadership.stop()
+            case Fenced():
+                self._take_fenced(message)
+            case _:
+                pass  # a wake-up: the turn that follows is the answer
+
+    def _take_fenced(self, fenced: Fenced) -> None:
+        wanted, _ = self._fences.pop(fenced.number, (None, 0.0))
+        if wanted is None or self._server is None:
+            return
+        beat = self._server.beat
+        answer = FenceAnswer(
+            node=beat.node,
+            storage=beat.storage,
+            fence=wanted,
+            applied=fenced.applied,
+            complete=fenced.complete,
+        )
+        self._leadership.answer(answer)
+
+    def _ask_fences(self) -> None:
+        """Asks the server, again if it does not answer: a message may be dropped."""
+        now = time.monotonic()
+        wanted = self._leadership.fences
+        self._fences = {
+            number: (fence, asked_at)
+            for number, (fence, asked_at) in self._fences.items()
+            if fence in wanted and now - asked_at < FENCE_AGAIN_S
+        }
+        asked = {fence for fence, _ in self._fences.values()}
+        for fence in wanted:
+            if fence not in asked:
+                self._fence_number += 1
+                self._fences[self._fence_number] = fence, now
+                self._link.send(Fence(self._fence_number, fence.origin, fence.upto))
+
+    def _tell_topics(self) -> None:
+        news = self._topics.news()
+        if news:
+            self._link.send(_topics_message(news, creates=self._config.create_topics))
+
+    def _write_row(self, *, now: bool = False) -> None:
+        """Tells the server, at once when something changed that it waits for."""
+        view = self._leadership.view()
+        told = view.role, view.epoch, view.state, view.error
+        at = time.monotonic()
+        changed = told != self._told
+        if not (now or changed or at - self._row_at >= ROW_S):
+            return
+        status = CleanerStatus(
+            node=self._config.node_id,
+            boot=self._boot,
+            pid=os.getpid(),
+            monotonic_ms=monotonic_ms(),
+            wall_ms=wall_ms(),
+            role=view.role,
+            epoch=view.epoch,
+            leader=view.leader,
+            progress=view.state.progress,
+            control_offset=view.control_offset,
+            wheels=view.state.wheels,
+            lateness_ms=view.lateness_ms,
+            kafka_error=view.error,
+            counters=self._leadership.counters,
+            unavailable_topics=self._dead_letters.unavailable_topics,
+        )
+        self._row.write(status.to_json())
+        self._row_at, self._told = at, told
+        if changed:
+            self._link.send(Wake())
+
+
+def _kafka_settings(config: Config) -> KafkaSettings:
+    return KafkaSettings(
+        names=KafkaNames(config.cluster_id),
+        client=config.kafka,
+        max_record_bytes=config.max_message_bytes + DEAD_ROOM_BYTES,
+    )
+
+
+def _topics_message(news: Mapping[str, Topic], *, creates: bool) -> Topics:
+    """What the server has to know; a topic that will be made is not missing."""
+    there = {
+        name: TopicInfo(
+            topic.partitions,
+            UNLIMITED_BYTES if topic.limits is None else topic.limits.max_message_bytes,
+        )
+        for name, topic in news.items()
+        if topic.partitions
+    }
+    gone = (TopicState.MISSING, TopicState.ILLEGAL)
+    absent = () if creates else tuple(n for n, topic in news.items() if topic.state in gone)
+    checked_at = min(topic.asked_at for topic in news.values())
+    return Topics(topics=there, absent=absent, checked_at_ms=int(checked_at * 1000))
+
+
+def main() -> int:
+    """Runs the cleaner of one node."""
+    exit_with_supervisor()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    cleaner = Cleaner(Config.inherited(), Link.inherited())
+    try:
+        cleaner.run()
+    except EOFError:
+        return 1  # the server is gone; the supervisor starts both again
+    finally:
+        cleaner.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

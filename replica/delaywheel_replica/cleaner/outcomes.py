@@ -1,0 +1,159 @@
+"""Everything that goes to Kafka about a message: itself, its dead letter, or what became of it.
+
+Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
+and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. A dead letter is the message as it was
+to be forwarded, with headers that say why it was not, so that it can be sent again from there.
+The outcomes topic gets one JSON record for each message that was done without being forwarded,
+and one for each lost frame; its key is the message's id, or the frame's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from functools import lru_cache
+
+from delaywheel.identity import WheelId
+
+from delaywheel_replica.cleaner.ports import ANY_PARTITION, Record
+from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
+from delaywheel_replica.cleaner.settings import KafkaNames
+
+DETAIL_LENGTH = 200
+"""Characters of Kafka's own words that a dead letter carries."""
+
+BATCH_HEADER_BYTES = 61
+_VARINT_BYTES = 5
+_WHEEL_BYTES = 50  # the longest name of a wheel
+_RECORD_FIXED_BYTES = 1 + 1 + 1 + 4 * _VARINT_BYTES  # attributes, two deltas, four lengths
+_OWN_HEADERS_BYTES = sum(
+    len(name) + value_bytes + 2
+    for name, value_bytes in (
+        ("dw-id", 32),
+        ("dw-due", 19),
+        ("dw-accepted", 19),
+        ("dw-wheel", _WHEEL_BYTES),
+    )
+)
+FORWARD_ROOM_BYTES = BATCH_HEADER_BYTES + _RECORD_FIXED_BYTES + _OWN_HEADERS_BYTES
+"""What a message takes in Kafka, at most, beyond its key, value and encoded headers."""
+
+
+class DeadReason(StrEnum):
+    """Why a message went to the dead-letter topic."""
+
+    TOPIC_MISSING = "TOPIC_MISSING"
+    TOPIC_ILLEGAL = "TOPIC_ILLEGAL"
+    TOPIC_UNAVAILABLE = "TOPIC_UNAVAILABLE"
+    """It took nothing for 5 s: the message may be sent again once it does."""
+    PARTITION_UNKNOWN = "PARTITION_UNKNOWN"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    KEY_MISSING = "KEY_MISSING"
+    """The topic is compacted."""
+    TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
+    """The topic does not take one so old, or so far ahead."""
+    REFUSED = "REFUSED"
+    """Kafka refused this message; the detail says how."""
+
+
+@lru_cache(maxsize=1024)
+def _wheel_text(wheel: WheelId) -> bytes:
+    return str(wheel).encode()
+
+
+def forwarded(messages: Iterable[DueMessage]) -> Iterator[Record]:
+    """The messages as they go to their topics."""
+    for message in messages:
+        headers = message.headers
+        headers.append(("dw-id", message.id.hex().encode()))
+        headers.append(("dw-due", b"%d" % message.due_ms))
+        headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
+        headers.append(("dw-wheel", _wheel_text(message.wheel)))
+        yield Record(
+            message.topic,
+            message.key,
+            message.value,
+            headers,
+            message.partition,
+            message.timestamp_ms,
+        )
+
+
+def dead_letter(
+    names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
+) -> list[Record]:
+    """The dead letter of a message, and its outcome."""
+    (record,) = forwarded([message])
+    headers: list[tuple[str, bytes | None]] = [
+        *record.headers,
+        ("dw-dead-reason", reason.encode()),
+        ("dw-dead-topic", message.topic.encode()),
+    ]
+    if message.partition != ANY_PARTITION:
+        headers.append(("dw-dead-partition", b"%d" % message.partition))
+    if detail:
+        headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
+    letter = record._replace(topic=names.dead, headers=headers, partition=ANY_PARTITION)
+    outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
+    return [letter, _outcome(names, message.id, outcome)]
+
+
+def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
+    """What became of messages that were done without being forwarded."""
+    for row in rows:
+        outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
+        if row.outcome is Outcome.DUPLICATE:
+            outcome["content_differs"] = row.content_differs
+        yield _outcome(names, row.id, outcome | _place(row))
+
+
+def lost(names: KafkaNames, frames: Iterable[LostFrame]) -> Iterator[Record]:
+    """What became of frames that nobody can read any more."""
+    for frame in frames:
+        outcome = {
+            "outcome": "lost",
+            "reason": frame.reason,
+            "wheel": str(frame.wheel),
+            "seq": frame.seq,
+            "slot": frame.slot,
+            "messages": frame.messages,
+        }
+        yield _outcome(names, f"{frame.wheel}/{frame.seq}".encode(), outcome)
+
+
+def batch_bytes(record: Record) -> int:
+    """The size of a record batch that holds only this record, uncompressed, as Kafka counts it."""
+    body = 1 + 1 + 1 + _sized(record.key) + _sized(record.value) + _varint(len(record.headers))
+    for name, value in record.headers:
+        body += _sized(name.encode()) + _sized(value)
+    return BATCH_HEADER_BYTES + _varint(body) + body
+
+
+_OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.DUPLICATE: "duplicate"}
+
+
+def _place(message: DueMessage | Dropped) -> dict[str, object]:
+    return {
+        "id": message.id.hex(),
+        "due_ms": message.due_ms,
+        "accepted_at_ms": message.accepted_at_ms,
+        "topic": message.topic,
+        "wheel": str(message.wheel),
+        "seq": message.seq,
+        "row": message.row,
+    }
+
+
+def _outcome(names: KafkaNames, key: bytes, outcome: dict[str, object]) -> Record:
+    return Record(names.outcomes, key, json.dumps(outcome, separators=(",", ":")).encode(), [])
+
+
+def _sized(value: bytes | None) -> int:
+    return _varint(-1) if value is None else _varint(len(value)) + len(value)
+
+
+def _varint(number: int) -> int:
+    """Bytes of a zigzag varint."""
+    zigzag = number * 2 if number >= 0 else -number * 2 - 1
+    return max(1, (zigzag.bit_length() + 6) // 7)

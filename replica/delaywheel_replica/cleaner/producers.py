@@ -1,0 +1,251 @@
+"""The leader's transactional producers, on confluent-kafka.
+
+Delivery callbacks do not go together with transactions in confluent-kafka, so failures are found
+where they show:
+
+| what failed | where it shows |
+|---|---|
+| a record that the client refuses (no such partition, too large) | `produce` raises; the |
+|   | transaction is none the worse, the record is named |
+| a batch that the broker refuses; a partition that cannot be added | after the flush `produce` |
+|   | raises `_STATE`: it can only be aborted. `commit_transaction` then says why, and sends no |
+|   | EndTxn |
+| a record that failed inside the client: its topic went away | `commit_transaction` raises |
+|   | `_INCONSISTENT` after its own flush, before it sends an EndTxn |
+| the same partition again, after a refused batch | as a refused batch: `_AFTERMATH`; the abort |
+|   | heals it |
+| no answer | `flush` leaves records behind, or `_TIMED_OUT` |
+| fenced | any call: `_FENCED`, fatal |
+
+So it is always known whether an EndTxn may be under way, and what it means is core/reports.py's
+to say. The clients retry nothing within a call (settings.py), so no success is one after a retry.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any, cast
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from delaywheel_replica.cleaner.ports import IDS, Ended, Record, RefusedRecord
+from delaywheel_replica.cleaner.settings import KafkaSettings
+from delaywheel_replica.core.reports import VERDICTS, Answer, Call, Verdict, answer_of
+
+ROOM_S = 2.0
+"""How long a full queue of the client may take to be sent."""
+
+ABORT_MS = 2_000
+
+# Their names in the library begin with an underscore: they are its own, not the broker's.
+_ABORTABLE = KafkaError._STATE  # noqa: SLF001
+_DELIVERY_FAILED = KafkaError._INCONSISTENT  # noqa: SLF001
+_REFUSED = frozenset(
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}  # noqa: SLF001
+)
+
+
+# librdkafka gives the numbers of a refused batch to nobody else, and notices at the next batch for
+# that partition that they are skipped. The abort that follows begins a new producer epoch.
+_AFTERMATH = "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def is_aftermath(cause: str | None) -> bool:
+    """Whether a transaction failed for what an earlier one left behind: again, it will not."""
+    return cause is not None and cause.startswith(_AFTERMATH)
+
+
+class TransactionalProducer:
+    """One transactional id, from its init to its end; one transaction at a time.
+
+    Once a call of a transaction fails, what follows is skipped, up to its `commit` or `abort`.
+    """
+
+    def __init__(self, settings: KafkaSettings, transactional_id: str, *, log_level: int) -> None:
+        self._producer = Producer(settings.producer(transactional_id, log_level=log_level))
+        self._failed: Ended | None = None
+        self._abortable = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the running transaction can no longer be committed, as far as is known."""
+        return self._failed is not None
+
+    @property
+    def abortable(self) -> bool:
+        """Whether the client itself refuses to commit the running transaction."""
+        return self._abortable
+
+    def init(self, timeout_ms: int) -> Ended:
+        """Fences older producers of this id and ends their transactions."""
+        try:
+            self._producer.init_transactions(timeout_ms / 1000)
+        except KafkaException as exception:
+            return _ended(Call.INIT, _error(exception))
+        return Ended(VERDICTS[Call.INIT, Answer.OK])
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+        self._failed, self._abortable = None, False
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as exception:
+            self._failed = _ended(Call.BEGIN, _error(exception))
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over; those that the client refuses are named."""
+        refused: list[RefusedRecord] = []
+        for index, record in enumerate(records):
+            error = self._produce(record)
+            if self.failed:
+                break
+            if error is not None:
+                refused.append(RefusedRecord(index, error.name()))
+        return refused
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
+        if self.failed:
+            return False
+        try:
+            unanswered = self._producer.flush(timeout_ms / 1000)
+        except KafkaException as exception:
+            self._failed = _ended(Call.FLUSH, _error(exception))
+            return False
+        if unanswered:
+            verdict = VERDICTS[Call.FLUSH, Answer.TIMED_OUT]
+            self._failed = Ended(verdict, f"no answer to {unanswered} records")
+        return unanswered == 0
+
+    def commit(self, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        if self.flush(timeout_ms):
+            for refused in self.write([last]):
+                self._failed = Ended(Verdict.ABORT, refused.reason)
+        ended = self._failed or self._commit(timeout_ms)
+        if ended.verdict is not Verdict.ABORT:
+            return ended
+        cause = self.cause() or ended.cause
+        return Ended(self.abort().verdict, cause)
+
+    def cause(self) -> str | None:
+        """In Kafka's words, why the transaction failed."""
+        if not self._abortable:
+            return None if self._failed is None else self._failed.cause
+        try:
+            # Sends nothing: librdkafka refuses it with the error that made the state.
+            self._producer.commit_transaction(ABORT_MS / 1000)
+        except KafkaException as exception:
+            error = _error(exception)
+            return f"{error.name()}: {error.str()}"
+        raise AssertionError("a transaction that could only be aborted was committed")
+
+    def abort(self) -> Ended:
+        """Drops everything written."""
+        try:
+            self._producer.abort_transaction(ABORT_MS / 1000)
+        except KafkaException as exception:
+            return _ended(Call.ABORT, _error(exception))
+        return Ended(VERDICTS[Call.ABORT, Answer.OK])
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has the client look the topics up, so that it knows their partitions now."""
+        try:
+            for topic in topics:
+                self._producer.list_topics(topic, timeout=timeout_ms / 1000)
+        except KafkaException:
+            return False
+        return True
+
+    def _produce(self, record: Record) -> KafkaError | None:
+        """Hands one record over; the error when it alone is refused."""
+        if self._failed is not None:
+            return None
+        topic, key, value, headers, partition, timestamp_ms = record
+        try:
+            self._producer.produce(
+                topic,
+                value=value,
+                key=key,
+                headers=cast("Any", headers),  # its list is typed as invariant
+                partition=partition,
+                timestamp=max(timestamp_ms, 0),
+            )
+        except BufferError:
+            # The client's queue is full; once that is sent, the record must fit.
+            return self._produce(record) if self.flush(int(ROOM_S * 1000)) else None
+        except KafkaException as exception:
+            error = _error(exception)
+            if error.code() in _REFUSED:
+                return error
+            self._failed = _ended(Call.PRODUCE, error)
+            self._abortable = error.code() == _ABORTABLE
+        return None
+
+    def _commit(self, timeout_ms: int) -> Ended:
+        try:
+            self._producer.commit_transaction(timeout_ms / 1000)
+        except KafkaException as exception:
+            error = _error(exception)
+            failed_before_end = error.code() == _DELIVERY_FAILED
+            return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
+        return Ended(VERDICTS[Call.COMMIT, Answer.OK])
+
+
+class LeaderProducers:
+    """The producers of all transactional ids, as `ProducersPort` wants them."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._producers: dict[int, TransactionalProducer] = {}
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        """Makes a new producer of this id, which fences the older ones."""
+        assert 0 <= number < IDS
+        name = self._settings.names.leader_id(number)
+        producer = TransactionalProducer(self._settings, name, log_level=4)
+        self._producers[number] = producer
+        return producer.init(timeout_ms)
+
+    def begin(self, number: int) -> None:
+        """Opens a transaction."""
+        self._producers[number].begin()
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over, in order."""
+        return self._producers[number].write(records)
+
+    def flush(self, number: int, timeout_ms: int) -> None:
+        """Waits until the brokers have what was written."""
+        self._producers[number].flush(timeout_ms)
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        return self._producers[number].commit(last, timeout_ms)
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has all clients look the topics up."""
+        names = list(topics)
+        return all(producer.warm(names, timeout_ms) for producer in self._producers.values())
+
+    def destroy(self) -> None:
+        """Lets go of all producers.
+
+        On another thread: librdkafka joins its own threads at the end, and they may be waiting
+        for a broker.
+        """
+        producers = list(self._producers.values())
+        self._producers.clear()
+        threading.Thread(target=producers.clear, name="destroy producers", daemon=True).start()
+
+
+def _ended(call: Call, error: KafkaError) -> Ended:
+    answer = answer_of(error.name(), requires_abort=error.txn_requires_abort())
+    return Ended(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
+
+
+def _error(exception: KafkaException) -> KafkaError:
+    error = exception.args[0]
+    assert isinstance(error, KafkaError)
+    return error

@@ -1,0 +1,240 @@
+"""One second's messages and cancels, as far as they have been admitted, and what becomes of each.
+
+A `Second` holds exactly the frames of its slot up to a bound per wheel that its owner keeps
+(what is *admitted*). Of the messages that a step takes it says which are to be forwarded:
+
+=====================================  ==========================================
+a taken message that                   is
+=====================================  ==========================================
+repeats one taken in an earlier step   a duplicate of that one
+repeats one before it in position      a duplicate of the first
+is named by a cancel with seq <= V'    cancelled
+is anything else                       forwarded
+=====================================  ==========================================
+
+where only frames <= V', the V that the step leads to, are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from delaywheel.columns import Columns
+from delaywheel.format import Frame, Kind
+from numpy.typing import NDArray
+
+from delaywheel_replica.cleaner.duplicates import (
+    contents_differ,
+    first_of_equals,
+    mix_keys,
+    spread_ranges,
+)
+from delaywheel_replica.cleaner.rows import AS_BYTES, RECORD, DueRows, Outcome, Records
+from delaywheel_replica.cleaner.runs import Runs, WheelNumbers
+from delaywheel_replica.core.progress import Position
+
+FORWARDED = 0
+"""Beside the `Outcome` values: what becomes of a message that is no duplicate nor cancelled."""
+
+# Frames are taken in together up to so many messages: most frames are small, and each numpy
+# call costs as much for one message as for a hundred.
+_ROWS_TOGETHER = 4096
+_TAKEN_OVER = (
+    ("start", "starts"),
+    ("timestamp_ms", "timestamps_ms"),
+    ("key_length", "key_lengths"),
+    ("value_length", "value_lengths"),
+    ("headers_length", "headers_lengths"),
+    ("partition", "partitions"),
+)
+_KEY = ("due_ms", "id_low", "id_high")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between which states a step lies; arrays by wheel number."""
+
+    due_ms: int  # w before the step
+    seqs_before: NDArray[np.int64]  # V before
+    seqs_after: NDArray[np.int64]  # V after
+
+
+class Second:
+    """The admitted messages and cancels of one slot."""
+
+    def __init__(self, slot: int, wheels: WheelNumbers) -> None:
+        self.slot = slot
+        self._wheels = wheels
+        self._records: Records = np.empty(0, RECORD)  # grown by doubling; `_count` are valid
+        self._count = 0
+        self._runs = Runs(slot, wheels)
+        self._cancels: Records = np.empty(0, RECORD)  # key, mix, wheel, seq; ascending by mix
+        self._topics: list[str] = []
+        self._topic_numbers: dict[str, int] = {}
+        self._blobs: list[memoryview] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, frames: Iterable[Frame]) -> None:
+        """Take in frames of this slot, in the order of wheel and seq."""
+        begin = self._count
+        cancels, together, rows = [], [], 0
+        for frame in frames:
+            if frame.kind is Kind.CANCELS:
+                cancels.append(frame)
+                continue
+            together.append(frame)
+            rows += len(frame.columns)
+            if rows >= _ROWS_TOGETHER:
+                self._append(together)
+                together, rows = [], 0
+        if together:
+            self._append(together)
+        if self._count > begin:
+            records = self._records[: self._count]
+            _set_mixes(records[begin:])
+            self._runs.add(records, begin)
+        if cancels:
+            self._add_cancels(cancels)
+
+    def due(
+        self, after_ms: int, position: Position | None, upto_ms: int, limit: int
+    ) -> NDArray[np.intp]:
+        """The first `limit` rows beyond a state of progress and due by `upto_ms`, in order."""
+        return self._runs.after(self._records[: self._count], after_ms, position, upto_ms, limit)
+
+    def due_between(self, begin: int, end: int, upto_ms: int) -> NDArray[np.intp]:
+        """Of the rows [begin, end), in the order they were added, those due by `upto_ms`."""
+        due: NDArray[np.intp] = np.flatnonzero(self._records["due_ms"][begin:end] <= upto_ms)
+        return due + begin
+
+    def next_due_ms(self, after_ms: int) -> int | None:
+        """The earliest due beyond `after_ms`."""
+        return self._runs.next_due_ms(after_ms)
+
+    def in_order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """These rows in the order of due and position."""
+        records = self.records(rows)
+        return rows[self._wheels.sort(records, records["due_ms"])]
+
+    def records(self, rows: NDArray[np.intp]) -> Records:
+        """Copies of some rows' records."""
+        return self._records.take(rows)
+
+    def messages(self, records: Records) -> DueRows:
+        """Some records of this second, ready to be made into messages."""
+        return DueRows(records, self._topics, self._wheels.names, self._blobs)
+
+    def outcomes(
+        self, rows: NDArray[np.intp], records: Records, bounds: Bounds
+    ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """What becomes of rows that a step takes, and which duplicates differ in content."""
+        outcomes = np.full(len(rows), FORWARDED, np.uint8)
+        differ = np.zeros(len(rows), np.bool_)
+        if len(self._cancels):
+            outcomes[self._cancelled(records, bounds)] = Outcome.CANCELLED
+        suspects = np.flatnonzero(records["suspect"])
+        if len(suspects):
+            originals = self._originals(rows[suspects], bounds)
+            repeats = originals != rows[suspects]
+            duplicates = suspects[repeats]
+            outcomes[duplicates] = Outcome.DUPLICATE
+            differ[duplicates] = contents_differ(
+                records.take(duplicates), self.records(originals[repeats]), self._blobs
+            )
+        return outcomes, differ
+
+    def _originals(self, rows: NDArray[np.intp], bounds: Bounds) -> NDArray[np.intp]:
+        """For each row the one that stands for its key among frames <= V'."""
+        members = self._runs.with_mixes(self._records["mix"][rows])
+        records = self.records(members)
+        inside = records["seq"] <= bounds.seqs_after[records["wheel"]]
+        members, records = members[inside], records[inside]
+        taken = records["seq"] <= bounds.seqs_before[records["wheel"]]
+        taken &= records["due_ms"] <= bounds.due_ms
+        ranks = np.empty(len(members), np.intp)
+        ranks[self._wheels.sort(records, ~taken)] = np.arange(len(members))
+        originals: NDArray[np.intp] = members[first_of_equals(records, ranks)]
+        chosen: NDArray[np.intp] = originals[members.searchsorted(rows)]
+        return chosen
+
+    def _cancelled(self, records: Records, bounds: Bounds) -> NDArray[np.intp]:
+        """Which of the messages a cancel with seq <= V' names."""
+        mixes = self._cancels["mix"]
+        first = mixes.searchsorted(records["mix"])
+        end = mixes.searchsorted(records["mix"], side="right")
+        numbers, places = spread_ranges(first, end)
+        cancels, named = self._cancels.take(places), records.take(numbers)
+        counts = cancels["seq"] <= bounds.seqs_after[cancels["wheel"]]
+        for name in _KEY:
+            counts &= cancels[name] == named[name]
+        cancelled: NDArray[np.intp] = numbers[counts]
+        return cancelled
+
+    def _append(self, frames: list[Frame]) -> None:
+        columns = [frame.columns for frame in frames]
+        rows = np.array([len(part) for part in columns])
+        records = self._room(int(rows.sum()))
+        _set_keys(records, frames, rows)
+        wheels = [self._wheels.add(frame.wheel) for frame in frames]
+        records["wheel"] = np.repeat(np.array(wheels), rows)
+        accepted_at_ms = np.array([frame.accepted_at_ms for frame in frames], np.int64)
+        records["accepted_at_ms"] = np.repeat(accepted_at_ms, rows)
+        records["row"] = np.arange(len(records)) - np.repeat(np.cumsum(rows) - rows, rows)
+        records["blob"] = np.repeat(np.arange(len(frames)) + len(self._blobs), rows)
+        self._blobs += [memoryview(part.blob) for part in columns]
+        records["topic"] = self._topics_of(columns, rows)
+        for name, column in _TAKEN_OVER:
+            records[name] = np.concatenate([getattr(part, column) for part in columns])
+
+    def _room(self, rows: int) -> Records:
+        """The next `rows` records, to be filled in."""
+        begin, end = self._count, self._count + rows
+        if end > len(self._records):
+            grown = np.empty(max(end, 2 * len(self._records)), RECORD)
+            grown.view(AS_BYTES)[:begin] = self._records.view(AS_BYTES)[:begin]
+            self._records = grown
+        self._count = end
+        return self._records[begin:end]
+
+    def _topics_of(self, columns: list[Columns], rows: NDArray[np.int_]) -> NDArray[np.int32]:
+        """This second's number of each message's topic."""
+        numbers = []
+        for part in columns:
+            for topic in part.topics:
+                number = self._topic_numbers.setdefault(topic, len(self._topics))
+                if number == len(self._topics):
+                    self._topics.append(topic)
+                numbers.append(number)
+        named = np.array([len(part.topics) for part in columns])
+        places = np.concatenate([part.topic_numbers for part in columns])
+        renumbered = np.array(numbers, np.int32)
+        topics: NDArray[np.int32] = renumbered[places + np.repeat(np.cumsum(named) - named, rows)]
+        return topics
+
+    def _add_cancels(self, frames: list[Frame]) -> None:
+        rows = np.array([len(frame.columns) for frame in frames])
+        added = np.zeros(int(rows.sum()), RECORD)
+        _set_keys(added, frames, rows)
+        wheels = [self._wheels.add(frame.wheel) for frame in frames]
+        added["wheel"] = np.repeat(np.array(wheels), rows)
+        _set_mixes(added)
+        joined = np.concatenate((self._cancels, added))
+        self._cancels = joined.take(np.argsort(joined["mix"]))
+
+
+def _set_keys(records: Records, frames: list[Frame], rows: NDArray[np.int_]) -> None:
+    halves = np.concatenate([frame.columns.ids for frame in frames]).view("<u8")
+    records["id_low"] = halves[:, 0]
+    records["id_high"] = halves[:, 1]
+    records["due_ms"] = np.concatenate([frame.columns.due_ms for frame in frames])
+    records["seq"] = np.repeat(np.array([frame.seq for frame in frames], np.int64), rows)
+
+
+def _set_mixes(records: Records) -> None:
+    records["mix"] = mix_keys(
+        records["due_ms"].copy(), records["id_low"].copy(), records["id_high"].copy()
+    )

@@ -1,0 +1,225 @@
+"""Which seconds are in memory: the one where progress stands, the next ones, some past ones.
+
+With w the millisecond up to which all is done, a second is
+
+=========  ========================================  =====================================
+           slots                                     in memory
+=========  ========================================  =====================================
+past       < (w + 1) // 1000, wholly done            when a late frame needs it; the last few
+covered    from there up to `covered_to`             all that exist, or being loaded
+future     beyond                                    no
+=========  ========================================  =====================================
+
+Seconds that exist are found by listing folders, an hour at a time; frames that come later
+are told by `note`. Loaded are the seconds up to a little beyond now, and in a catch-up only
+as many as hold `LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import numpy as np
+from delaywheel.disk import Disk
+from delaywheel.format import Frame
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+from numpy.typing import NDArray
+
+from delaywheel_replica.cleaner.loading import Loader
+from delaywheel_replica.cleaner.runs import WheelNumbers
+from delaywheel_replica.cleaner.seconds import Second
+
+PRELOAD_MS = 1500
+"""A second is loaded when its first millisecond is this near: half a second or more ahead."""
+LOADED_AHEAD_MESSAGES = 200_000
+PAST_MESSAGES = 200_000
+"""Past seconds stay until those after them hold this many: late frames mostly want them."""
+_HOUR = 3600
+
+
+def _place(frame: Frame) -> tuple[WheelId, int]:
+    return frame.wheel, frame.seq
+
+
+class KnownSlots:
+    """Which seconds of the hour looked at have files."""
+
+    def __init__(self) -> None:
+        self._begin = 0
+        self._marks = np.zeros(0, np.bool_)  # of the slots from _begin on
+
+    def forget(self) -> None:
+        """List again."""
+        self._marks = np.zeros(0, np.bool_)
+
+    def note(self, slots: NDArray[np.int64]) -> None:
+        """Frames have come for these."""
+        near = slots[(slots >= self._begin) & (slots < self._begin + len(self._marks))]
+        self._marks[near - self._begin] = True
+
+    def next(self, first: int, last: int, readers: Collection[WheelReader]) -> int | None:
+        """The first slot of [first, last] that has a file."""
+        while first <= last:
+            if not self._begin <= first < self._begin + len(self._marks):
+                self._list(first, readers)
+            marks = self._marks[first - self._begin : last + 1 - self._begin]
+            if marks.any():
+                return first + int(marks.argmax())
+            first += len(marks)
+        return None
+
+    def _list(self, first: int, readers: Collection[WheelReader]) -> None:
+        self._begin = first
+        self._marks = np.zeros(_HOUR - first % _HOUR, np.bool_)
+        for reader in readers:
+            slots = reader.slots(first, first + len(self._marks))
+            self._marks[np.array(slots, np.int64) - first] = True
+
+
+class Window:
+    """The seconds in memory, and the loading of the next ones."""
+
+    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+        self._wheels = wheels
+        self._loader = Loader(disk, data, wheels, thread=thread)
+        self._known = KnownSlots()
+        self._seconds: dict[int, Second] = {}
+        self._arrived: list[Frame] = []  # frames admitted for the second being loaded
+        self._wanted: int | None = None  # a past second that a late frame waits for
+        self._first = 0  # the first slot that is not past
+        self.covered_to = -1
+
+    def start(self, due_ms: int) -> None:
+        """Begin anew where progress stands; nothing is in memory."""
+        self._loader.drop()
+        self._known.forget()
+        self._seconds.clear()
+        self._arrived.clear()
+        self._wanted = None
+        self._first = (due_ms + 1) // 1000
+        self.covered_to = self._first - 1
+
+    def advance(self, due_ms: int, pinned: AbstractSet[int]) -> None:
+        """Progress stands here now; past seconds beyond the bound are freed, `pinned` stay."""
+        self._first = (due_ms + 1) // 1000
+        self.covered_to = max(self.covered_to, self._first - 1)
+        held = 0
+        for slot in sorted(self._seconds, reverse=True):
+            if slot < self._first:
+                held += len(self._seconds[slot])
+                if held > PAST_MESSAGES and slot not in pinned:
+                    del self._seconds[slot]
+
+    def present(self) -> Iterator[Second]:
+        """The seconds in memory that are not past, in order."""
+        for slot in sorted(self._seconds):
+            if slot >= self._first:
+                yield self._seconds[slot]
+
+    def loaded_to_ms(self) -> int:
+        """The last due up to which all that is admitted is in memory."""
+        loading = self._loader.slot
+        if loading is not None and loading >= self._first:
+            return loading * 1000 - 1
+        return self.covered_to * 1000 + 999
+
+    def is_waited_for(self, now_ms: int) -> bool:
+        """Whether what is being loaded is wanted now."""
+        return self._loader.slot is not None and self._loader.slot * 1000 <= now_ms
+
+    def next_due_ms(self, due_ms: int) -> int | None:
+        """The earliest due beyond `due_ms` in memory; that itself if a late frame can go on."""
+        loaded = self._loader.peek()
+        if loaded is not None and loaded.second.slot < self._first:
+            return due_ms
+        seconds = list(self.present())
+        if loaded is not None:
+            seconds.append(loaded.second)
+        for second in seconds:
+            next_ms = second.next_due_ms(due_ms)
+            if next_ms is not None:
+                return next_ms
+        return None
+
+    def get(self, slot: int) -> Second | None:
+        """A second in memory."""
+        return self._seconds.get(slot)
+
+    def note(self, slots: NDArray[np.int64]) -> None:
+        """Frames for these slots are in the wheels."""
+        self._known.note(slots)
+
+    def open(self, slot: int) -> Second | None:
+        """The second that a frame of a past or covered slot goes to; None = not yet.
+
+        A past second that is not in memory is loaded for it.
+        """
+        second = self._seconds.get(slot)
+        if second is not None or slot == self._loader.slot:
+            return second
+        if slot < self._first:
+            self._wanted = slot
+            return None
+        if slot > self.covered_to:
+            return None
+        second = self._seconds[slot] = Second(slot, self._wheels)
+        return second
+
+    def put_aside(self, frames: list[Frame]) -> None:
+        """Frames for the second being loaded: they are added when that is there."""
+        assert all(frame.slot == self._loader.slot for frame in frames)
+        self._arrived += frames
+
+    def take(self, wait_s: float) -> list[tuple[WheelId, DamagedFrame]] | None:
+        """Take over the second that was loaded; None = it is not there yet, or none was begun.
+
+        Returns:
+            What of it could not be read.
+        """
+        loaded = self._loader.take(wait_s)
+        if loaded is None:
+            return None
+        loaded.second.add(sorted(self._arrived, key=_place))
+        self._arrived = []
+        self._seconds[loaded.second.slot] = loaded.second
+        return loaded.damaged
+
+    def begin(
+        self,
+        now_ms: int,
+        readers: Mapping[WheelId, WheelReader],
+        seqs: Mapping[WheelId, int],
+        lost: AbstractSet[tuple[WheelId, int]],
+    ) -> bool:
+        """Begin to load what comes next, if nothing is being loaded.
+
+        To be called when everything is admitted that can be: what is loaded too early, before
+        the index was followed to its end, would grow without bound as the rest is admitted.
+        """
+        if self._loader.slot is not None:
+            return False
+        slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers.values())
+        if slot is None:
+            return False
+        self._loader.begin(slot, seqs, lost, hurried=slot * 1000 <= now_ms)
+        return True
+
+    def _next_to_load(self, last: int, readers: Collection[WheelReader]) -> int | None:
+        if self._wanted is not None:
+            slot, self._wanted = self._wanted, None
+            return slot
+        if last <= self.covered_to or self._ahead() >= LOADED_AHEAD_MESSAGES:
+            return None
+        found = self._known.next(self.covered_to + 1, last, readers)
+        self.covered_to = last if found is None else found
+        return found
+
+    def _ahead(self) -> int:
+        return sum(len(second) for slot, second in self._seconds.items() if slot > self._first)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loader.close()

@@ -1,0 +1,254 @@
+"""The whole cleaner on the real broker: what is due goes out once, the rest is accounted for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from delaywheel_replica.cleaner.ports import IDS, Record
+from delaywheel_replica.cleaner.producers import LeaderProducers
+from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
+from delaywheel_replica.core.beat import Role
+from delaywheel_replica.core.reports import Verdict
+from local.kafka import KafkaBroker
+from support.cleaner_world import World, now_ms, sent
+from support.due_wheels import Sent, Wheels, wheels_in_memory
+from support.kafka_proxy import KafkaProxy
+from support.read_committed import (
+    CommittedReader,
+    create_topic,
+    delete_topic,
+    read_all,
+    topic_exists,
+)
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as wheels:
+        yield wheels
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"orders-{cluster_id}"
+    create_topic(kafka.address, name)
+    return name
+
+
+@pytest.fixture
+def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        yield world
+
+
+def outcomes(kafka: KafkaBroker, cluster_id: str, count: int) -> list[dict[str, object]]:
+    records = read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=count)
+    return [json.loads(record.value() or b"") for record in records]
+
+
+def arrived(kafka: KafkaBroker, topic: str, rows: list[Sent]) -> list[bytes | None]:
+    """What the topic holds once it holds so many."""
+    messages = read_all(kafka.address, topic, at_least=len(rows))
+    return [message.value() for message in messages]
+
+
+def test_messages_go_out_whole_in_order_and_never_early(
+    kafka: KafkaBroker, world: World, topic: str
+) -> None:
+    own = (("a", b"1"), ("a", None), ("b", b""))
+    rows = [
+        sent(topic, 400, b"first", key=b"k", headers=own, timestamp_ms=1_700_000_000_000),
+        sent(topic, 300, None, key=b"", partition=0),
+        sent(topic, 700, b"", key=None),
+    ]
+    (frame, *_) = world.server.write(rows)
+    with CommittedReader(kafka.address, topic) as reader:
+        got = reader.wait_for(3)
+        seen_ms = now_ms()
+    assert seen_ms >= rows[2].due_ms
+    assert [(m.key(), m.value()) for m in got] == [(b"", None), (b"k", b"first"), (None, b"")]
+    assert got[1].timestamp()[1] == 1_700_000_000_000
+    assert got[0].timestamp()[1] >= rows[1].due_ms
+    assert got[1].headers() == [
+        *own,
+        ("dw-id", rows[0].id.hex().encode()),
+        ("dw-due", str(rows[0].due_ms).encode()),
+        ("dw-accepted", str(frame.accepted_at_ms).encode()),
+        ("dw-wheel", str(frame.wheel).encode()),
+    ]
+    done = world.wait_for("counted", lambda s: s.counters.get("forwarded") == 3)
+    assert done.progress is not None
+    assert done.progress.due_ms >= rows[2].due_ms
+
+
+def test_duplicates_and_cancelled_messages_are_accounted_for(
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
+) -> None:
+    kept, cancelled = sent(topic, 600, b"kept"), sent(topic, 600, b"cancelled")
+    world.server.write([kept, cancelled])
+    world.server.write([kept])
+    world.server.cancel([cancelled])
+    world.wait_for("done", lambda s: s.progress is not None and s.progress.due_ms >= kept.due_ms)
+    assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"kept"]
+    told = {(o["outcome"], o["id"]) for o in outcomes(kafka, cluster_id, 2)}
+    assert told == {("duplicate", kept.id.hex()), ("cancelled", cancelled.id.hex())}
+
+
+def test_a_restart_delivers_what_was_pending_once(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    before = []
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
+        later = [sent(topic, 4_000, b"later")]
+        world.server.write(before + later)
+        assert len(arrived(kafka, topic, before)) == 20
+        world.stop()
+        assert any(record.closed_at is not None for record in world.status.wheels.values())
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        values = arrived(kafka, topic, before + later)
+    assert sorted(values, key=str) == sorted([r.value for r in before + later], key=str)
+
+
+def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, topic: str) -> None:
+    world.server.write([sent(topic, 200, b"x")])
+    first = min(world.status.wheels)
+    world.server.reopen()
+    world.wait_for("closed", lambda s: first in s.wheels and s.wheels[first].closed_at == 1)
+    world.wait_for("unregistered", lambda s: first not in s.wheels, timeout_s=30)
+    assert world.status.progress is not None
+    assert first not in world.status.progress.seqs
+    world.server.write([sent(topic, 100, b"y")])
+    world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
+
+
+def test_takeover_over_an_open_transaction(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    """An old leader hangs in the middle of a transaction; nothing of it is ever seen."""
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    old = LeaderProducers(settings)
+    for number in range(IDS):
+        assert old.init(number, 5_000).verdict is Verdict.CONTINUE
+    old.begin(1)
+    old.write(1, [Record(topic, None, b"torn", [])])
+    old.flush(1, 2_000)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        began = time.monotonic()
+        world.wait_leading()
+        assert time.monotonic() - began < 8
+        epoch = world.status.epoch
+        world.server.write([sent(topic, 50, b"whole")])
+        assert arrived(kafka, topic, [sent(topic, 0)]) == [b"whole"]
+        progress = Record(settings.names.control, b"progress", b"torn", [], partition=0)
+        assert old.commit(1, progress, 2_000).verdict is Verdict.FENCED
+        assert world.status.epoch == epoch
+    assert [m.value() for m in read_all(kafka.address, topic)] == [b"whole"]
+
+
+def test_a_fenced_leader_steps_down_and_comes_back(
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
+) -> None:
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    epoch = world.status.epoch
+    rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
+    world.server.write(rows)
+    intruder = LeaderProducers(settings)
+    assert intruder.init(0, 5_000).verdict is Verdict.CONTINUE
+    world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
+    world.wait_for("leads again", lambda s: s.role is Role.LEADING)
+    assert epoch is not None
+    assert (world.status.epoch or 0) > epoch
+    assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
+
+
+@pytest.mark.parametrize("what", ["reply lost", "request held"])
+def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str, what: str
+) -> None:
+    with (
+        KafkaProxy(kafka) as proxy,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+    ):
+        world.wait_leading()
+        epoch = world.status.epoch
+        rows = [sent(topic, 25 * n, b"%d" % n) for n in range(240)]
+        world.server.write(rows)
+        world.wait_for("some are out", lambda s: s.counters.get("forwarded", 0) > 5)
+        if what == "reply lost":
+            proxy.lose_next_end_txn_reply()
+        else:
+            proxy.hold_next_end_txn()
+        world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
+        again = world.wait_for("leads again", lambda s: s.role is Role.LEADING)
+        assert again.epoch != epoch
+        proxy.release_held()  # into transactions of the new candidacy
+        values = arrived(kafka, topic, rows)
+    assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
+
+
+def test_connections_that_break_tear_and_double_nothing(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    with (
+        KafkaProxy(kafka) as proxy,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+    ):
+        world.wait_leading()
+        rows = [sent(topic, 15 * n, b"%d" % n) for n in range(300)]
+        world.server.write(rows)
+        for out in (20, 60, 100, 140):  # some of them fall between two requests, and cost nothing
+            while world.status.counters.get("forwarded", 0) < out:
+                time.sleep(0.005)
+            proxy.cut()
+        values = arrived(kafka, topic, rows)
+    assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
+
+
+def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:
+    world.server.silent = True
+    world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
+    world.server.silent = False
+    world.wait_for("leads again", lambda s: s.role is Role.LEADING)
+
+
+def test_kafka_away_is_waited_for(tmp_path: Path, cluster_id: str, wheels: Wheels) -> None:
+    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
+        broker.stop()
+        with World(broker.address, wheels.data, cluster_id, wheels) as world:
+            world.wait_for("says so", lambda s: bool(s.kafka_error))
+            broker.start()
+            world.wait_leading(timeout_s=40)
+            create_topic(broker.address, "orders")
+            broker.kill()
+            rows = [sent("orders", 50 * n, b"%d" % n) for n in range(20)]
+            world.server.write(rows)
+            world.wait_for("stepped down", lambda s: s.role is not Role.LEADING, timeout_s=30)
+            broker.start()
+            assert sorted(arrived(broker, "orders", rows), key=str) == sorted(
+                [row.value for row in rows], key=str
+            )
+
+
+def test_a_control_topic_missing_beside_messages_is_refused(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        world.server.write([sent(topic, 60_000, b"x")])
+    delete_topic(kafka.address, KafkaNames(cluster_id).control)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        refused = world.wait_for("refused", lambda s: "control topic" in (s.kafka_error or ""))
+        assert refused.role is not Role.LEADING
+        assert not topic_exists(kafka.address, KafkaNames(cluster_id).control)

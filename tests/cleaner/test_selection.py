@@ -1,0 +1,389 @@
+"""What is due, one situation at a time; the model beside this file mixes them all."""
+
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Self
+
+import pytest
+from delaywheel import layout
+from delaywheel.disk import PosixFile
+from delaywheel.format import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner import loading, selection, tail, window
+from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
+from delaywheel_replica.cleaner.selection import DueReader, Step
+from delaywheel_replica.core.progress import Progress, violations
+from support.due_oracle import as_message, verdicts
+from support.due_wheels import Sent, Wheels, wheels_in_memory
+from support.whenever import Whenever
+
+SECOND = 1_700_000_000
+START_MS = SECOND * 1000
+A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
+EMPTY = Progress(START_MS, None, {}, SECOND - 120)
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+class Leader:
+    """One leader's reader, and what it has committed."""
+
+    def __init__(
+        self, wheels: Wheels, progress: Progress = EMPTY, *, preload_thread: bool = False
+    ) -> None:
+        self.wheels = wheels
+        self.reader = DueReader(wheels.disk, wheels.data, preload_thread=preload_thread)
+        self.progress = progress
+        self.messages: list[DueMessage] = []
+        self.dropped: list[Dropped] = []
+        self.lost: list[LostFrame] = []
+        self.reader.start(progress)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.close()
+
+    def look(self, now_ms: int, cap_messages: int = 1000, cap_bytes: int = 1 << 20) -> Step:
+        self.reader.update(self.wheels.last_seqs())
+        return self.reader.next_step(now_ms, cap_messages, cap_bytes)
+
+    def commit(self, step: Step) -> None:
+        assert violations(self.progress, step.after) == []
+        self.messages += step.messages
+        self.dropped += step.dropped
+        self.lost += step.lost
+        self.progress = step.after
+        self.reader.done(step)
+
+    def forward(self, now_ms: int, cap_messages: int = 1000, cap_bytes: int = 1 << 20) -> int:
+        """Commits steps until nothing more is due; returns how many."""
+        for number in range(1, 100_000):
+            step = self.look(now_ms, cap_messages, cap_bytes)
+            self.commit(step)
+            if not step.behind:
+                return number
+        raise AssertionError("there is no end to it")
+
+
+def message(due_ms: int, number: int = 0, **fields: object) -> Sent:
+    return replace(Sent(due_ms, number.to_bytes(16, "big")), **fields)  # type: ignore[arg-type]
+
+
+def numbers(messages: Sequence[DueMessage | Dropped]) -> list[int]:
+    return [int.from_bytes(message.id, "big") for message in messages]
+
+
+def expected(wheels: Wheels, step: Step) -> list[DueMessage]:
+    found = verdicts(wheels.frames, (), step.before, step.after)
+    return [as_message(verdict.row) for verdict in found if verdict.outcome is None]
+
+
+def test_thousands_in_one_millisecond_are_split_and_new_leaders_go_on(wheels: Wheels) -> None:
+    due_ms = START_MS + 500
+    rows = [message(due_ms, number, value=b"v" * (number % 7)) for number in range(6000)]
+    for wheel, part in ((B1, rows[:3000]), (A1, rows[3000:4500]), (A2, rows[4500:])):
+        for begin in range(0, len(part), 400):
+            wheels.write(wheel, part[begin : begin + 400])
+    wheels.write(A1, [message(due_ms - 1, 9001), message(due_ms + 1, 9002)])
+    wheels.write(A2, rows[3000:3010])  # again, behind the first in order
+    wheels.write(A1, rows[:10])  # again, before the first in order
+    wheels.cancel(B1, rows[100:120])
+    progress = EMPTY
+    taken: list[DueMessage] = []
+    leaders = 0
+    while progress.due_ms < due_ms + 1:
+        leaders += 1
+        with Leader(wheels, progress) as leader:
+            for _ in range(3):
+                step = leader.look(due_ms + 1, cap_messages=700)
+                assert len(step.messages) + len(step.dropped) <= 700
+                assert list(step.messages) == expected(wheels, step)
+                leader.commit(step)
+            taken += leader.messages
+            progress = leader.progress
+    assert leaders > 3
+    assert sorted(numbers(taken)) == [*range(100), *range(120, 6000), 9001, 9002]
+
+
+def test_a_frame_goes_bad_while_its_millisecond_is_split(wheels: Wheels) -> None:
+    due_ms = START_MS + 500
+    for begin in range(0, 500, 100):
+        wheels.write(A1, [message(due_ms, number) for number in range(begin, begin + 100)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(due_ms, cap_messages=150))
+        assert leader.progress.position is not None
+    wheels.damage(wheels.frames[1])  # half of it is done
+    wheels.damage(wheels.frames[3])
+    with Leader(wheels, leader.progress) as following:
+        following.forward(due_ms, cap_messages=70)
+        assert [(lost.wheel, lost.seq, lost.messages) for lost in following.lost] == [
+            (A1, 2, 100),
+            (A1, 4, 100),
+        ]
+    assert numbers(leader.messages) == list(range(150))
+    assert numbers(following.messages) == [*range(200, 300), *range(400, 500)]
+
+
+def test_v_rests_while_a_millisecond_is_split(wheels: Wheels) -> None:
+    due_ms = START_MS + 500
+    wheels.write(A1, [message(due_ms, number) for number in range(30)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(due_ms, cap_messages=10))
+        wheels.write(A1, [message(due_ms, 99), message(due_ms, 5)])
+        wheels.cancel(A1, [message(due_ms, 25)])  # too late to count for this millisecond
+        while leader.progress.position is not None:
+            assert leader.progress.seqs == {A1: 1}
+            leader.commit(leader.look(due_ms, cap_messages=10))
+        assert numbers(leader.messages) == list(range(30))
+        leader.forward(due_ms)
+        assert numbers(leader.messages[30:]) == [99]
+        assert numbers(leader.dropped) == [5]
+
+
+def test_a_copy_in_a_frame_beyond_the_step_is_not_looked_at(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS, 1)])
+    wheels.write(A1, [message(START_MS, number) for number in (5, 6, 7)])  # too large for now
+    wheels.write(B1, [message(START_MS, 5)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(START_MS, cap_messages=3))
+        assert leader.progress.seqs == {A1: 1, B1: 1}
+        assert numbers(leader.messages) == [1, 5]
+        leader.forward(START_MS, cap_messages=3)
+        assert numbers(leader.messages) == [1, 5, 6, 7]
+
+
+@pytest.mark.parametrize("kept", [0, window.PAST_MESSAGES])
+def test_a_retry_of_a_done_message_is_dropped(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(window, "PAST_MESSAGES", kept)
+    first = message(START_MS + 100, 1, value=b"one")
+    wheels.write(A1, [first, message(START_MS + 200, 2)])
+    wheels.cancel(A1, [message(START_MS + 200, 2)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 5000)
+        wheels.write(B1, [first, replace(first, value=b"two"), message(START_MS + 200, 2)])
+        wheels.write(A1, [message(START_MS + 300, 3)])
+        leader.forward(START_MS + 5000)
+        assert numbers(leader.messages) == [1, 3]
+        outcomes = [(drop.outcome, drop.content_differs) for drop in leader.dropped]
+        assert outcomes == [
+            (Outcome.CANCELLED, False),
+            (Outcome.DUPLICATE, False),
+            (Outcome.DUPLICATE, True),
+            (Outcome.DUPLICATE, False),
+        ]
+
+
+def test_a_late_frame_holds_up_only_its_wheel_while_its_second_is_loaded(wheels: Wheels) -> None:
+    with Leader(wheels, replace(EMPTY, due_ms=START_MS + 60_000), preload_thread=True) as leader:
+        now_ms = START_MS + 60_000
+        wheels.write(A1, [message(START_MS, 1)])
+        wheels.write(A1, [message(now_ms + 10, 2)])
+        wheels.write(B1, [message(now_ms + 10, 3)])
+        until(lambda: leader.forward(now_ms + 20) > 0 and len(leader.messages) == 3)
+        assert sorted(numbers(leader.messages)) == [1, 2, 3]
+
+
+@pytest.fixture
+def whenever(monkeypatch: pytest.MonkeyPatch) -> Whenever:
+    executor = Whenever()
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", lambda *_: executor)
+    monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 0)
+    return executor
+
+
+def test_what_comes_while_its_second_is_loaded(wheels: Wheels, whenever: Whenever) -> None:
+    due_ms = START_MS + 1100
+    wheels.write(A2, [message(due_ms, 1), message(due_ms, 2)])
+    with Leader(wheels, preload_thread=True) as leader:
+        leader.commit(leader.look(START_MS))
+        assert not whenever.is_idle()
+        wheels.write(B1, [message(due_ms, 3), message(due_ms, 2)])
+        leader.commit(leader.look(START_MS))
+        wheels.write(A1, [message(due_ms, 4), message(due_ms, 1)])
+        wheels.cancel(B1, [message(due_ms, 3)])
+        leader.commit(leader.look(due_ms))
+        assert leader.progress.due_ms == START_MS + 999
+        assert leader.reader.next_due_ms() is None
+        whenever.run()
+        assert leader.reader.next_due_ms() == due_ms
+        leader.forward(due_ms)
+        assert numbers(leader.messages) == [4, 1, 2]
+        assert numbers(leader.dropped) == [1, 3, 2]
+
+
+def test_every_step_is_empty_until_the_limits_cover_v(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 2, 2)])
+    wheels.write(B1, [message(START_MS + 1, 3)])
+    with Leader(wheels, replace(EMPTY, seqs={A1: 2})) as leader:
+        for limits in ({}, {B1: 1}, {A1: 1, B1: 1}):
+            leader.reader.update(limits)
+            step = leader.reader.next_step(START_MS + 5, 100, 100)
+            assert not step
+            assert step.after == leader.progress
+        leader.forward(START_MS + 5)
+        assert sorted(numbers(leader.messages)) == [1, 2, 3]
+
+
+def test_a_lack_of_descriptors_is_no_lost_frame(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    open_read = wheels.disk.open_read
+
+    def open_no_slot(path: Path) -> PosixFile:
+        if path.suffix == ".slot":
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_read(path)
+
+    with Leader(wheels) as leader:
+        with monkeypatch.context() as patch:
+            patch.setattr(wheels.disk, "open_read", open_no_slot)
+            with pytest.raises(OSError, match="too many open files"):
+                leader.look(START_MS + 5)
+        leader.reader.start(leader.progress)
+        leader.forward(START_MS + 5)
+        assert numbers(leader.messages) == [1]
+
+
+def test_a_clock_behind_w_moves_nothing(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS - 1000, 1), message(START_MS + 1, 2)])
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS - 1)
+        assert not step
+        assert step.after == step.before == EMPTY
+        assert numbers(list(leader.look(START_MS).messages)) == [1]
+
+
+def test_only_the_last_step_can_be_done(wheels: Wheels) -> None:
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS + 5)
+        leader.look(START_MS + 6)
+        with pytest.raises(ValueError, match="last step"):
+            leader.reader.done(step)
+
+
+def test_an_unregistered_wheel_is_forgotten(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A2, [message(START_MS + 1, 2)])
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS + 5)
+        leader.reader.done(step, step.after.without([A1]))
+        leader.reader.update({A2: 1})
+        assert leader.reader.next_step(START_MS + 6, 10, 10).after.seqs == {A2: 1}
+
+
+def test_a_hole_is_lost_when_v_passes_it(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 2, 2)])
+    wheels.write(A1, [message(START_MS + 9000, 3)])
+    index = layout.index_path(layout.wheel_folder(wheels.data, A1), 0)
+    with index.open("r+b") as file:
+        file.seek(INDEX_ROW_LENGTH_BYTES)
+        file.write(HOLE_ROW)
+    with Leader(wheels) as leader:
+        leader.reader.update({A1: 1})
+        leader.commit(leader.reader.next_step(START_MS + 5, 10, 10))
+        assert not leader.lost
+        leader.forward(START_MS + 10_000)
+        assert leader.lost == [LostFrame(A1, 2, 0, 0, 0, "HOLE")]
+        assert numbers(leader.messages) == [1, 3]
+
+
+def test_what_is_known_lost_is_neither_told_again_nor_delivered(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 4001, 2)])
+    with Leader(wheels) as leader:
+        lost = {(A1, 1), (A1, 2)}
+        leader.reader.update({A1: 2}, lost)
+        step = leader.reader.next_step(START_MS + 10_000, 10, 10)
+        assert not step
+        assert step.after.seqs == {A1: 2}
+
+
+def test_days_without_messages_cost_few_steps(wheels: Wheels) -> None:
+    day_ms = 86_400_000
+    wheels.write(A1, [message(START_MS + 1, 1), message(START_MS + 3 * day_ms, 2)])
+    with Leader(wheels) as leader:
+        assert leader.forward(START_MS + 4 * day_ms) < 4
+        assert numbers(leader.messages) == [1, 2]
+
+
+def test_a_catch_up_holds_a_few_seconds_at_a_time(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "LOADED_AHEAD_MESSAGES", 20)
+    monkeypatch.setattr(window, "PAST_MESSAGES", 30)
+    wheels.write(A1, [message(START_MS + 100 * number, number) for number in range(1, 3000)])
+    with Leader(wheels) as leader:
+        most = 0
+        while leader.progress.due_ms < START_MS + 400_000:
+            leader.commit(leader.look(START_MS + 400_000, cap_messages=25))
+            most = max(most, sum(len(s) for s in leader.reader._window._seconds.values()))
+        assert numbers(leader.messages) == list(range(1, 3000))
+        assert most <= 100
+
+
+def test_late_messages_beyond_the_bound_wait_in_their_files(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "LATE_MESSAGES", 20)
+    for number in range(100):
+        wheels.write(A1, [message(START_MS - number, 2 * number + n) for n in (0, 1)])
+    with Leader(wheels) as leader:
+        assert len(leader.look(START_MS + 5).messages) == 20
+        leader.forward(START_MS + 5, cap_messages=7)
+        assert sorted(numbers(leader.messages)) == list(range(200))
+
+
+@pytest.mark.parametrize("preload_thread", [False, True])
+def test_seconds_with_many_frames_of_all_sizes(wheels: Wheels, *, preload_thread: bool) -> None:
+    random = Random(3)
+    end_ms = START_MS + 6000
+    rows = [
+        message(START_MS + random.randrange(5000), number, value=random.randbytes(number % 50))
+        for number in range(8000)
+    ]
+    begin = 0
+    while begin < len(rows):
+        size = random.choice([1, 3, 40, 700])
+        wheels.write(random.choice([A1, B1]), rows[begin : begin + size])
+        begin += size
+    with Leader(wheels, preload_thread=preload_thread) as leader:
+        until(lambda: leader.forward(end_ms) > 0 and leader.progress.due_ms == end_ms)
+        sent = sorted(rows, key=lambda row: (row.due_ms, row.id))
+        got = sorted(leader.messages, key=lambda due: (due.due_ms, due.id))
+        assert [(m.due_ms, m.id, m.value) for m in got] == [(m.due_ms, m.id, m.value) for m in sent]
+        assert [m.due_ms for m in leader.messages] == [m.due_ms for m in sent]
+
+
+def test_the_next_due_is_told_for_the_timer(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 700, 1), message(START_MS + 400, 2)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(START_MS))
+        assert leader.reader.next_due_ms() == START_MS + 400
+        wheels.write(A1, [message(START_MS + 300, 3)])
+        leader.look(START_MS)
+        assert leader.reader.next_due_ms() == START_MS + 300
+        leader.commit(leader.look(START_MS + 400))
+        assert leader.reader.next_due_ms() == START_MS + 700
+        leader.forward(START_MS + 700)
+        assert leader.reader.next_due_ms() is None
+
+
+def until(condition: Callable[[], bool], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline

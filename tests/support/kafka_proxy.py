@@ -1,0 +1,224 @@
+"""A TCP proxy that speaks just enough of Kafka's protocol to lose the right message.
+
+Clients come through it when they bootstrap at the broker's `proxy_address`: the broker's proxied
+listener tells them to come back here. A request is its length, api key, version and correlation
+id; a reply is its length and the correlation id. That is all that is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from local.kafka import KafkaBroker
+
+PRODUCE = 0
+END_TXN = 26
+
+Matches = Callable[[int, bytes], bool]
+"""Whether a request, by api key and whole frame, is meant."""
+
+
+@dataclass(slots=True)
+class _Rule:
+    """What happens to the next request that matches."""
+
+    matches: Matches
+    act: Callable[[_Connection, int, bytes], None]
+    once: bool = True
+
+
+@dataclass(slots=True)
+class _Connection:
+    client: socket.socket
+    broker: socket.socket
+    # Correlation ids whose replies are lost, together with the connection.
+    losing: set[int] = field(default_factory=set)
+    # Correlation ids whose replies never come; the connection stays.
+    silent: set[int] = field(default_factory=set)
+
+    def close(self) -> None:
+        for end in (self.client, self.broker):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class KafkaProxy:
+    """Stands between clients and a broker's proxied listener.
+
+    Attributes:
+        held_requests: EndTxn requests that were held back so far.
+        lost_replies: Replies that the broker gave and the client never saw.
+    """
+
+    def __init__(self, kafka: KafkaBroker) -> None:
+        self.held_requests = 0
+        self.lost_replies = 0
+        self._target = ("127.0.0.1", kafka.proxied_port)
+        self._server = socket.create_server(("127.0.0.1", kafka.proxy_port))
+        self._connections: list[_Connection] = []
+        self._rules: list[_Rule] = []
+        self._held: list[bytes] = []
+        self._lock = threading.Lock()
+        self._closing = False
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing = True
+        # A thread that is in accept() does not notice that the socket is closed.
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(5)
+
+    def lose_next_end_txn_reply(self) -> None:
+        """The broker ends the next transaction; instead of its reply the connection breaks."""
+        self._rules.append(_Rule(_is(END_TXN), _lose_reply))
+
+    def hold_next_end_txn(self) -> None:
+        """The next EndTxn does not arrive, and the connection breaks; see `release_held`."""
+        self._rules.append(_Rule(_is(END_TXN), self._hold))
+
+    def release_held(self) -> None:
+        """Lets the held requests arrive now, and waits for the broker's answers."""
+        held, self._held = self._held, []
+        for frame in held:
+            with socket.create_connection(self._target, timeout=5) as broker:
+                broker.sendall(frame)
+                _read_frame(broker)
+
+    def break_at_next_produce(self, topic: str) -> None:
+        """What is produced next to the topic arrives, and the connection breaks."""
+        self._rules.append(_Rule(_is(PRODUCE, topic), _lose_reply))
+
+    def swallow_produces(self, topic: str) -> Callable[[], None]:
+        """Nothing that is produced to the topic arrives, until the returned function is called."""
+        rule = _Rule(_is(PRODUCE, topic), _swallow, once=False)
+        self._rules.append(rule)
+        return lambda: self._rules.remove(rule)
+
+    def cut(self) -> None:
+        """Breaks all connections."""
+        with self._lock:
+            connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.close()
+
+    def _start(self, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                broker = socket.create_connection(self._target, timeout=5)
+            except OSError:
+                client.close()
+                continue
+            for end in (client, broker):
+                end.settimeout(None)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = _Connection(client, broker)
+            with self._lock:
+                self._connections.append(connection)
+            self._start(self._pump, connection, self._requests)
+            self._start(self._pump, connection, self._replies)
+
+    def _pump(self, connection: _Connection, pump: Callable[[_Connection], None]) -> None:
+        with contextlib.suppress(OSError):
+            pump(connection)
+        connection.close()
+
+    def _requests(self, connection: _Connection) -> None:
+        while frame := _read_frame(connection.client):
+            api_key, _, correlation = struct.unpack_from(">hhi", frame, 4)
+            rule = next((rule for rule in self._rules if rule.matches(api_key, frame)), None)
+            if rule is None:
+                connection.broker.sendall(frame)
+                continue
+            if rule.once:
+                self._rules.remove(rule)
+            rule.act(connection, correlation, frame)
+
+    def _replies(self, connection: _Connection) -> None:
+        while frame := _read_frame(connection.broker):
+            (correlation,) = struct.unpack_from(">i", frame, 4)
+            if correlation in connection.losing:
+                self.lost_replies += 1
+                return
+            if correlation not in connection.silent:
+                connection.client.sendall(frame)
+
+    def _hold(self, connection: _Connection, correlation: int, frame: bytes) -> None:
+        del correlation
+        self._held.append(frame)
+        self.held_requests += 1
+        connection.close()
+
+
+def wait_for(what: str, holds: Callable[[], bool], *, timeout_s: float = 20) -> None:
+    """Waits until something holds; fails by name at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+def _is(api_key: int, topic: str = "") -> Matches:
+    """Requests of this kind; of those that name topics, only with this one among them."""
+    # A name in the request has its length before it, plus 1 as compact strings have it. The same
+    # name within a record, in a dead letter for instance, has not.
+    name = bytes([len(topic) + 1]) + topic.encode() if topic else b""
+    return lambda key, frame: key == api_key and name in frame
+
+
+def _lose_reply(connection: _Connection, correlation: int, frame: bytes) -> None:
+    connection.losing.add(correlation)
+    connection.broker.sendall(frame)
+
+
+def _swallow(connection: _Connection, correlation: int, frame: bytes) -> None:
+    del connection, correlation, frame
+
+
+def _read_frame(end: socket.socket) -> bytes:
+    """One whole frame with its length; empty at the end of the stream."""
+    head = _read(end, 4)
+    if not head:
+        return b""
+    body = _read(end, struct.unpack(">i", head)[0])
+    return head + body if body else b""
+
+
+def _read(end: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = end.recv(length - len(parts))
+        if not part:
+            return b""
+        parts += part
+    return bytes(parts)
