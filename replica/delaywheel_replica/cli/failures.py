@@ -1,0 +1,71 @@
+"""How a command fails: a named reason on stderr and an exit code, never a traceback.
+
+| exit code | means |
+|---|---|
+| 0 | done |
+| 1 | refused, not found, or what was checked is not in order |
+| 2 | wrong usage |
+| 3 | nobody could answer: trying again may help |
+| 4 | the outcome is unknown: trying again with the same id and due is safe |
+| 70 | a defect of delaywheel; DELAYWHEEL_TRACEBACK=1 shows where |
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from delaywheel.errors import (
+    CallFailedError,
+    DelaywheelError,
+    MessageInvalidError,
+    RefusedError,
+    TimedOutError,
+)
+
+
+class ExitCode(IntEnum):
+    """Stable: scripts depend on them."""
+
+    DONE = 0
+    REFUSED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    UNKNOWN_OUTCOME = 4
+    DEFECT = 70
+
+
+class Failure(Exception):  # noqa: N818 - a named answer to the user, not an error of the program
+    """Ends a command.
+
+    Attributes:
+        reason: Stable, UPPER_SNAKE_CASE.
+        exit_code: See the table above.
+    """
+
+    def __init__(self, reason: str, message: str, exit_code: ExitCode = ExitCode.REFUSED) -> None:
+        """Says why, by name and for people."""
+        super().__init__(f"{reason}: {message}" if message else reason)
+        self.reason = reason
+        self.exit_code = exit_code
+
+    @classmethod
+    def of(cls, error: DelaywheelError) -> Failure:
+        """An error of the SDK as the end of a command."""
+        if not error.outcome_known:
+            return cls("OUTCOME_UNKNOWN", str(error), ExitCode.UNKNOWN_OUTCOME)
+        match error:
+            case TimedOutError():
+                return cls("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
+            case RefusedError():
+                text = str(error).removeprefix(f"{error.reason}: ")
+                return cls(str(error.reason), text, _exit_code_of(error))
+            case CallFailedError():
+                return cls(error.code.name, str(error).removeprefix(f"{error.code.name}: "))
+            case _:
+                return cls("FAILED", str(error))
+
+
+def _exit_code_of(error: RefusedError) -> ExitCode:
+    if isinstance(error, MessageInvalidError):
+        return ExitCode.USAGE
+    return ExitCode.UNAVAILABLE if error.retry_helps else ExitCode.REFUSED

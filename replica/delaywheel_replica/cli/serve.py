@@ -1,0 +1,17 @@
+"""`delaywheel serve`: becomes the supervisor of one node."""
+
+from __future__ import annotations
+
+import sys
+
+from delaywheel_replica.cli.config import ConfigFile, Settings, load
+from delaywheel_replica.node import exec_node
+
+
+def serve(file: ConfigFile = None, settings: Settings = None) -> None:
+    """Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
+    config = load(file, settings)
+    sys.stdout.flush()
+    # By exec: the supervisor, which stays for as long as the node, needs none of what was
+    # imported to read the settings.
+    exec_node(config.resolved())

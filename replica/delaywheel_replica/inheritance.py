@@ -1,0 +1,53 @@
+"""What a node's processes inherit from their supervisor.
+
+Descriptors by number and texts, in environment variables. The supervisor uses the standard
+library alone, so that it costs next to nothing and has nothing to fail: this module must not
+import anything else either.
+"""
+
+import os
+import threading
+from typing import Final
+
+RESOLVED_VARIABLE: Final = "DELAYWHEEL_RESOLVED"
+"""The node's checked configuration as JSON."""
+
+LINK_FD_VARIABLE: Final = "DELAYWHEEL_LINK_FD"
+"""One end of the pair of sockets between server and cleaner."""
+
+LIFE_FD_VARIABLE: Final = "DELAYWHEEL_LIFE_FD"
+"""A pipe that nobody writes to: its end tells that the supervisor is gone."""
+
+READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
+"""A pipe to the supervisor: the server writes its address there once it takes calls."""
+
+ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
+"""Where the server listened before it was restarted: it tries to come back to the same port."""
+
+EXIT_HOPELESS: Final = 78
+"""Exit code of a child that would fail in the same way if it were restarted (EX_CONFIG)."""
+
+EXIT_ORPHANED: Final = 111
+"""Exit code of a child whose supervisor is gone; for the eyes of a tracing operator only."""
+
+
+def exit_with_supervisor() -> None:
+    """From now on this process ends at once when its supervisor does, however that happens.
+
+    A thread that sleeps in the kernel: it works even while the main thread is stuck. Whatever
+    is written stays written, so there is nothing to tidy up first.
+    """
+    descriptor = int(os.environ[LIFE_FD_VARIABLE])
+    threading.Thread(target=_wait_and_exit, args=(descriptor,), name="life", daemon=True).start()
+
+
+def tell_ready(address: str) -> None:
+    """Tells the supervisor, if there is one, where this server takes calls."""
+    descriptor = os.environ.get(READY_FD_VARIABLE)
+    if descriptor is not None:
+        os.write(int(descriptor), f"{address}\n".encode())
+
+
+def _wait_and_exit(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os._exit(EXIT_ORPHANED)

@@ -1,0 +1,336 @@
+"""What a node's server and cleaner say to one another, beside the two status rows.
+
+State lies in the rows (``server.row``, ``cleaner.row``); the link carries wake-ups and a few
+requests, as JSON messages through one inherited pair of ``SOCK_SEQPACKET`` sockets. Nothing here
+is promised to arrive: a full buffer drops what is sent (``Link.send`` says so), a restarted
+process has missed what came before. So every request may be repeated, and every answer says by
+itself what it answers.
+
+=================  ==================  ==========================================================
+message            direction           meaning
+=================  ==================  ==========================================================
+``Wake``           both                my row changed
+``CommitSoon``     server to cleaner   a cancel was written: commit without waiting for the timer
+``AskTopic``       server to cleaner   is this topic there? answer with ``Topics``, asked of Kafka
+                                       after this message
+``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
+                                       you lead, exit with 0
+``Fence``          cleaner to server   promise to take no more of a node's wheels up to a number
+``Fenced``         server to cleaner   the promise is durable; what this node holds of them
+``Topics``         cleaner to server   what Kafka said of its topics
+=================  ==================  ==========================================================
+"""
+
+import json
+import os
+import select
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from delaywheel.identity import WheelId
+
+from delaywheel_replica.inheritance import LINK_FD_VARIABLE
+
+# A message of so many topics, with the longest names, stays below the kernel's default bound of
+# one datagram (208 KiB).
+_TOPICS_PER_MESSAGE = 400
+_MESSAGE_LENGTH_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The sender's row changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSoon:
+    """Something waits for a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskTopic:
+    """Asks whether Kafka has a topic, now."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The node stops cleanly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Asks for the promise to take no more of ``node``'s wheels numbered ``upto`` or below.
+
+    ``number`` names the request: its answer repeats it.
+    """
+
+    number: int
+    node: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """The promise is durable; ``applied`` is the greatest seq held of each such wheel.
+
+    A wheel that is not named is not held at all: that is the answer 0. ``complete`` is False when
+    this node may have lost what it once held.
+    """
+
+    number: int
+    applied: Mapping[WheelId, int]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """What the server has to know of a topic.
+
+    ``max_message_bytes`` is None when Kafka does not tell us.
+    """
+
+    partitions: int
+    max_message_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """What Kafka said of its topics.
+
+    Attributes:
+        topics: Those that are there.
+        absent: Names asked for that Kafka, answering without an error, does not have.
+        complete: All parts together are everything that Kafka has: what is not named is not there.
+        checked_at_ms: ``time.monotonic`` in ms, taken before Kafka was asked; the same in all
+            parts of one answer. The monotonic clock is the machine's, shared by both processes.
+        part: Number of this part, from 0.
+        parts: How many there are.
+    """
+
+    topics: Mapping[str, TopicInfo]
+    checked_at_ms: int
+    complete: bool = False
+    absent: tuple[str, ...] = ()
+    part: int = 0
+    parts: int = 1
+
+
+Message: TypeAlias = Wake | CommitSoon | AskTopic | Stop | Fence | Fenced | Topics
+
+
+class LinkMessageError(ValueError):
+    """A message cannot be understood: the two processes are of different versions."""
+
+
+def split_topics(
+    topics: Mapping[str, TopicInfo],
+    *,
+    checked_at_ms: int,
+    complete: bool,
+    absent: Sequence[str] = (),
+) -> list[Topics]:
+    """One answer of Kafka's as messages that fit the socket; to be sent in this order."""
+    items = list(topics.items())
+    slices = [
+        dict(items[at : at + _TOPICS_PER_MESSAGE])
+        for at in range(0, max(len(items), 1), _TOPICS_PER_MESSAGE)
+    ]
+    return [
+        Topics(
+            topics=part,
+            checked_at_ms=checked_at_ms,
+            complete=complete,
+            absent=tuple(absent) if number == 0 else (),
+            part=number,
+            parts=len(slices),
+        )
+        for number, part in enumerate(slices)
+    ]
+
+
+@dataclass(slots=True)
+class TopicAnswer:
+    """Joins the parts of ``Topics`` messages; parts of an older answer are dropped."""
+
+    _parts: dict[int, Topics] = field(default_factory=dict)
+
+    def add(self, message: Topics) -> Topics | None:
+        """The whole answer once its last part has come, else None."""
+        if message.parts == 1:
+            return message
+        if self._parts and next(iter(self._parts.values())).checked_at_ms != message.checked_at_ms:
+            self._parts.clear()
+        self._parts[message.part] = message
+        if len(self._parts) < message.parts:
+            return None
+        parts = [self._parts[number] for number in sorted(self._parts)]
+        self._parts.clear()
+        return Topics(
+            topics={name: info for part in parts for name, info in part.topics.items()},
+            checked_at_ms=message.checked_at_ms,
+            complete=message.complete,
+            absent=tuple(name for part in parts for name in part.absent),
+        )
+
+
+class Link:
+    """One end of the pair. Non-blocking; used by one thread at a time.
+
+    ``fileno`` is for ``loop.add_reader``, ``select`` or ``poll``.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._socket.settimeout(0)
+
+    @classmethod
+    def inherited(cls) -> "Link":
+        """The end that the supervisor gave this process."""
+        return cls(int(os.environ[LINK_FD_VARIABLE]))
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, *, wait_s: float = 0.0) -> bool:
+        """Sends, or drops the message when the buffer is full for longer than ``wait_s``.
+
+        Returns:
+            Whether it was sent. False also when the other end is gone for good.
+        """
+        content = encode(message)
+        try:
+            if self._try_send(content):
+                return True
+            if wait_s > 0:
+                select.select([], [self._socket], [], wait_s)
+                return self._try_send(content)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return False
+
+    def receive(self) -> Iterator[Message]:
+        """Every message that waits now.
+
+        Raises:
+            EOFError: the other end is closed.
+            LinkMessageError: a message cannot be understood.
+        """
+        while True:
+            try:
+                content = self._socket.recv(_MESSAGE_LENGTH_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError as error:
+                raise EOFError("the link is closed") from error
+            if not content:
+                raise EOFError("the link is closed")
+            yield decode(content)
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._socket.close()
+
+    def _try_send(self, content: bytes) -> bool:
+        try:
+            self._socket.send(content)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def encode(message: Message) -> bytes:
+    """A message as one datagram."""
+    return json.dumps(_document(message), separators=(",", ":")).encode()
+
+
+def decode(content: bytes) -> Message:
+    """The message in a datagram.
+
+    Raises:
+        LinkMessageError: it cannot be understood.
+    """
+    try:
+        document = json.loads(content)
+        return _message(document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise LinkMessageError(f"link message {content[:100]!r}: {error}") from error
+
+
+_PLAIN: dict[str, type[Wake | CommitSoon | Stop]] = {
+    "wake": Wake,
+    "commit": CommitSoon,
+    "stop": Stop,
+}
+_PLAIN_NAMES = {kind: name for name, kind in _PLAIN.items()}
+
+
+def _document(message: Message) -> dict[str, Any]:
+    match message:
+        case AskTopic():
+            return {"type": "topic", "name": message.name}
+        case Fence():
+            return {
+                "type": "fence",
+                "number": message.number,
+                "node": message.node,
+                "upto": message.upto,
+            }
+        case Fenced():
+            return {
+                "type": "fenced",
+                "number": message.number,
+                "applied": {str(wheel): seq for wheel, seq in message.applied.items()},
+                "complete": message.complete,
+            }
+        case Topics():
+            return {
+                "type": "topics",
+                "topics": {
+                    name: [info.partitions, info.max_message_bytes]
+                    for name, info in message.topics.items()
+                },
+                "absent": list(message.absent),
+                "complete": message.complete,
+                "checked_at_ms": message.checked_at_ms,
+                "part": message.part,
+                "parts": message.parts,
+            }
+        case Wake() | CommitSoon() | Stop():
+            return {"type": _PLAIN_NAMES[type(message)]}
+
+
+def _message(document: dict[str, Any]) -> Message:
+    kind = document["type"]
+    if kind in _PLAIN:
+        return _PLAIN[kind]()
+    match kind:
+        case "topic":
+            return AskTopic(str(document["name"]))
+        case "fence":
+            return Fence(int(document["number"]), str(document["node"]), int(document["upto"]))
+        case "fenced":
+            return Fenced(
+                number=int(document["number"]),
+                applied={
+                    WheelId.parse(text): int(seq) for text, seq in document["applied"].items()
+                },
+                complete=bool(document["complete"]),
+            )
+        case "topics":
+            return Topics(
+                topics={
+                    name: TopicInfo(int(partitions), None if limit is None else int(limit))
+                    for name, (partitions, limit) in document["topics"].items()
+                },
+                checked_at_ms=int(document["checked_at_ms"]),
+                complete=bool(document["complete"]),
+                absent=tuple(document["absent"]),
+                part=int(document["part"]),
+                parts=int(document["parts"]),
+            )
+    raise LinkMessageError(f"unknown type {kind!r}")

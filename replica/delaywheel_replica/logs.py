@@ -1,0 +1,60 @@
+"""Logging of the node's processes: structlog to stderr, for people or as JSON.
+
+Libraries that use ``logging`` are bridged into the same stream and format.
+"""
+
+import logging
+import sys
+from typing import Literal
+
+import structlog
+from structlog.typing import WrappedLogger
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> None:
+    """Makes every log line of this process look alike and say which process it is."""
+    shared: list[structlog.typing.Processor] = [
+        _names(process),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor
+    if log_format == "json":
+        shared.append(structlog.processors.dict_tracebacks)
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _names(process: str) -> structlog.typing.Processor:
+    """Adds the process's name; bound context would be one thread's own."""
+
+    def add(
+        _logger: WrappedLogger, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["process"] = process
+        return event
+
+    return add

@@ -1,0 +1,366 @@
+"""The supervisor of one node: starts its server and its cleaner, and ends as a whole or not at all.
+
+It uses the standard library alone: importing gRPC or numpy here would cost a third of a CPU
+second and memory for nothing, and a process with threads must not fork.
+
+==========================  ================================================================
+what happens                what follows
+==========================  ================================================================
+the cleaner ends            it is started again, later with each short life
+the server ends             the cleaner is killed, both are started again, as above
+five short lives in a row   everything ends, exit code 1
+exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
+SIGTERM, SIGINT, SIGHUP     the server gets SIGTERM and drains, the cleaner ends, the server ends
+a second such signal        everything is killed
+no end within 30 s of it    everything is killed, exit code 1
+the supervisor is killed    the children see their life pipe end, and exit
+==========================  ================================================================
+
+``<data>/node.lock`` is held by the supervisor and, inherited, by its children: as long as one of
+them lives, no other supervisor can start on the same folder. ``<data>/node.run`` says who runs,
+and where the server takes calls.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from delaywheel_replica.inheritance import (
+    ADDRESS_VARIABLE,
+    EXIT_HOPELESS,
+    LIFE_FD_VARIABLE,
+    LINK_FD_VARIABLE,
+    READY_FD_VARIABLE,
+    RESOLVED_VARIABLE,
+)
+
+_LOCK_WAIT_S: Final = 10.0
+_STOP_WAIT_S: Final = 30.0
+_SHORT_LIFE_S: Final = 10.0
+_SHORT_LIVES: Final = 5
+_FIRST_BACKOFF_S: Final = 0.1
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+COMMANDS: Final[Mapping[str, Sequence[str]]] = {
+    name: (sys.executable, "-P", "-m", f"delaywheel_replica.{name}.main")
+    for name in ("server", "cleaner")
+}
+
+
+class NodeInUseError(Exception):
+    """Another node's processes live on this data folder."""
+
+
+def exec_node(resolved: str) -> NoReturn:
+    """Becomes the supervisor of a node with this configuration (``Config.resolved``)."""
+    command = (sys.executable, "-P", "-m", "delaywheel_replica.node")
+    os.execve(sys.executable, command, {**os.environ, RESOLVED_VARIABLE: resolved})  # noqa: S606 - no shell is wanted
+
+
+def main() -> int:
+    """Runs a node until it is told to stop; the process's exit code."""
+    resolved = os.environ.get(RESOLVED_VARIABLE)
+    if resolved is None:
+        _say(f"{RESOLVED_VARIABLE} is not set: start a node with `delaywheel serve`")
+        return EXIT_HOPELESS
+    data = Path(json.loads(resolved)["data_dir"])
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        return Supervisor(data).run()
+    except (NodeInUseError, OSError) as error:
+        _say(str(error))
+        return EXIT_HOPELESS
+
+
+@dataclass(slots=True)
+class _Child:
+    """One of the two processes, over all its lives."""
+
+    name: str
+    link: socket.socket
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    started_at: float = 0.0
+    # When the next life begins, while there is no process.
+    start_at: float = 0.0
+    short_lives: int = 0
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+
+@dataclass(slots=True)
+class _Stop:
+    """The node is being stopped."""
+
+    deadline: float
+    exit_code: int = 0
+    # Killed, not asked.
+    hurried: bool = False
+
+
+@dataclass(slots=True)
+class _Ready:
+    """The pipe through which the server tells its address."""
+
+    read_fd: int
+    write_fd: int
+    text: bytes = field(default=b"")
+
+
+class Supervisor:
+    """Runs the processes of one node in the foreground."""
+
+    def __init__(self, data: Path, commands: Mapping[str, Sequence[str]] = COMMANDS) -> None:
+        self._data = data
+        self._commands = commands
+        server_link, cleaner_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._server = _Child("server", server_link)
+        self._cleaner = _Child("cleaner", cleaner_link)
+        self._children = (self._server, self._cleaner)
+        self._ready = _Ready(*os.pipe())
+        # The write end is never given away: it closes when this process ends.
+        self._life_read, self._life_write = os.pipe()
+        self._signals, self._signals_write = socket.socketpair()
+        self._stop: _Stop | None = None
+        # Where the server listens; while it is down, where it did: it tries to come back there.
+        self._address: str | None = None
+        self._is_ready = False
+        self._lock_fd = -1
+
+    def run(self) -> int:
+        """Starts the node and returns its exit code when it has ended.
+
+        Raises:
+            NodeInUseError: processes of another supervisor still live on the folder.
+        """
+        self._lock_fd = _locked(self._data / "node.lock")
+        self._take_signals()
+        try:
+            while not self._is_over():
+                self._start_due()
+                self._wait()
+        finally:
+            self._kill_all()
+            self._run_file.unlink(missing_ok=True)
+        return self._stop.exit_code if self._stop else 1
+
+    @property
+    def _run_file(self) -> Path:
+        return self._data / "node.run"
+
+    def _is_over(self) -> bool:
+        return self._stop is not None and all(child.process is None for child in self._children)
+
+    # --- starting
+
+    def _start_due(self) -> None:
+        """Starts what should run and does not."""
+        if self._stop is not None:
+            return
+        now = time.monotonic()
+        for child in self._children:
+            if child.process is None and child.start_at <= now:
+                self._start(child)
+
+    def _start(self, child: _Child) -> None:
+        inherited = {
+            LINK_FD_VARIABLE: child.link.fileno(),
+            LIFE_FD_VARIABLE: self._life_read,
+        }
+        if child is self._server:
+            inherited[READY_FD_VARIABLE] = self._ready.write_fd
+            self._is_ready = False
+        environment = {
+            # glibc's arenas fragment: two are enough for processes of one busy thread.
+            "MALLOC_ARENA_MAX": "2",
+            **os.environ,
+            **{name: str(descriptor) for name, descriptor in inherited.items()},
+        }
+        if self._address is not None:
+            environment[ADDRESS_VARIABLE] = self._address
+        child.process = subprocess.Popen(
+            self._commands[child.name],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # The lock's descriptor is named nowhere: holding it open is its whole use.
+            pass_fds=(*inherited.values(), self._lock_fd),
+            # A Ctrl-C is for the supervisor: the children end in their order.
+            process_group=0,
+        )
+        child.pidfd = os.pidfd_open(child.process.pid)
+        child.started_at = time.monotonic()
+        self._write_run_file()
+
+    # --- waiting
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._signals, select.POLLIN)
+        poll.register(self._ready.read_fd, select.POLLIN)
+        running = {child.pidfd: child for child in self._children if child.process}
+        for pidfd in running:
+            poll.register(pidfd, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
+        if self._ready.read_fd in ready:
+            self._read_address()
+        # In the order of the children: a server's end takes the cleaner with it.
+        for pidfd, child in running.items():
+            if pidfd in ready and child.process is not None:
+                self._ended(child)
+        if self._signals.fileno() in ready:
+            self._signalled()
+        if self._stop is not None and time.monotonic() >= self._stop.deadline:
+            self._hurry("it did not stop in time", exit_code=1)
+
+    def _timeout_ms(self) -> int | None:
+        if self._stop is not None:
+            times = [self._stop.deadline]
+        else:
+            times = [child.start_at for child in self._children if child.process is None]
+        if not times:
+            return None
+        return max(0, int((min(times) - time.monotonic()) * 1000) + 1)
+
+    def _read_address(self) -> None:
+        self._ready.text += os.read(self._ready.read_fd, 4096)
+        *lines, self._ready.text = self._ready.text.split(b"\n")
+        if lines:
+            self._address, self._is_ready = lines[-1].decode(), True
+            self._write_run_file()
+
+    # --- ends
+
+    def _ended(self, child: _Child) -> None:
+        assert child.process is not None
+        code = self._reap(child)
+        if self._stop is not None:
+            # One that had not yet come to its own handler dies of the signal: as good as asked.
+            if code not in {0, -signal.SIGTERM} and not self._stop.hurried:
+                self._stop.exit_code = 1
+            return
+        _say(f"the {child.name} ended ({_told(code)})")
+        if code == EXIT_HOPELESS:
+            self._give_up(EXIT_HOPELESS)
+            return
+        if child is self._server and self._cleaner.process is not None:
+            self._cleaner.process.kill()
+            self._reap(self._cleaner)
+            self._cleaner.start_at = 0.0
+        self._start_later(child)
+        self._write_run_file()
+
+    def _start_later(self, child: _Child) -> None:
+        now = time.monotonic()
+        if now - child.started_at >= _SHORT_LIFE_S:
+            child.short_lives = 0
+        child.short_lives += 1
+        if child.short_lives >= _SHORT_LIVES:
+            _say(f"the {child.name} does not live: the node ends")
+            self._give_up(1)
+            return
+        # The first time at once: most deaths have nothing to do with how it was started.
+        backoff_s = _FIRST_BACKOFF_S * 2 ** (child.short_lives - 2)
+        child.start_at = now + (backoff_s if child.short_lives > 1 else 0)
+
+    def _give_up(self, exit_code: int) -> None:
+        self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code)
+        self._hurry("nothing is left half alive", exit_code=exit_code)
+
+    def _reap(self, child: _Child) -> int:
+        assert child.process is not None
+        code = child.process.wait()
+        os.close(child.pidfd)
+        child.process, child.pidfd = None, -1
+        return code
+
+    # --- stopping
+
+    def _take_signals(self) -> None:
+        for end in (self._signals, self._signals_write):
+            end.setblocking(False)  # noqa: FBT003 - the standard library's signature
+        signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+
+    def _signalled(self) -> None:
+        numbers = self._signals.recv(64)
+        if not set(numbers) & set(_SIGNALS):
+            return
+        if self._stop is not None:
+            self._hurry("a second signal", exit_code=1)
+            return
+        self._stop = _Stop(time.monotonic() + _STOP_WAIT_S)
+        # With these ends closed the server sees the link end when the cleaner does.
+        for child in self._children:
+            child.link.close()
+        if self._server.process is not None:
+            self._server.process.terminate()
+        else:
+            self._hurry("there is no server to drain", exit_code=0)
+
+    def _hurry(self, why: str, *, exit_code: int) -> None:
+        """Kills what still runs; its end is then waited for as any other."""
+        assert self._stop is not None
+        if any(child.process for child in self._children):
+            _say(f"killing what still runs: {why}")
+        self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code, hurried=True)
+        for child in self._children:
+            if child.process is not None:
+                child.process.kill()
+
+    def _kill_all(self) -> None:
+        for child in self._children:
+            if child.process is not None:
+                child.process.kill()
+                self._reap(child)
+
+    def _write_run_file(self) -> None:
+        content = {
+            "pid": os.getpid(),
+            "server_pid": self._server.pid,
+            "cleaner_pid": self._cleaner.pid,
+            "address": self._address if self._server.process and self._is_ready else None,
+        }
+        temporary = self._run_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content) + "\n")
+        temporary.replace(self._run_file)
+
+
+def _locked(path: Path) -> int:
+    """Takes the lock; children of a killed supervisor may need a moment to end."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        if time.monotonic() >= deadline:
+            os.close(descriptor)
+            raise NodeInUseError(f"{path.parent}: another node runs on this data folder")
+        time.sleep(0.02)
+
+
+def _told(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _say(text: str) -> None:
+    print(f"delaywheel node: {text}", file=sys.stderr, flush=True)  # noqa: T201 - its only way to talk
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Cancel: carries out what ``core/cancelling.py`` decides.
+
+A cancel is a frame of this node's wheel, and an answer comes from a committed progress record:
+so after the frame is written, each new word of the cleaner is looked at until one decides.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import numpy as np
+import structlog
+from delaywheel.columns import Columns
+from delaywheel.format import Kind
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+from delaywheel_replica.core.cancelling import (
+    CancelDecision,
+    CancelView,
+    after_writing,
+    before_writing,
+)
+from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.server.committer import Committer
+from delaywheel_replica.server.queries import Queries
+from delaywheel_replica.server.references import Reference
+from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.scan import Found
+from delaywheel_replica.server.status import NodeView, wall_ms
+
+_WAIT_S: Final = 10.0
+
+_log = structlog.get_logger(__name__)
+
+_OUTCOMES: Final = {
+    CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
+    CancelDecision.ALREADY_DELIVERED: pb.CANCEL_OUTCOME_ALREADY_DELIVERED,
+    CancelDecision.TOO_LATE: pb.CANCEL_OUTCOME_TOO_LATE,
+    CancelDecision.NOT_FOUND: pb.CANCEL_OUTCOME_NOT_FOUND,
+}
+
+
+class Cancels:
+    """Withdraws messages. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        queries: Queries,
+        committer: Committer,
+        *,
+        ask: Callable[[CommitSoon], object],
+        next_word: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            view: what the parts know of the node.
+            queries: finds messages.
+            committer: writes the cancel.
+            ask: asks the cleaner to commit soon.
+            next_word: waits for the next reading of the cleaner's row.
+        """
+        self._view = view
+        self._queries = queries
+        self._committer = committer
+        self._ask = ask
+        self._next_word = next_word
+
+    async def cancel(self, reference: Reference) -> "pb.CancelOutcome.ValueType":
+        """Withdraws a message, or says why not.
+
+        Raises:
+            RefusedError: NO_LEADER, NOT_UP_TO_DATE, CANCEL_UNKNOWN, or that of the committer.
+        """
+        found = await self._queries.find(reference)
+        due_ms = _due_of(reference, found)
+        decision = before_writing(self._sight(due_ms, found))
+        if decision is CancelDecision.WRITE:
+            written = await self._committer.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
+            for refusal in written.failed.values():
+                raise RefusedError(refusal.reason, refusal.detail)
+            found = await self._queries.find(reference)
+            decision = CancelDecision.WAIT
+        elif decision is CancelDecision.UNKNOWN:
+            raise RefusedError(Reason.NOT_UP_TO_DATE)
+        if decision is CancelDecision.WAIT:
+            decision = await self._wait(due_ms, found)
+        if decision is CancelDecision.NO_LEADER:
+            raise RefusedError(Reason.NO_LEADER)
+        outcome = _OUTCOMES.get(decision)
+        if outcome is None:
+            raise RefusedError(Reason.CANCEL_UNKNOWN)
+        return outcome
+
+    async def _wait(self, due_ms: int, found: Found) -> CancelDecision:
+        """Looks at each committed progress until one decides."""
+        self._ask(CommitSoon())
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while True:
+                    decision = after_writing(self._sight(due_ms, found))
+                    if decision is not CancelDecision.WAIT:
+                        return decision
+                    await self._next_word()
+        except TimeoutError:
+            return CancelDecision.UNKNOWN
+
+    def _sight(self, due_ms: int, found: Found) -> CancelView:
+        status = self._view.cleaner.status
+        return CancelView(
+            due_ms=due_ms,
+            now_ms=wall_ms(),
+            leading=self._view.cleaner.leading() is not None,
+            progress=None if status is None else status.progress,
+            copies=found.copies,
+            cancels=found.cancels,
+            complete=found.complete,
+        )
+
+
+def _due_of(reference: Reference, found: Found) -> int:
+    if reference.due_ms is not None:
+        return reference.due_ms
+    if found.first is None:
+        return reference.slot * 1000
+    frame, row = found.first
+    return int(frame.columns.due_ms[row])
+
+
+def _cancel_of(id_: bytes, due_ms: int) -> Columns:
+    return Columns.of_cancels(
+        np.array([due_ms], dtype=np.int64), np.frombuffer(id_, dtype=np.uint8).reshape(1, -1)
+    )

@@ -1,0 +1,100 @@
+"""Hears the cleaner: its row, and what comes through the link.
+
+The row is read when the link wakes us, and ten times a second in any case: wake-ups may be lost.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from delaywheel_replica.core.beat import CleanerStatus
+from delaywheel_replica.link import Fence, Link, LinkMessageError, Topics
+from delaywheel_replica.server.status import BEAT_S, CleanerRow, NodeView
+
+_log = structlog.get_logger(__name__)
+
+
+class Hearing:
+    """Keeps ``view.cleaner`` current. For the event loop's thread."""
+
+    def __init__(
+        self,
+        link: Link,
+        row: CleanerRow,
+        view: NodeView,
+        *,
+        on_fence: Callable[[Fence], None],
+        on_topics: Callable[[Topics], None],
+        on_registry: Callable[[], None],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            link: to the cleaner.
+            row: of the cleaner.
+            view: where the newest status is put.
+            on_fence: a promise is asked for.
+            on_topics: the cleaner knows something about topics.
+            on_registry: role, wheels or floor changed.
+        """
+        self._link = link
+        self._row = row
+        self._view = view
+        self._on_fence = on_fence
+        self._on_topics = on_topics
+        self._on_registry = on_registry
+        self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The other end is closed: the cleaner has ended, and nobody will start it again.
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Listens until cancelled."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._link.fileno(), self._receive)
+        try:
+            while True:
+                self._read()
+                await asyncio.sleep(BEAT_S)
+        finally:
+            loop.remove_reader(self._link.fileno())
+
+    async def next_word(self) -> None:
+        """Waits until the row says something new of progress or role."""
+        await asyncio.shield(self._word)
+
+    def _receive(self) -> None:
+        try:
+            for message in self._link.receive():
+                match message:
+                    case Fence():
+                        self._on_fence(message)
+                    case Topics():
+                        self._on_topics(message)
+                    case _:
+                        pass  # a wake-up; the row is read below
+        except LinkMessageError as error:
+            _log.warning("link message ignored", error=str(error))
+        except EOFError:
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            self.ended.set()
+        self._read()
+
+    def _read(self) -> None:
+        status = self._row.read()
+        if status is None or status == self._view.cleaner.status:
+            return
+        before = self._view.cleaner.status
+        self._view.cleaner.status = status
+        if before is None or status.progress != before.progress or status.role != before.role:
+            word, self._word = self._word, asyncio.get_running_loop().create_future()
+            word.set_result(None)
+        if _registry(status) != _registry(before):
+            self._on_registry()
+
+
+def _registry(status: CleanerStatus | None) -> object:
+    """What the wheel keeper acts upon."""
+    if status is None:
+        return None
+    return status.role, status.wheels, status.floor, status.control_offset >= 0

@@ -1,0 +1,76 @@
+"""The server process: ``python -m delaywheel_replica.server.main``, started by the supervisor.
+
+SIGTERM: drain and end with 0. The supervisor's end: end at once. A defect on any thread: end
+with 1, so that the node is never half alive; the supervisor starts it again.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+import threading
+from typing import Final
+
+import structlog
+from delaywheel.nodefile import NodeFolderError
+
+from delaywheel_replica.config import Config
+from delaywheel_replica.inheritance import EXIT_HOPELESS, exit_with_supervisor
+from delaywheel_replica.link import Link
+from delaywheel_replica.logs import set_up_logging
+from delaywheel_replica.server.serving import Server
+
+# The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
+_SWITCH_INTERVAL_S: Final = 0.0005
+_DESCRIPTORS_WANTED: Final = 65_536
+# For sockets, logs, index segments, recovery and libraries; the rest may hold slot files.
+_DESCRIPTOR_RESERVE: Final = 512
+_OPEN_SLOT_FILES_AT_MOST: Final = 8_192
+
+_log = structlog.get_logger(__name__)
+
+
+def main() -> int:
+    """Runs the server of one node; the process's exit code."""
+    exit_with_supervisor()
+    config = Config.inherited()
+    set_up_logging("server", log_format=config.log_format, level=config.log_level)
+    threading.excepthook = _end_process
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # A Ctrl-C is the supervisor's business; it ends its children in their order.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        asyncio.run(_serve(config))
+    except NodeFolderError as error:
+        _log.error("cannot start", error=str(error))
+        return EXIT_HOPELESS
+    return 0
+
+
+async def _serve(config: Config) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server = Server(config, Link.inherited(), open_files=_open_slot_files())
+    await server.run(stop)
+
+
+def _open_slot_files() -> int:
+    """Raises the soft limit on descriptors; how many slot files may be open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
+    soft = max(soft, min(wanted, _DESCRIPTORS_WANTED))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return min(_OPEN_SLOT_FILES_AT_MOST, max(16, soft - _DESCRIPTOR_RESERVE))
+
+
+def _end_process(arguments: threading.ExceptHookArgs) -> None:
+    name = arguments.thread.name if arguments.thread is not None else "?"
+    error = arguments.exc_value
+    _log.critical("thread failed", thread=name, exc_info=error if error is not None else True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

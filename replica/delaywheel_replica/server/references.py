@@ -1,0 +1,50 @@
+"""Reads which message a caller means: a handle, or id and due."""
+
+from dataclasses import dataclass
+
+from delaywheel.columns import ID_LENGTH_BYTES
+from delaywheel.errors import MessageInvalidError
+from delaywheel.message import Handle
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+from delaywheel_replica.server.refusals import RefusedError
+
+_SLOT_BEYOND = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One message. ``due_ms`` is None when a handle gives only its second."""
+
+    slot: int
+    id: bytes
+    due_ms: int | None
+
+
+def reference_of(message: pb.MessageRef) -> Reference:
+    """Reads a reference.
+
+    Raises:
+        RefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.
+    """
+    match message.WhichOneof("ref"):
+        case "handle":
+            try:
+                handle = Handle.parse(message.handle)
+            except MessageInvalidError as error:
+                raise RefusedError(Reason.HANDLE_INVALID, repr(message.handle)) from error
+            return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None)
+        case "id_and_due":
+            both = message.id_and_due
+            if len(both.id) != ID_LENGTH_BYTES:
+                raise RefusedError(Reason.ID_INVALID, f"An id of {len(both.id)} bytes")
+            return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
+        case _:
+            raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+
+
+def _slot(slot: int, reason: Reason) -> int:
+    if not 0 <= slot < _SLOT_BEYOND:
+        raise RefusedError(reason, f"Second {slot}")
+    return slot

@@ -1,0 +1,91 @@
+"""Refusals: of a whole request (the call's status), or of one message (an error in its result).
+
+Both name one of the reasons in ``delaywheel.reasons``, which says the gRPC code and whether a
+retry helps.
+"""
+
+from dataclasses import dataclass
+from typing import NoReturn
+
+import grpc
+from delaywheel.reasons import DOMAIN, Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from google.protobuf import any_pb2
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+# How long a caller waits before it tries again, where waiting helps and nothing better is known.
+_RETRY_DELAY_MS = {
+    Reason.BACKPRESSURE: 50,
+    Reason.NO_WHEEL: 200,
+    Reason.NOT_ENOUGH_REPLICAS: 200,
+    Reason.DISK_FULL: 1000,
+    Reason.DRAINING: 500,
+    Reason.WHEEL_LOST: 100,
+    Reason.NO_LEADER: 200,
+    Reason.NOT_UP_TO_DATE: 200,
+    Reason.CANCEL_UNKNOWN: 200,
+}
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something is refused, for programs and for people."""
+
+    reason: Reason
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is wrong and what to do."""
+        return f"{self.detail}. {self.reason.advice}" if self.detail else self.reason.advice
+
+    @property
+    def retry_delay_ms(self) -> int | None:
+        """Set where waiting helps."""
+        return _RETRY_DELAY_MS.get(self.reason, 100) if self.reason.retry_helps else None
+
+    def as_error(self) -> pb.Error:
+        """As an error in a result."""
+        error = pb.Error(code=self.reason.code_number, reason=self.reason.value, message=self.text)
+        if self.retry_delay_ms is not None:
+            error.retry_delay_ms = self.retry_delay_ms
+        return error
+
+    def as_status(self) -> status_pb2.Status:
+        """As the status of a call."""
+        status = status_pb2.Status(code=self.reason.code_number, message=self.text)
+        _pack(status, error_details_pb2.ErrorInfo(reason=self.reason.value, domain=DOMAIN))
+        if self.retry_delay_ms is not None:
+            delay = Duration()
+            delay.FromMilliseconds(self.retry_delay_ms)
+            _pack(status, error_details_pb2.RetryInfo(retry_delay=delay))
+        return status
+
+
+class RefusedError(Exception):
+    """A whole request is refused."""
+
+    def __init__(self, reason: Reason, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason.value)
+        self.refusal = Refusal(reason, detail)
+
+
+async def abort(context: "grpc.aio.ServicerContext[object, object]", refusal: Refusal) -> NoReturn:
+    """Ends a call with this refusal as its status."""
+    await context.abort(
+        refusal.reason.code,
+        refusal.text,
+        trailing_metadata=((_DETAILS_KEY, refusal.as_status().SerializeToString()),),
+    )
+    raise AssertionError("abort always raises")
+
+
+def _pack(
+    status: status_pb2.Status,
+    detail: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo,
+) -> None:
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    status.details.append(packed)

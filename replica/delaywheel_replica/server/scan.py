@@ -1,0 +1,115 @@
+"""Finds messages in the slot files: of one slot, or one message by its id and due.
+
+There is no index of ids: a slot's id column is compared as a whole. Every wheel is looked at, for
+a retry may have gone to another wheel than the first attempt. Used by one thread.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from delaywheel.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.disk import Disk
+from delaywheel.format import Frame, Kind
+from delaywheel.identity import WheelId
+from delaywheel.reader import WheelReader
+from numpy.typing import NDArray
+
+from delaywheel_replica.core.progress import Position
+
+
+@dataclass(slots=True)
+class Found:
+    """Where a message and its cancels lie.
+
+    Attributes:
+        copies: in the order of positions; more than one after a retry.
+        first: frame and row of the first copy.
+        complete: every frame of the slot could be read, of every wheel.
+    """
+
+    copies: list[Position] = field(default_factory=list)
+    cancels: list[Position] = field(default_factory=list)
+    first: tuple[Frame, int] | None = None
+    complete: bool = True
+
+
+class Scanner:
+    """Reads slots of all wheels of this node. For one thread."""
+
+    def __init__(self, disk: Disk, data: Path) -> None:
+        self._disk = disk
+        self._data = data
+        self._readers: dict[WheelId, WheelReader] = {}
+
+    def find(
+        self, slot: int, id_: bytes, limits: Mapping[WheelId, int], due_ms: int | None
+    ) -> Found:
+        """Looks for a message.
+
+        Args:
+            slot: its second.
+            id_: its 16 bytes.
+            limits: the wheels to look at, each up to a seq.
+            due_ms: its due; None: any within the second, that of the first copy.
+        """
+        found = Found()
+        frames = list(self.frames(slot, limits, found))
+        wanted = np.frombuffer(id_, dtype=np.uint8)
+        for frame in frames:
+            if frame.kind is Kind.MESSAGES:
+                for row in _rows_of(frame.columns, wanted, due_ms):
+                    if found.first is None:
+                        found.first = frame, row
+                        due_ms = int(frame.columns.due_ms[row])
+                    found.copies.append(Position(frame.wheel, frame.seq, row))
+        for frame in frames:
+            if frame.kind is Kind.CANCELS:
+                for row in _rows_of(frame.columns, wanted, due_ms):
+                    found.cancels.append(Position(frame.wheel, frame.seq, row))
+        return found
+
+    def frames(
+        self, slot: int, limits: Mapping[WheelId, int], found: Found | None = None
+    ) -> Iterator[Frame]:
+        """The readable frames of a slot, in the order of positions."""
+        self._forget(limits)
+        for wheel in sorted(limits):
+            reader = self._readers.get(wheel)
+            if reader is None:
+                reader = self._readers[wheel] = WheelReader(self._disk, self._data, wheel)
+            for frame in reader.slot_frames(slot, limits[wheel]):
+                if isinstance(frame, Frame):
+                    yield frame
+                elif found is not None:
+                    found.complete = False
+
+    def _forget(self, wheels: Iterable[WheelId]) -> None:
+        for wheel in self._readers.keys() - set(wheels):
+            self._readers.pop(wheel).close()
+
+
+def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
+    """Id and due of what the cancel frames among these name, as `key_of` gives them."""
+    return {
+        key_of(frame.columns, row)
+        for frame in frames
+        if frame.kind is Kind.CANCELS
+        for row in range(len(frame.columns))
+    }
+
+
+def key_of(columns: Columns, row: int) -> bytes:
+    """Id and due of a message, as one key."""
+    id_: bytes = columns.ids[row].tobytes()
+    return id_ + int(columns.due_ms[row]).to_bytes(8, "little")
+
+
+def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:
+    ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+    same = (ids == wanted).all(axis=1)
+    if due_ms is not None:
+        same &= columns.due_ms == due_ms
+    rows: list[int] = np.flatnonzero(same).tolist()
+    return rows

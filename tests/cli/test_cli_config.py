@@ -1,0 +1,82 @@
+"""`config check` and `show`: flags win over the environment, the environment over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command import Command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        f'cluster_id = "c1"\nnode_id = "n1"\ndata_dir = "{tmp_path}"\nspan_seconds = 100\n'
+        '[kafka]\n"bootstrap.servers" = "127.0.0.1:9092"\n"sasl.password" = "hush"\n'
+    )
+    return path
+
+
+def test_file_in_order(command: Command, file: Path) -> None:
+    ended = command("config", "check", "--config", str(file))
+    assert (ended.code, ended.out) == (0, "in order: node n1 of cluster c1\n")
+
+
+def test_every_fault_is_named(command: Command, file: Path) -> None:
+    ended = command(
+        *("config", "check", "--config", str(file)),
+        *("--set", "span_seconds=0", "--set", "listen=nowhere"),
+    )
+    assert ended.code == 1
+    assert ended.err.startswith("error: CONFIG_INVALID: ")
+    assert "span_seconds" in ended.err
+    assert "listen" in ended.err
+
+
+def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:
+    ended = command("config", "check", "--config", str(tmp_path / "none.toml"))
+    assert ended.code == 1
+    assert "none.toml" in ended.err
+
+
+def test_set_needs_a_name_and_a_value(command: Command, file: Path) -> None:
+    ended = command("config", "check", "--config", str(file), "--set", "span_seconds")
+    assert ended.code == 2
+    assert "NAME=VALUE" in ended.err
+
+
+def test_flags_then_environment_then_file(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def span(*flags: str) -> object:
+        shown = command("config", "show", "--config", str(file), *flags, "--json").document
+        return shown["span_seconds"]
+
+    assert span() == 100
+    monkeypatch.setenv("DELAYWHEEL_SPAN_SECONDS", "200")
+    assert span() == 200
+    assert span("--set", "span_seconds=300") == 300
+
+
+def test_settings_of_tables(command: Command, file: Path) -> None:
+    shown = command(
+        *("config", "show", "--config", str(file), "--json"),
+        *("--set", "kafka.linger.ms=3", "--set", "levels.soon=1000"),
+    ).document
+    assert shown["kafka"]["linger.ms"] == "3"
+    assert shown["kafka"]["bootstrap.servers"] == "127.0.0.1:9092"
+    assert shown["levels"]["soon"] == 1000
+
+
+def test_secrets_are_masked(command: Command, file: Path) -> None:
+    for flags in ((), ("--json",)):
+        told = command("config", "show", "--config", str(file), *flags).out
+        assert "hush" not in told
+        assert "sasl.password" in told
+
+
+def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> None:
+    ended = command("serve", "--config", str(file), "--set", "node_id=NOT OK")
+    assert ended.code == 1
+    assert ended.err.startswith("error: CONFIG_INVALID: node_id")

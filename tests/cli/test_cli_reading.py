@@ -1,0 +1,330 @@
+"""What status, slots, slot, get and cancel ask, and the JSON that they print: it is stable."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.command import Command
+from support.fake_service import abort, answer
+from support.scripted_node import ScriptedNode
+
+ID = bytes(range(16))
+DUE_MS = 1_900_000_000_250
+HANDLE = f"n1.3:1900000000:{ID.hex()}"
+
+
+def stored(*, with_content: bool = True) -> pb.StoredMessage:
+    message = pb.StoredMessage(
+        handle=HANDLE,
+        id=ID,
+        due_ms=DUE_MS,
+        topic="orders",
+        accepted_at_ms=1_899_999_000_000,
+        wheel="n1.3",
+        seq=7,
+        state=pb.MESSAGE_STATE_PENDING,
+        key_length_bytes=-1,
+        value_length_bytes=2,
+        headers_length_bytes=19,
+    )
+    if with_content:
+        message.value = b"\xff\x00"
+        message.headers.add(name="a", value=b"x")
+        message.headers.add(name="a")
+    return message
+
+
+STORED = {
+    "handle": HANDLE,
+    "id": ID.hex(),
+    "due_ms": DUE_MS,
+    "due": "2030-03-17T17:46:40.250Z",
+    "topic": "orders",
+    "partition": None,
+    "timestamp_ms": None,
+    "accepted_at_ms": 1_899_999_000_000,
+    "wheel": "n1.3",
+    "seq": 7,
+    "state": "pending",
+    "key_length_bytes": -1,
+    "value_length_bytes": 2,
+    "headers_length_bytes": 19,
+}
+CONTENT = {
+    "key": None,
+    "value": "/wA=",
+    "headers": [{"name": "a", "value": "eA=="}, {"name": "a", "value": None}],
+}
+
+
+@pytest.mark.usefixtures("node")
+def test_status_as_json(command: Command) -> None:
+    assert command("status", "--json").document == {
+        "cluster": "c1",
+        "node": "n1",
+        "version": "0.1.0",
+        "now_ms": 1_900_000_000_200,
+        "leader": {"node": "n1", "epoch": 17},
+        "members": [
+            {
+                "node": "n1",
+                "address": "127.0.0.1:7420",
+                "reachable": True,
+                "accepting": True,
+                "complete": True,
+            }
+        ],
+        "min_insync": 1,
+        "wheels": [
+            {
+                "wheel": "n1.3",
+                "node": "n1",
+                "state": "open",
+                "applied_seq": 12,
+                "high_watermark": 12,
+                "in_sync": ["n1"],
+                "final_seq": None,
+                "progress_seq": 9,
+            },
+            {
+                "wheel": "n1.2",
+                "node": "n1",
+                "state": "closed",
+                "applied_seq": 0,
+                "high_watermark": 0,
+                "in_sync": [],
+                "final_seq": 4,
+                "progress_seq": 0,
+            },
+        ],
+        "progress": {"due_ms": 1_900_000_000_123, "position": None},
+        "floor": 1_899_999_000,
+        "lateness_ms": 0,
+        "levels": {"5s": 5_000},
+        "limits": {
+            "span_seconds": 7200,
+            "late_window_seconds": 120,
+            "max_message_bytes": 1_000_000,
+            "max_request_messages": 10_000,
+            "max_request_bytes": 16_777_216,
+        },
+    }
+
+
+def test_status_before_the_first_leader(command: Command, node: ScriptedNode) -> None:
+    node.describe = answer(pb.DescribeClusterResponse(cluster_id="c1", node="n1"))
+    document = command("status", "--json").document
+    assert (document["leader"], document["progress"], document["floor"]) == (None, None, None)
+    assert "nobody" in command("status").out
+
+
+@pytest.mark.usefixtures("node")
+def test_status_for_people(command: Command) -> None:
+    told = command("status").out
+    for part in ("c1", "n1 (epoch 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
+        assert part in told
+
+
+def slots_of(*slots: int) -> list[pb.SlotRow]:
+    return [
+        pb.SlotRow(slot=slot, messages=3, length_bytes=500, frames=2, cancels=1, wheels=1)
+        for slot in slots
+    ]
+
+
+def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
+    node.list_slots = answer(
+        pb.ListSlotsResponse(
+            slots=slots_of(1_900_000_000),
+            node="n1",
+            wheels=[pb.WheelStatus(wheel="n1.3", node="n1", state=pb.WHEEL_STATE_SPARE)],
+            progress=pb.Progress(due_ms=5, position="n1.3/1/2"),
+        )
+    )
+    document = command("slots", "--json").document
+    assert document.pop("wheels")[0]["state"] == "spare"
+    assert document == {
+        "node": "n1",
+        "progress": {"due_ms": 5, "position": "n1.3/1/2"},
+        "slots": [
+            {
+                "slot": 1_900_000_000,
+                "messages": 3,
+                "length_bytes": 500,
+                "frames": 2,
+                "cancels": 1,
+                "wheels": 1,
+            }
+        ],
+        "next_slot": None,
+    }
+
+
+def test_slots_asks_page_after_page(command: Command, node: ScriptedNode) -> None:
+    def page(_node: object, request: pb.ListSlotsRequest, _context: object) -> object:
+        end = min(request.from_slot + 2, request.to_slot)
+        rows = slots_of(*range(request.from_slot, end))
+        following = end if end < request.to_slot else None
+        return pb.ListSlotsResponse(node="n1", slots=rows, next_slot=following)
+
+    node.list_slots = page
+    document = command("slots", "--from", "100", "--to", "105", "--json").document
+    assert [row["slot"] for row in document["slots"]] == [100, 101, 102, 103, 104]
+    assert document["next_slot"] is None
+    document = command("slots", "--from", "100", "--to", "105", "--limit", "3", "--json").document
+    assert [row["slot"] for row in document["slots"]] == [100, 101, 102]
+    assert document["next_slot"] == 103
+    assert "--from 103" in command("slots", "--from", "100", "--to", "105", "--limit", "3").out
+
+
+def test_slots_takes_times(command: Command, node: ScriptedNode) -> None:
+    command("slots", "--from", "2030-03-17T17:46:40Z", "--to", "2030-03-17T17:46:41.5Z")
+    request = node.asked[-1]
+    assert (request.from_slot, request.to_slot) == (1_900_000_000, 1_900_000_001)
+
+
+def test_slot_as_json(command: Command, node: ScriptedNode) -> None:
+    node.get_slot = answer(pb.GetSlotResponse(messages=[stored(with_content=False)]))
+    assert command("slot", "1900000000", "--json").document == {
+        "slot": 1_900_000_000,
+        "messages": [STORED],
+        "complete": True,
+    }
+
+
+def test_slot_with_content(command: Command, node: ScriptedNode) -> None:
+    node.get_slot = answer(pb.GetSlotResponse(messages=[stored()]))
+    document = command("slot", "1900000000", "--content", "--json").document
+    assert document["messages"] == [STORED | CONTENT]
+    assert node.asked[-1].with_content
+    assert "0xff00" in command("slot", "1900000000", "--content").out
+
+
+def test_slot_asks_page_after_page_up_to_the_limit(command: Command, node: ScriptedNode) -> None:
+    def page(_node: object, request: pb.GetSlotRequest, _context: object) -> object:
+        number = int(request.page_token or 0)
+        return pb.GetSlotResponse(messages=[stored()] * 2, next_page_token=str(number + 1))
+
+    node.get_slot = page
+    document = command("slot", "1900000000", "--limit", "5", "--json").document
+    assert (len(document["messages"]), document["complete"]) == (5, False)
+    assert [request.page_token for request in node.asked] == ["", "1", "2"]
+
+
+def test_get_as_json(command: Command, node: ScriptedNode) -> None:
+    node.script.append(answer(pb.GetMessageResponse(message=stored())))
+    assert command("get", HANDLE, "--json").document == STORED | CONTENT
+    assert node.gets[-1].message.handle == HANDLE
+
+
+def test_get_for_people(command: Command, node: ScriptedNode) -> None:
+    node.script.append(answer(pb.GetMessageResponse(message=stored())))
+    told = command("get", HANDLE).out
+    for part in (HANDLE, "pending", "orders", "0xff00", '"x"', "null"):
+        assert part in told
+
+
+@pytest.mark.parametrize("at", [str(DUE_MS), "2030-03-17T17:46:40.250Z"])
+def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at: str) -> None:
+    command("get", "--id", ID.hex(), "--at", at)
+    command("cancel", "--id", ID.hex(), "--at", at)
+    for ref in (node.gets[-1].message, node.cancels[-1].message):
+        assert (ref.id_and_due.id, ref.id_and_due.due_ms) == (ID, DUE_MS)
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    "named", [(), ("--id", ID.hex()), ("--at", "5"), (HANDLE, "--id", ID.hex()), ("nonsense",)]
+)
+@pytest.mark.parametrize("name", ["get", "cancel"])
+def test_message_must_be_named_in_one_way(
+    command: Command, name: str, named: tuple[str, ...]
+) -> None:
+    ended = command(name, *named)
+    assert ended.code == 2
+    assert "HANDLE_" in ended.err
+
+
+def test_get_of_what_is_not_there(command: Command, node: ScriptedNode) -> None:
+    node.script.append(abort(Reason.MESSAGE_NOT_FOUND))
+    ended = command("get", HANDLE)
+    assert ended.code == 1
+    assert ended.err.startswith("error: MESSAGE_NOT_FOUND: ")
+
+
+@pytest.mark.usefixtures("node")
+def test_cancelled_is_exit_code_0(command: Command) -> None:
+    ended = command("cancel", HANDLE, "--json")
+    assert (ended.code, ended.document) == (0, {"outcome": "CANCELLED"})
+    assert command("cancel", HANDLE).out.startswith("CANCELLED")
+
+
+@pytest.mark.parametrize("outcome", ["ALREADY_DELIVERED", "TOO_LATE", "NOT_FOUND"])
+def test_not_cancelled_is_exit_code_1_and_named(
+    command: Command, node: ScriptedNode, outcome: str
+) -> None:
+    number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
+    node.script.append(answer(pb.CancelResponse(outcome=number)))
+    ended = command("cancel", HANDLE, "--json")
+    assert (ended.code, ended.document) == (1, {"outcome": outcome})
+    assert f"error: {outcome}" in ended.err
+
+
+def test_next_address_is_asked_when_one_does_not_answer(
+    command: Command, node: ScriptedNode
+) -> None:
+    ended = command("status", "--server", f"127.0.0.1:1,{node.address}", "--json")
+    assert ended.document["node"] == "n1"
+
+
+def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) -> None:
+    due = datetime.fromtimestamp(DUE_MS // 1000, UTC)
+    ended = command(
+        *("produce", "orders", "hello", "--key", "k", "--at", due.isoformat()),
+        *("--header", "a=1", "--header", "a", "--id", ID.hex()),
+        *("--partition", "2", "--timestamp", "1700000000000", "--json"),
+    )
+    assert ended.document == {
+        "handle": f"fake.1:1900000000:{ID.hex()}",
+        "id": ID.hex(),
+        "due_ms": DUE_MS // 1000 * 1000,
+    }
+    [[row]] = node.sent
+    assert (row.topic, row.key, row.value) == ("orders", b"k", b"hello")
+    assert row.headers == (("a", b"1"), ("a", None))
+    assert (row.partition, row.timestamp_ms) == (2, 1_700_000_000_000)
+
+
+def test_produce_with_a_level(command: Command, node: ScriptedNode) -> None:
+    ended = command("produce", "orders", "--level", "5s")
+    assert (ended.code, ended.err) == (0, "")
+    [[row]] = node.sent
+    assert row.value is None
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("orders", "v"), "DUE_MISSING"),
+        (("orders", "v", "--delay", "5s", "--level", "5s"), "DUE_AMBIGUOUS"),
+        (("or ders", "v", "--delay", "5s"), "TOPIC_INVALID"),
+        (("orders", "v", "--delay", "5s", "--header", "dw-id=1"), "HEADER_RESERVED"),
+    ],
+)
+def test_message_that_cannot_be_is_wrong_usage(
+    command: Command, arguments: tuple[str, ...], reason: str
+) -> None:
+    ended = command("produce", *arguments)
+    assert ended.code == 2
+    assert ended.err.startswith(f"error: {reason}: ")
+
+
+def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) -> None:
+    node.script.append(abort(Reason.DUE_BEYOND_SPAN))
+    ended = command("produce", "orders", "v", "--delay", "30d")
+    assert ended.code == 1
+    assert ended.err.startswith("error: DUE_BEYOND_SPAN: ")

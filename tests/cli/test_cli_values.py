@@ -1,0 +1,64 @@
+"""Times, durations, ids and headers as people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import typer
+from delaywheel.message import unix_ms
+from delaywheel_replica.cli import values
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@given(st.integers(min_value=0, max_value=4_000_000_000_000))
+def test_milliseconds_survive_as_text(unix: int) -> None:
+    assert unix_ms(values.parse_time(values.iso(unix))) == unix
+    assert unix_ms(values.parse_time(str(unix))) == unix
+
+
+@given(st.integers(min_value=0, max_value=4_000_000_000))
+def test_seconds_survive_as_text(slot: int) -> None:
+    assert values.parse_second(values.clock(slot)) == slot
+    assert values.parse_second(str(slot)) == slot
+
+
+def test_offsets_count() -> None:
+    assert values.parse_time("2030-01-31T13:00:00+01:00") == datetime(2030, 1, 31, 12, tzinfo=UTC)
+
+
+def test_durations() -> None:
+    assert values.parse_duration("250ms") == timedelta(milliseconds=250)
+    assert values.parse_duration("2h") == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (values.parse_time, "tomorrow"),
+        (values.parse_time, "2030-01-31T12:00:00"),
+        (values.parse_time, "9" * 40),
+        (values.parse_duration, "5 minutes"),
+        (values.parse_duration, ""),
+        (values.parse_id, "12"),
+        (values.parse_id, "z" * 32),
+        (values.parse_second, "now"),
+    ],
+)
+def test_what_cannot_be_read_is_wrong_usage(parse: Callable[[str], object], text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        parse(text)
+
+
+def test_ids_as_hex_and_as_uuid() -> None:
+    digits = "0190163d8694739b8d3f8a4d6a1f5d10"
+    assert values.parse_id(digits) == bytes.fromhex(digits)
+    assert values.parse_id("0190163D-8694-739B-8D3F-8A4D6A1F5D10") == bytes.fromhex(digits)
+
+
+def test_headers_may_be_null_or_empty() -> None:
+    assert values.parse_header("a=b=c") == ("a", b"b=c")
+    assert values.parse_header("a=") == ("a", b"")
+    assert values.parse_header("a") == ("a", None)

@@ -1,0 +1,63 @@
+"""The commands against a real node, and on its folder once it has stopped."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local.kafka import KafkaBroker
+from support.command import Command
+from support.read_committed import create_topic
+from support.service import Service
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def service(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Iterator[Service]:
+    with Service(kafka.address, tmp_path / "cluster", cluster_id) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker) -> str:
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    create_topic(kafka.address, name)
+    return name
+
+
+def test_from_produce_to_verify(service: Service, topic: str, command: Command) -> None:
+    def ask(*arguments: str) -> Any:
+        return json.loads(service.run_cli(*arguments, "--json").stdout)
+
+    sent = ask("produce", topic, "hello", "--key", "k", "--header", "a=1", "--delay", "10m")
+    handle, slot = sent["handle"], sent["due_ms"] // 1000
+    [row] = ask("slots")["slots"]
+    assert (row["slot"], row["messages"]) == (slot, 1)
+    [message] = ask("slot", str(slot))["messages"]
+    assert message["handle"] == handle
+    stored = ask("get", handle)
+    assert (stored["state"], stored["value"]) == ("pending", "aGVsbG8=")
+    assert ask("get", "--id", sent["id"], "--at", str(sent["due_ms"])) == stored
+    assert ask("cancel", handle) == {"outcome": "CANCELLED"}
+    assert ask("get", handle)["state"] == "cancelled"
+
+    asked = (ask("slots")["slots"], ask("slot", str(slot), "--content")["messages"])
+    data = service.node()["data"]
+    service.stop()
+    read = command("slots", "--data", data, "--json").document["slots"]
+    messages = command("slot", str(slot), "--data", data, "--content", "--json").document
+    assert (read, messages["messages"]) == asked
+    assert command("verify", data).code == 0
+
+
+def test_refusals_of_a_real_node_have_names(service: Service, topic: str) -> None:
+    refused = service.run_cli("produce", topic, "v", "--delay", "300d", check=False)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("error: DUE_BEYOND_SPAN: ")
+    unknown = service.run_cli("produce", "no-such-topic", "v", "--delay", "5s", check=False)
+    assert unknown.stderr.startswith("error: TOPIC_UNKNOWN: ")

@@ -1,0 +1,70 @@
+"""A cancelled message is never delivered; who comes too late is told so."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader
+from support.service import Service
+
+from delaywheel import CancelOutcome
+
+pytestmark = pytest.mark.kafka
+
+
+def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        gone = client.produce(topic, b"gone", delay=timedelta(seconds=2))
+        client.produce(topic, b"stays", delay=timedelta(seconds=2.2))
+        assert client.cancel(gone) is CancelOutcome.CANCELLED
+        assert client.cancel(gone) is CancelOutcome.CANCELLED, "asked again: the same answer"
+        reader.wait_for(1)
+        assert [m.value() for m in reader.read_to_end()] == [b"stays"]
+
+
+def test_by_id_and_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    own_id = uuid.uuid4().bytes
+    due = datetime.now(UTC) + timedelta(seconds=2)
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        client.produce(topic, b"gone", deliver_at=due, id=own_id)
+        assert client.cancel(id=own_id, deliver_at=due) is CancelOutcome.CANCELLED
+        # A late copy of the same message changes nothing.
+        client.produce(topic, b"gone", deliver_at=due, id=own_id)
+        client.produce(topic, b"stays", deliver_at=due + timedelta(milliseconds=300))
+        reader.wait_for(1)
+        assert [m.value() for m in reader.read_to_end()] == [b"stays"]
+
+
+def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        handle = client.produce(topic, b"v", delay=timedelta(milliseconds=200))
+        reader.wait_for(1)
+        assert client.cancel(handle) is CancelOutcome.ALREADY_DELIVERED
+
+
+def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    """Whatever the answer, it is true: CANCELLED never arrives, all else does."""
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        answers = {}
+        for n in range(40):
+            value = b"%d" % n
+            handle = client.produce(topic, value, delay=timedelta(milliseconds=80 + n * 5))
+            answers[value] = client.cancel(handle)
+        client.produce(topic, b"marker", delay=timedelta(milliseconds=500))
+        while b"marker" not in {m.value() for m in reader.messages}:
+            reader.wait_for(len(reader.messages) + 1)
+        arrived = {m.value() for m in reader.read_to_end()} - {b"marker"}
+    assert arrived == {v for v, a in answers.items() if a is not CancelOutcome.CANCELLED}
+    assert CancelOutcome.TOO_LATE in answers.values()
+    assert CancelOutcome.CANCELLED in answers.values()
+
+
+def test_unknown(service: Service) -> None:
+    with service.client() as client:
+        outcome = client.cancel(
+            id=uuid.uuid4().bytes, deliver_at=datetime.now(UTC) + timedelta(seconds=30)
+        )
+        assert outcome is CancelOutcome.NOT_FOUND

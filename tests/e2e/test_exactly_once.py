@@ -1,0 +1,158 @@
+"""Killed at the worst moments, sent again by the caller: still exactly once."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import Message as KafkaMessage
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader, read_all
+from support.service import Service, wait_until
+
+from delaywheel import DelaywheelError, Message
+
+pytestmark = pytest.mark.kafka
+
+
+def key_of(message: KafkaMessage) -> tuple[str, int]:
+    headers = dict(message.headers() or [])
+    return (headers["dw-id"] or b"").decode(), int(headers["dw-due"] or b"")
+
+
+def assert_once(arrived: list[KafkaMessage], acknowledged: dict[tuple[str, int], bytes]) -> None:
+    """Every acknowledged message once, with its bytes; nothing twice."""
+    keys = [key_of(m) for m in arrived]
+    assert len(keys) == len(set(keys)), "a message is there twice"
+    contents = {key_of(m): m.value() for m in arrived}
+    assert {k: contents.get(k) for k in acknowledged} == acknowledged
+
+
+class Load:
+    """Produces small batches with random dues on a thread until told to stop."""
+
+    def __init__(self, service: Service, topic: str) -> None:
+        self.acknowledged: dict[tuple[str, int], bytes] = {}
+        self._client = service.client(timeout=30.0)
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._random = random.Random(7)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            now = datetime.now(UTC)
+            batch = [
+                Message(
+                    self._topic,
+                    uuid.uuid4().bytes,
+                    deliver_at=now + timedelta(milliseconds=self._random.randint(20, 3_000)),
+                )
+                for _ in range(20)
+            ]
+            for message, result in zip(batch, self._client.produce_many(batch), strict=True):
+                if result.error is None:
+                    assert result.handle is not None
+                    assert message.due_ms is not None
+                    assert message.value is not None
+                    self.acknowledged[message.id.hex(), message.due_ms] = message.value
+            self._stop.wait(0.02)
+
+
+@pytest.mark.parametrize(
+    "which",
+    [("pid", "server_pid", "cleaner_pid"), ("pid",), ("server_pid",), ("cleaner_pid",)],
+    ids=["whole node", "supervisor", "server", "cleaner"],
+)
+def test_killed_under_load(
+    own_service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
+) -> None:
+    """Two kills of each kind while transactions are open and acks are on their way."""
+    with Load(own_service, topic) as load:
+        for _ in range(2):
+            wait_until("some are acknowledged", lambda n=len(load.acknowledged): len(load.acknowledged) > n + 200)
+            own_service.kill(*which)
+            wait_until("a new server and cleaner", own_service._try_node)
+            own_service.wait_accepting()
+        wait_until("more after the kill", lambda n=len(load.acknowledged): len(load.acknowledged) > n + 200)
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged), timeout_s=60)
+        wait_until("nothing is pending", lambda: _nothing_pending(own_service))
+        assert_once(reader.read_to_end(), load.acknowledged)
+
+
+def _nothing_pending(service: Service) -> bool:
+    status = service.status()
+    return bool(status["progress"]) and status["progress"]["due_ms"] > time.time() * 1000 - 1_000
+
+
+def test_the_same_id_again_before_and_after_delivery(
+    service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    own_id = uuid.uuid4().bytes
+    due = datetime.now(UTC) + timedelta(seconds=1)
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        message = Message(topic, b"once", deliver_at=due, id=own_id)
+        (first,) = client.produce_many([message])
+        again = client.produce(topic, b"once", deliver_at=due, id=own_id)
+        assert str(first.handle).split(":")[1:] == str(again).split(":")[1:]
+        reader.wait_for(1)
+        # Within the late window a retry is taken, and dropped: the caller learns that it is safe.
+        (late,) = client.produce_many([message])
+        assert late.error is None
+        marker = client.produce(topic, b"marker", delay=timedelta(milliseconds=50))
+        assert marker
+        reader.wait_for(2)
+        assert [m.value() for m in reader.read_to_end()] == [b"once", b"marker"]
+
+
+def test_the_same_id_with_another_due_is_another_message(
+    service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    own_id = uuid.uuid4().bytes
+    now = datetime.now(UTC)
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        for delay_ms in (600, 700):
+            client.produce(
+                topic, b"%d" % delay_ms, deliver_at=now + timedelta(milliseconds=delay_ms), id=own_id
+            )
+        assert [m.value() for m in reader.wait_for(2)] == [b"600", b"700"]
+
+
+def test_an_unanswered_call_is_there_once_or_not_at_all(
+    own_service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    """Killed between write and ack: the caller does not know, retries with the same id and due."""
+    own_id = uuid.uuid4().bytes
+    due = datetime.now(UTC) + timedelta(seconds=12)
+    with own_service.client(timeout=30.0) as client:
+        failed = threading.Event()
+
+        def call() -> None:
+            try:
+                client.produce(topic, b"v", deliver_at=due, id=own_id)
+            except DelaywheelError:
+                failed.set()
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        own_service.kill_and_wait()
+        caller.join()
+        client.produce(topic, b"v", deliver_at=due, id=own_id)
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(1, timeout_s=40)
+        wait_until("nothing is pending", lambda: _nothing_pending(own_service))
+    assert len(read_all(kafka.address, topic)) == 1

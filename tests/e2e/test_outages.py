@@ -1,0 +1,108 @@
+"""Kafka goes and comes back: acceptance goes on, and everything is delivered once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from local.kafka import KafkaBroker
+from support.kafka_proxy import KafkaProxy
+from support.read_committed import CommittedReader, create_topic
+from support.service import Service, wait_until
+
+from delaywheel import Message
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """A broker that the test may stop."""
+    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
+        yield broker
+
+
+@pytest.mark.timeout(240)
+def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) -> None:
+    create_topic(own_kafka.address, "orders")
+    with Service(own_kafka.address, tmp_path / "cluster", "outage") as service:
+        sent: list[bytes] = []
+        with service.client(timeout=10.0) as client:
+
+            def send() -> None:
+                batch = [
+                    Message("orders", b"%d" % (len(sent) + n), delay=timedelta(seconds=n % 8))
+                    for n in range(50)
+                ]
+                assert not [r.error for r in client.produce_many(batch) if r.error]
+                sent.extend(m.value for m in batch if m.value is not None)
+
+            send()
+            own_kafka.stop()
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                send()  # acceptance does not need Kafka
+                time.sleep(0.2)
+            own_kafka.start()
+            send()
+        with CommittedReader(own_kafka.address, "orders") as reader:
+            reader.wait_for(len(sent), timeout_s=90)
+            assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
+
+
+@pytest.mark.timeout(240)
+def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path) -> None:
+    create_topic(own_kafka.address, "orders")
+    service = Service(own_kafka.address, tmp_path / "cluster", "away", restart=False)
+    service.start()
+    wait_until(
+        "there is a spare",
+        lambda: any(wheel["state"] == "spare" for wheel in service.status()["wheels"]),
+    )
+    service.kill()
+    service.stop()
+    own_kafka.stop()
+    service.start(wait=False)
+    try:
+        with service.client(timeout=20.0) as client:
+            handle = client.produce("orders", b"accepted alone", delay=timedelta(seconds=1))
+            assert handle
+        own_kafka.start()
+        with CommittedReader(own_kafka.address, "orders") as reader:
+            reader.wait_for(1, timeout_s=90)
+            assert [m.value() for m in reader.read_to_end()] == [b"accepted alone"]
+    finally:
+        service.stop()
+
+
+@pytest.mark.timeout(240)
+def test_replies_lost_after_commit(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> None:
+    """The proxy cuts the connection after some EndTxn requests went through."""
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic)
+    with (
+        KafkaProxy(kafka) as proxy,
+        Service(kafka.proxy_address, tmp_path / "cluster", cluster_id) as service,
+        service.client() as client,
+    ):
+        sent: list[bytes] = []
+        for round_number in range(3):
+            batch = [
+                Message(topic, b"%d-%d" % (round_number, n), delay=timedelta(milliseconds=20 * n))
+                for n in range(100)
+            ]
+            assert not [r.error for r in client.produce_many(batch) if r.error]
+            sent.extend(m.value for m in batch if m.value is not None)
+            proxy.lose_next_end_txn_reply()
+            wait_until("a reply was lost", lambda n=round_number + 1: proxy.lost_replies >= n)
+            service.wait_accepting()
+        with CommittedReader(kafka.address, topic) as reader:
+            reader.wait_for(len(sent), timeout_s=60)
+            wait_until(
+                "nothing is pending",
+                lambda: service.status()["progress"]["due_ms"] > time.time() * 1000 - 1_000,
+            )
+            assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)

@@ -1,0 +1,104 @@
+"""A backlog is files, not memory; a million messages in one second come out once."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader, create_topic
+from support.service import Service, wait_until
+
+from delaywheel import Message
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+
+def open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@pytest.fixture
+def week_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
+    config = {"span_seconds": "604800", "open_files": "128"}
+    with Service(kafka.address, tmp_path / "cluster", cluster_id, config=config) as running:
+        yield running
+
+
+def test_a_week_of_slots_with_few_open_files(
+    week_service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    spread = random.Random(3)
+    now = datetime.now(UTC)
+    batch = [
+        Message(topic, b"v", deliver_at=now + timedelta(seconds=spread.randint(600, 600_000)))
+        for _ in range(3_000)
+    ]
+    with week_service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        assert not [r.error for r in client.produce_many(batch) if r.error]
+        node = week_service.node()
+        assert open_files(node["server_pid"]) < 128 + 100
+        assert open_files(node["cleaner_pid"]) < 128 + 100
+        client.produce(topic, b"soon", delay=timedelta(milliseconds=300))
+        assert [m.value() for m in reader.wait_for(1)] == [b"soon"]
+
+
+def count_committed(bootstrap: str, topic: str, wanted: int, timeout_s: float) -> list[bytes]:
+    """Values of the topic, read in large batches."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "scale",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    values: list[bytes] = []
+    deadline = time.monotonic() + timeout_s
+    quiet_since = time.monotonic()
+    try:
+        while len(values) < wanted or time.monotonic() - quiet_since < 2:
+            assert time.monotonic() < deadline, f"{len(values)} of {wanted}"
+            if batch := consumer.consume(10_000, timeout=0.5):
+                values.extend(m.value() or b"" for m in batch)
+                quiet_since = time.monotonic()
+    finally:
+        consumer.close()
+    return values
+
+
+@pytest.mark.timeout(400)
+def test_a_million_messages_in_one_second(
+    own_service: Service, kafka: KafkaBroker, cluster_id: str
+) -> None:
+    topic = f"million-{cluster_id}"
+    create_topic(kafka.address, topic)
+    total, due = 1_000_000, datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=75)
+    with own_service.client(timeout=60.0) as client:
+        for first in range(0, total, 10_000):
+            batch = [
+                Message(
+                    topic,
+                    n.to_bytes(4, "big"),
+                    # Half of them in one single millisecond.
+                    deliver_at=due + timedelta(milliseconds=n % 1000 if n % 2 else 500),
+                )
+                for n in range(first, first + 10_000)
+            ]
+            assert not [r.error for r in client.produce_many(batch) if r.error]
+    assert datetime.now(UTC) < due, "accepting took longer than the delay"
+    values = count_committed(kafka.address, topic, total, timeout_s=240)
+    assert len(values) == total
+    assert len(set(values)) == total
+    wait_until("progress passed them", lambda: _done(own_service, due))
+
+
+def _done(service: Service, due: datetime) -> bool:
+    progress = service.status()["progress"]
+    return bool(progress["due_ms"] > (due.timestamp() + 1) * 1000)

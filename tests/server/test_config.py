@@ -1,0 +1,90 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delaywheel_replica.config import Config, ConfigError
+
+FLAGS = {"cluster_id": "c", "node_id": "n1", "data_dir": "/d", "kafka.bootstrap.servers": "k:1"}
+
+
+def load(**flags: Any) -> Config:
+    return Config.load(flags={**FLAGS, **flags})
+
+
+def test_flags_win_over_environment_and_environment_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'cluster_id = "c"\nnode_id = "n1"\ndata_dir = "/d"\n'
+        "span_seconds = 1\nlate_window_seconds = 1\nmax_message_bytes = 1\n"
+        '[kafka]\nbootstrap.servers = "file:1"\n"client.id" = "file"\nsecurity.protocol = "SSL"\n'
+    )
+    monkeypatch.setenv("DELAYWHEEL_SPAN_SECONDS", "2")
+    monkeypatch.setenv("DELAYWHEEL_LATE_WINDOW_SECONDS", "2")
+    monkeypatch.setenv("DELAYWHEEL_KAFKA__CLIENT_ID", "environment")
+    config = Config.load(
+        file=file, flags={"span_seconds": "3", "kafka.bootstrap.servers": "flag:1"}
+    )
+    assert (config.span_seconds, config.late_window_seconds, config.max_message_bytes) == (3, 2, 1)
+    assert config.kafka == {
+        "bootstrap.servers": "flag:1",
+        "client.id": "environment",
+        "security.protocol": "SSL",
+    }
+
+
+def test_what_the_processes_inherit_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(**{"kafka.sasl.password": "secret", "levels": {"soon": 50}})
+    monkeypatch.setenv("DELAYWHEEL_RESOLVED", config.resolved())
+    monkeypatch.setenv("DELAYWHEEL_SPAN_SECONDS", "5")
+    assert Config.inherited() == config
+
+
+def test_a_node_is_alone_unless_told_otherwise() -> None:
+    config = load(listen="127.0.0.1:7")
+    assert (config.members, config.min_insync_members) == ({"n1": "127.0.0.1:7"}, 1)
+    three = load(members={"n1": "a:1", "n2": "b:1", "n3": "c:1"})
+    assert three.min_insync_members == 2
+
+
+def test_secrets_are_masked_when_shown() -> None:
+    shown = load(**{"kafka.sasl.password": "x", "kafka.ssl.key.password": "y"}).shown()
+    assert set(shown["kafka"].values()) == {"k:1", "********"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"spam": "1"}, "spam"),
+        ({"kafka.acks": "1"}, "acks"),
+        ({"kafka.transactional.id": "mine"}, "transactional.id"),
+        ({"kafka.bootstrap.servers": ""}, "bootstrap.servers is missing"),
+        ({"node_id": "N 1"}, "node_id"),
+        ({"listen": "7420"}, "not host:port"),
+        ({"members": {"n2": "a:1"}}, "not among them"),
+        ({"min_insync": "2"}, "only 1 members"),
+        ({"span_seconds": "0"}, "span_seconds"),
+        ({"max_message_bytes": "20000000"}, "max_message_bytes is above"),
+        ({"flush": "never"}, "flush"),
+    ],
+)
+def test_a_setting_at_fault_is_named(flags: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(**flags)
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(flags={"span_seconds": "-1"})
+    for name in ("cluster_id", "node_id", "data_dir", "kafka", "span_seconds"):
+        assert name in str(caught.value)
+
+
+def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        Config.load(file=tmp_path / "nope.toml", flags=FLAGS)
+    broken = tmp_path / "broken.toml"
+    broken.write_text("= 1")
+    with pytest.raises(ConfigError):
+        Config.load(file=broken, flags=FLAGS)

@@ -1,0 +1,204 @@
+"""A cleaner without Kafka: registers wheels, closes them, and commits what the test says.
+
+It speaks to the server as the real one does: through `cleaner.row` and the link. What it would
+have committed to the control topic is its `state`; a test may change it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.nodefile import read_boot_id
+from delaywheel.row import RowReader, RowWriter
+from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.closing import wheels_to_close
+from delaywheel_replica.core.control import ControlState, Leader, WheelRecord
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.registration import Refusal, register
+from delaywheel_replica.link import (
+    AskTopic,
+    Fence,
+    Fenced,
+    Link,
+    Message,
+    Stop,
+    TopicInfo,
+    Topics,
+    Wake,
+)
+
+
+class FakeCleaner:
+    """Runs on a thread of the test.
+
+    Attributes:
+        registers: Gives wheels to nodes that want one.
+        members: Of new wheels, beside the node itself.
+        min_insync: W of new wheels.
+        role: What it says that it does.
+        kafka_error: What it says is wrong.
+        topics: What Kafka has; anything else is absent.
+        answers_topics: Whether it answers questions about topics at all.
+        received: Every message that came through the link.
+    """
+
+    def __init__(self, data: Path, link_fd: int) -> None:
+        """Prepares; `start` starts it."""
+        self.registers = True
+        self.members: dict[str, str] = {}
+        self.min_insync = 1
+        self.role = Role.LEADING
+        self.kafka_error: str | None = None
+        self.topics = {"orders": TopicInfo(3, 1_000_000)}
+        self.answers_topics = True
+        self.received: list[Message] = []
+        now_ms = time.time_ns() // 1_000_000
+        self.state = ControlState(progress=Progress(now_ms - 1_000, None, {}, 0))
+        self.stopped = threading.Event()
+        self._link = Link(link_fd)
+        self._server_row = RowReader(data / "server.row")
+        self._row = RowWriter(data / "cleaner.row")
+        self._boot = read_boot_id()
+        self._lock = threading.Lock()
+        self._fenced: dict[int, Fence] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
+
+    def start(self) -> None:
+        """Begins to lead."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, if it still runs."""
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._link.close()
+
+    def commit(self, change: Callable[[ControlState], ControlState]) -> None:
+        """Changes what is committed, and tells the server."""
+        with self._lock:
+            self.state = change(self.state)
+            self._write_row()
+        self._link.send(Wake())
+
+    def commit_progress(self, **changes: object) -> None:
+        """Commits another progress."""
+
+        def moved(state: ControlState) -> ControlState:
+            assert state.progress is not None
+            return replace(state, progress=replace(state.progress, **changes))  # type: ignore[arg-type]
+
+        self.commit(moved)
+
+    def beat(self) -> Beat | None:
+        """The newest of the server."""
+        document = self._server_row.read()
+        return None if document is None else ServerStatus.from_json(document).beat
+
+    def fence(self, node: str, upto: int, number: int) -> None:
+        """Asks for a promise."""
+        self._link.send(Fence(number, node, upto))
+
+    def fenced(self, number: int) -> Fenced | None:
+        """The answer to a fence, once it is there."""
+        for message in self.received:
+            if isinstance(message, Fenced) and message.number == number:
+                return message
+        return None
+
+    def _live(self) -> None:
+        self._run()
+        self._link.close()  # the server sees that its cleaner has ended
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if select.select([self._link], [], [], 0.02)[0]:
+                try:
+                    for message in self._link.receive():
+                        self.received.append(message)
+                        self._take(message)
+                except EOFError:
+                    return
+            beat = self.beat()
+            with self._lock:
+                if beat is not None:
+                    self._register(beat)
+                    self._close(beat)
+                self._write_row()
+                if self.stopped.is_set() and not self._open_wheels():
+                    return
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, AskTopic) and self.answers_topics:
+            info = self.topics.get(message.name)
+            self._link.send(
+                Topics(
+                    topics={} if info is None else {message.name: info},
+                    absent=() if info is not None else (message.name,),
+                    checked_at_ms=time.monotonic_ns() // 1_000_000,
+                )
+            )
+        elif isinstance(message, Stop):
+            self.stopped.set()
+
+    def _register(self, beat: Beat) -> None:
+        if not self.registers or beat.spare is not None or beat.draining:
+            return
+        registered = register(
+            self.state,
+            beat.node,
+            beat.storage,
+            beat.last_number,
+            members={beat.node: beat.storage, **self.members},
+            min_insync=self.min_insync,
+            floor=self.state.progress.floor if self.state.progress is not None else 0,
+        )
+        if not isinstance(registered, Refusal) and registered.records:
+            self.state = self.state.apply_all(registered.records)
+            self._link.send(Wake())
+
+    def _close(self, beat: Beat) -> None:
+        """Asks for a fence of each wheel to be closed, and closes it at the answer."""
+        for wheel in wheels_to_close(self.state, {beat.node: beat}):
+            number = 1_000_000 + wheel.number
+            answer = self.fenced(number)
+            if answer is None:
+                self._link.send(Fence(number, wheel.node, wheel.number))
+                continue
+            self._change(wheel, closed_at=answer.applied.get(wheel, 0))
+
+    def _change(self, wheel: WheelId, *, closed_at: int) -> None:
+        record: WheelRecord = replace(self.state.wheels[wheel], closed_at=closed_at)
+        self.state = replace(self.state, wheels={**self.state.wheels, wheel: record})
+        self._write_row()
+        self._link.send(Wake())
+
+    def _open_wheels(self) -> list[WheelId]:
+        beat = self.beat()
+        return wheels_to_close(self.state, {beat.node: beat}) if beat is not None else []
+
+    def _write_row(self) -> None:
+        leads = self.role is Role.LEADING
+        status = CleanerStatus(
+            node="n1",
+            boot=self._boot,
+            pid=os.getpid(),
+            monotonic_ms=time.monotonic_ns() // 1_000_000,
+            wall_ms=time.time_ns() // 1_000_000,
+            role=self.role,
+            epoch=7 if leads else None,
+            leader=Leader("n1", 7) if leads else None,
+            progress=self.state.progress,
+            control_offset=7,
+            wheels=self.state.wheels,
+            kafka_error=self.kafka_error,
+        )
+        self._row.write(status.to_json())
