@@ -227,7 +227,8 @@ class Bench:
                     break
                 except BufferError:
                     self._producer.poll(0.01)
-        self._producer.flush()
+        if self._producer.flush(ARRIVAL_TIMEOUT_S):
+            raise ClusterError("Kafka did not acknowledge what was sent to it")
         return self._size.accepted / (time.monotonic() - started_at)
 
     def _processes(self) -> dict[str, Any]:

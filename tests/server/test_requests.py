@@ -152,7 +152,7 @@ def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
         ({"partition": -1}, Reason.PARTITION_INVALID),
         ({"partition": 0}, None),
         ({"timestamp_ms": -1}, Reason.TIMESTAMP_INVALID),
-        ({"timestamp_ms": 0}, None),
+        ({"timestamp_ms": 0}, Reason.TIMESTAMP_INVALID),
     ],
 )
 def test_what_is_wrong_with_a_message_is_named(

@@ -369,8 +369,8 @@ def _checked_partition(partition: int) -> int:
 
 def _timestamp_ms(timestamp: datetime) -> int:
     timestamp_ms = unix_ms(timestamp, Reason.TIMESTAMP_INVALID)
-    if timestamp_ms < 0:
-        raise MessageInvalidError(Reason.TIMESTAMP_INVALID, f"{timestamp} is before 1970")
+    if timestamp_ms <= 0:
+        raise MessageInvalidError(Reason.TIMESTAMP_INVALID, f"{timestamp} is not after 1970-01-01")
     return timestamp_ms
 
 

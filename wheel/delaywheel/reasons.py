@@ -160,7 +160,7 @@ class Reason(StrEnum):
         "TIMESTAMP_INVALID",
         _INVALID,
         _FINAL,
-        "Give a timestamp of zero or more Unix milliseconds, or none.",
+        "Give a timestamp of one or more Unix milliseconds, or none.",
     )
     SLOT_FULL = (
         "SLOT_FULL",

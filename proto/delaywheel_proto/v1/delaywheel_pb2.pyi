@@ -142,7 +142,7 @@ class DelayedMessage(_message.Message):
     partition: _builtins.int
     """Absent: chosen from the key as Java's default partitioner does."""
     timestamp_ms: _builtins.int
-    """The Kafka record's timestamp. Absent: the time of forwarding."""
+    """The Kafka record's timestamp, 1 or more. Absent: the time of forwarding."""
     deliver_at_ms: _builtins.int
     """Exactly one of the next three. Unix milliseconds UTC; milliseconds; a named level."""
     delay_ms: _builtins.int

@@ -120,7 +120,9 @@ def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
     batch.refuse(malformed, Refusal(Reason.HEADER_INVALID))
     batch.refuse(reserved, Refusal(Reason.HEADER_RESERVED))
     batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
-    batch.refuse(np.flatnonzero(columns.timestamps_ms < -1), Refusal(Reason.TIMESTAMP_INVALID))
+    # 0 is a legal timestamp that the Kafka client cannot express: to it, it means "now".
+    no_timestamp = (columns.timestamps_ms < -1) | (columns.timestamps_ms == 0)
+    batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
 
 
 def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms: int) -> None:

@@ -178,7 +178,7 @@ class Server:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop`` is set, then ends cleanly."""
-        self._keeper.open_at_start()
+        self._keeper.work()
         self._committer.start()
         self._row.start()
         self._keeper.start()

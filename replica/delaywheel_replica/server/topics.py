@@ -117,7 +117,12 @@ class KnownTopics:
         document = {
             name: [info.partitions, info.max_message_bytes] for name, info in present.items()
         }
-        self._disk.replace_file(self._path, json.dumps(document).encode())
+        self._unsaved = False
+        try:
+            self._disk.replace_file(self._path, json.dumps(document).encode())
+        except OSError:
+            self._unsaved = True
+            raise
 
     def _is_known(self, name: str) -> bool:
         return name in self._present or self._is_absent(name)

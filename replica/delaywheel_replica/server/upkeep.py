@@ -81,7 +81,10 @@ class Upkeep:
             rounds += 1
             self.look()
             for job in self._jobs:
-                job()
+                try:
+                    job()
+                except OSError as error:
+                    _log.warning("disk refuses", error=str(error))
             if rounds % _CHECKPOINT_EVERY == 0:
                 self._make_checkpoint()
 

@@ -148,12 +148,6 @@ class Keeper:
         self._fences.append(request)
         self._woken.set()
 
-    def open_at_start(self) -> None:
-        """Leaves the wheels of the life before, and opens the spare if there is one."""
-        self._view.folder.save(open=None)
-        if self._state.spare is not None:
-            self._open(self._state.spare)
-
     def leave(self) -> None:
         """A clean stop: from the next beat on, the wheel may be closed. The spare stays.
 
@@ -173,50 +167,73 @@ class Keeper:
             self._woken.clear()
 
     def work(self) -> None:
-        """Does what is to be done now."""
-        self._replace_broken()
+        """Does what is to be done now; what the disk refuses is tried again the next time.
+
+        A full disk must not end the node: forwarding goes on, and frees it. So deleting comes
+        first, and no step hangs on another one's success.
+        """
+        for step in (
+            self._sweep,
+            self._replace_lost,
+            self._keep_promises,
+            self._follow_registry,
+            self._open_spare,
+            self._move_spare_seal,
+        ):
+            try:
+                step()
+            except OSError as error:
+                _log.warning("disk refuses", step=step.__name__, error=str(error))
+
+    def _sweep(self) -> None:
+        status = self._view.cleaner.fresh()
+        if status is not None and status.floor is not None:
+            self._files.sweeper.sweep(status.floor)
+            self._delete_unregistered(status, status.floor)
+
+    def _keep_promises(self) -> None:
         while self._fences:
             self._promise(self._fences.popleft())
+
+    def _follow_registry(self) -> None:
         status = self._view.cleaner.fresh()
         if status is not None:
             self._adopt(status)
             self._note_closed(status)
             self._note_complete(status)
-            if status.floor is not None:
-                self._files.sweeper.sweep(status.floor)
-            self._delete_unregistered(status)
-        self._move_spare_seal()
 
     # --- opening and leaving
 
     def _adopt(self, status: CleanerStatus) -> None:
-        """Takes a wheel that was registered for this node: as the spare, or to open it at once."""
+        """Takes a wheel that was registered for this node as its spare."""
         state = self._state
-        if self._view.draining:
+        if self._view.draining or state.spare is not None:
             return
-        if state.spare is None:
-            above = max(state.last_number, state.fenced.get(state.node, 0))
-            mine = [
-                wheel
-                for wheel, record in status.wheels.items()
-                if wheel.node == state.node
-                and wheel.number > above
-                and record.closed_at is None
-                and record.members.get(state.node) == state.storage
-            ]
-            if not mine:
-                return
-            wheel = min(mine)
-            record = status.wheels[wheel]
-            spare = Spare(wheel, record.seal_slot, dict(record.members), record.min_insync)
-            self._save(spare=spare, last_number=wheel.number)
-            _log.info("wheel given", wheel=str(wheel))
-        if self._state.open is None and self._state.spare is not None:
-            self._open(self._state.spare)
+        above = max(state.last_number, state.fenced.get(state.node, 0))
+        mine = [
+            wheel
+            for wheel, record in status.wheels.items()
+            if wheel.node == state.node
+            and wheel.number > above
+            and record.closed_at is None
+            and record.members.get(state.node) == state.storage
+        ]
+        if not mine:
+            return
+        wheel = min(mine)
+        record = status.wheels[wheel]
+        spare = Spare(wheel, record.seal_slot, dict(record.members), record.min_insync)
+        self._save(spare=spare, last_number=wheel.number)
+        _log.info("wheel given", wheel=str(wheel))
+
+    def _open_spare(self) -> None:
+        """Opens the spare when no wheel is in use."""
+        state = self._state
+        if state.open is None and state.spare is not None and not self._view.draining:
+            self._open(state.spare)
 
     def _open(self, spare: Spare) -> None:
         # node.json first: a wheel that may have been opened is never opened a second time.
-        self._view.folder.save(open=spare.wheel, spare=None)
         meta = WheelMeta(
             wheel=spare.wheel,
             members=spare.members,
@@ -243,14 +260,18 @@ class Keeper:
         self._on_change()
         _log.info("wheel opened", wheel=str(spare.wheel))
 
-    def _replace_broken(self) -> None:
-        wheel = self._committer.wheel
-        if wheel is None or wheel.broken is None:
-            return
-        _log.error("wheel left", wheel=str(wheel.wheel), cause=wheel.broken)
-        self._drop_open()
-        if self._state.spare is not None and not self._view.draining:
-            self._open(self._state.spare)
+    def _replace_lost(self) -> None:
+        """Leaves an open wheel that cannot be written (any more).
+
+        Its medium failed; or it is of the life before; or it was named in node.json, and then
+        could not be made.
+        """
+        wheel, named = self._committer.wheel, self._state.open
+        if wheel is not None and wheel.broken is not None:
+            _log.error("wheel left", wheel=str(wheel.wheel), cause=wheel.broken)
+            self._drop_open()
+        elif wheel is None and named is not None:
+            self._drop_open()
 
     def _drop_open(self) -> None:
         """The open wheel takes no more; what it holds is told from the files."""
@@ -284,9 +305,6 @@ class Keeper:
             self._save(spare=None)
         if state.open is not None and state.open.number <= upto:
             self._drop_open()
-            spare = self._state.spare
-            if spare is not None and not self._view.draining:
-                self._open(spare)
 
     def _mark(self, wheels: Mapping[WheelId, int], to: WheelState) -> None:
         for wheel in wheels:
@@ -326,13 +344,13 @@ class Keeper:
         applied = held.applied if held is not None else 0
         return record.closed_at is None or applied < record.closed_at
 
-    def _delete_unregistered(self, status: CleanerStatus) -> None:
-        if self._view.cleaner.leading() is None or status.floor is None:
-            return
+    def _delete_unregistered(self, status: CleanerStatus, floor: int) -> None:
+        if self._view.cleaner.leading() is None:
+            return  # its registry may be an old one
         state = self._state
         for wheel, held in self._view.held.items():
             registered = wheel in status.wheels or wheel.number > state.last_number
-            if wheel.node != state.node or registered or held.top_slot >= status.floor:
+            if wheel.node != state.node or registered or held.top_slot >= floor:
                 continue
             delete_wheel(self._disk, self._data, wheel)
             self._hold(wheel, None)
