@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
 from local.kafka import KafkaBroker
 
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.

@@ -1,0 +1,1 @@
+"""The protocol: definitions and the code generated from them."""

@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from delaywheel.identity import check_name
-from delaywheel.levels import DEFAULT_LEVELS
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -26,6 +24,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from delaywheel.identity import check_name
+from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel_replica.cleaner.settings import refused
 from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.inheritance import LINK_FD_VARIABLE
 
 # A message of so many topics, with the longest names, stays below the kernel's default bound of

@@ -32,7 +32,6 @@ from typing import Any
 
 from delaywheel import Client, Message
 from delaywheel_replica.cli.output import print_table
-
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError, LocalCluster
 from local.kafka import KafkaError

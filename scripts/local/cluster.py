@@ -234,6 +234,7 @@ class LocalCluster:
 def _is_accepting(address: str, members: int) -> bool:
     """Whether the node at this address sees a leader, and this many members that accept."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
+
     from delaywheel.client.channel import CHANNEL_OPTIONS  # noqa: PLC0415
     from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415

@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from delaywheel import Client, Result
-
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError, LocalCluster
 from local.kafka import KafkaError

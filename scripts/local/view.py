@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Protocol, Self
 
 import numpy as np
-from delaywheel.dial import DialView
-from delaywheel.disk import PosixDisk
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from delaywheel.dial import DialView
+from delaywheel.disk import PosixDisk
 from local.observer import Record
 from local.tally import Lateness, Tally, Verdict, id_of
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from delaywheel_replica.cleaner.ports import IDS, Record
 from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings

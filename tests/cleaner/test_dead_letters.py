@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Message
+
 from delaywheel_replica.cleaner import deadletters
 from delaywheel_replica.cleaner.settings import KafkaNames
 from local.kafka import KafkaBroker

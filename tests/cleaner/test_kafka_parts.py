@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.deadletters import DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.forward import _batches
@@ -17,8 +20,6 @@ from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings, refus
 from delaywheel_replica.cleaner.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.trials import Findings, place_of
 from delaywheel_replica.core.progress import Progress
-from hypothesis import given
-from hypothesis import strategies as st
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 WHEEL = WheelId("n1", 1)

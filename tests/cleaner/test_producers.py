@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient
+
 from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics
 from delaywheel_replica.cleaner.control_topic import ControlReader
 from delaywheel_replica.cleaner.ports import IDS, Ended, Record, StoredRecord

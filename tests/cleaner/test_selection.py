@@ -9,6 +9,7 @@ from random import Random
 from typing import Self
 
 import pytest
+
 from delaywheel import layout
 from delaywheel.disk import PosixFile
 from delaywheel.format import HOLE_ROW, INDEX_ROW_LENGTH_BYTES

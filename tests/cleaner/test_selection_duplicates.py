@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel_replica.cleaner import duplicates
 from delaywheel_replica.cleaner.duplicates import (
     contents_differ,
@@ -10,8 +13,6 @@ from delaywheel_replica.cleaner.duplicates import (
     spread_ranges,
 )
 from delaywheel_replica.cleaner.rows import RECORD
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 ranges = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=8)
 contents = st.tuples(

@@ -5,15 +5,16 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from numpy.typing import NDArray
+
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, seconds, selection
 from delaywheel_replica.cleaner.selection import DueReader, Step
 from delaywheel_replica.core.progress import Progress, violations
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from numpy.typing import NDArray
 from support.due_oracle import as_message, verdicts
 from support.due_wheels import Sent, Written, wheels_in_memory
 from support.whenever import Whenever

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from support.command import Command
 from support.scripted_node import ScriptedNode
 

@@ -7,10 +7,11 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import typer
+from typer.models import CommandInfo
+
 from delaywheel_replica.cli import app as app_module
 from delaywheel_replica.cli.app import build_app
 from support.command import Command
-from typer.models import CommandInfo
 
 COMMANDS = {
     "serve",

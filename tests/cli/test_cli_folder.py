@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Kind

@@ -7,10 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import typer
-from delaywheel.message import unix_ms
-from delaywheel_replica.cli import values
 from hypothesis import given
 from hypothesis import strategies as st
+
+from delaywheel.message import unix_ms
+from delaywheel_replica.cli import values
 
 
 @given(st.integers(min_value=0, max_value=4_000_000_000_000))

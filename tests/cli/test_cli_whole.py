@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from local.kafka import KafkaBroker
 from support.command import Command
 from support.read_committed import create_topic

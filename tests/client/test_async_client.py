@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import grpc
 import pytest
+
 from delaywheel import (
     AsyncClient,
     CancelOutcome,

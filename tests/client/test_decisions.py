@@ -6,6 +6,10 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 
 import pytest
+from grpc import StatusCode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel import CallFailedError, Message, Queue, Reason, RefusedError, TimedOutError
 from delaywheel.client.batching import Accumulator, split
 from delaywheel.client.channel import parse_addresses
@@ -17,9 +21,6 @@ from delaywheel.client.retry import Failure
 from delaywheel.client.settings import Settings
 from delaywheel.message import Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from grpc import StatusCode
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.fake_service import rows_of
 
 SOON = timedelta(seconds=5)

@@ -4,6 +4,9 @@ import uuid
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel import (
     Handle,
     Message,
@@ -17,8 +20,6 @@ from delaywheel import (
 )
 from delaywheel.headers import decode_headers
 from delaywheel.message import encode_headers, unix_ms
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEFORE_EPOCH = datetime(1969, 1, 1, tzinfo=UTC)

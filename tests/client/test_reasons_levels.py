@@ -1,10 +1,11 @@
 import re
 
 import pytest
+from grpc import StatusCode
+
 from delaywheel import errors, levels, reasons
 from delaywheel.levels import DEFAULT_LEVELS, ROCKETMQ_LEVELS, duration_ms
 from delaywheel.reasons import Reason
-from grpc import StatusCode
 
 
 @pytest.mark.parametrize("reason", list(Reason))

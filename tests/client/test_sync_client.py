@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+
 from delaywheel import (
     CallFailedError,
     CancelOutcome,

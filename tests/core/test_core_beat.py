@@ -1,10 +1,11 @@
 import json
 
 import pytest
+from hypothesis import given
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import SERVER_FRESH_MS, Beat, CleanerStatus, ServerStatus
 from delaywheel_replica.core.fields import MalformedError
-from hypothesis import given
 from support.core_values import beats, cleaner_statuses, server_statuses
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.cancelling import (
     TOO_LATE_MS,

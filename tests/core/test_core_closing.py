@@ -1,6 +1,7 @@
 from itertools import combinations, product
 
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.closing import (

@@ -1,6 +1,9 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.control import (
     ControlRecord,
@@ -17,8 +20,6 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 from delaywheel_replica.core.progress import Progress
-from hypothesis import given
-from hypothesis import strategies as st
 from support.core_values import (
     node_ids,
     progresses,

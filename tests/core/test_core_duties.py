@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, WheelBeat
 from delaywheel_replica.core.closing import Fence, FenceAnswer

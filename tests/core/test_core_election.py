@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+
 from delaywheel_replica.core.beat import Role
 from delaywheel_replica.core.control import ControlState, leader_record
 from delaywheel_replica.core.election import (

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+
 from delaywheel_replica.core.control import ControlState, leader_record, progress_record
 from delaywheel_replica.core.election import (
     MAX_SILENCE_MS,

@@ -1,4 +1,5 @@
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.control import ControlState

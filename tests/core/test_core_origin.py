@@ -1,7 +1,8 @@
-from delaywheel_replica.core.origin import Origin, opened
-from delaywheel_replica.core.seal import Seal, next_seal
 from hypothesis import given
 from hypothesis import strategies as st
+
+from delaywheel_replica.core.origin import Origin, opened
+from delaywheel_replica.core.seal import Seal, next_seal
 
 clocks = st.integers(0, 400_000)
 

@@ -1,7 +1,8 @@
 import pytest
-from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
 from hypothesis import given
 from hypothesis import strategies as st
+
+from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
 
 LIMITS = CapLimits(frame_messages=100, frame_bytes=1_000, max_messages=1_000, max_bytes=20_000)
 

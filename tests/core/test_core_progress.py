@@ -4,10 +4,11 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from hypothesis import given
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.progress import Position, Progress, first_progress, violations
-from hypothesis import given
 from support.core_values import progresses
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)

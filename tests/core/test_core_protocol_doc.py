@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core import beat, control, election
 from delaywheel_replica.core.cancelling import (

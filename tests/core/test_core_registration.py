@@ -1,3 +1,6 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.control import (
     ControlState,
@@ -6,8 +9,6 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 from delaywheel_replica.core.registration import Refusal, Registered, register
-from hypothesis import given
-from hypothesis import strategies as st
 from support.core_values import wheel_record_of
 
 A = {"a": "disk-a"}

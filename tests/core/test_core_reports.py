@@ -1,5 +1,6 @@
 import pytest
 from confluent_kafka import KafkaError
+
 from delaywheel_replica.core.reports import (
     ACTIONS,
     VERDICTS,

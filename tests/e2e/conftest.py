@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from local.kafka import KafkaBroker
 from support.read_committed import create_topic
 from support.service import Service

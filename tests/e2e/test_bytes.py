@@ -9,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
-from local.kafka import KafkaBroker
-from support.read_committed import CommittedReader
-from support.service import Service
 
 from delaywheel import Message
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader, headers_of
+from support.service import Service
 
 pytestmark = pytest.mark.kafka
 
@@ -24,7 +24,7 @@ def split_headers(
     message: KafkaMessage,
 ) -> tuple[list[tuple[str, bytes | None]], dict[str, bytes | None]]:
     """The caller's headers, and ours (which come last)."""
-    headers = list(message.headers() or [])
+    headers = headers_of(message)
     assert [name for name, _ in headers[-len(OWN_HEADERS) :]] == OWN_HEADERS
     return headers[: -len(OWN_HEADERS)], dict(headers[-len(OWN_HEADERS) :])
 
@@ -81,7 +81,13 @@ def test_explicit_partition_and_timestamp(
         service.client() as client,
         CommittedReader(kafka.address, topic, partitions=4) as reader,
     ):
-        client.produce(topic, b"x", partition=3, timestamp=datetime.fromtimestamp(1_700_000_000.123, UTC), delay=timedelta(0))
+        client.produce(
+            topic,
+            b"x",
+            partition=3,
+            timestamp=datetime.fromtimestamp(1_700_000_000.123, UTC),
+            delay=timedelta(0),
+        )
         (got,) = reader.wait_for(1)
     assert got.partition() == 3
     assert got.timestamp()[1] == 1_700_000_000_123
@@ -114,6 +120,7 @@ def test_levels_and_ids_of_ones_own(service: Service, kafka: KafkaBroker, topic:
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         handle = client.produce(topic, b"v", level="5s", id=own_id)
         found = client.get(handle)
+        assert found is not None
         assert found.value == b"v"
         (got,) = reader.wait_for(1)
     _, own = split_headers(got)

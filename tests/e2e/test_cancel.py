@@ -6,11 +6,11 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import pytest
+
+from delaywheel import CancelOutcome
 from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader
 from support.service import Service
-
-from delaywheel import CancelOutcome
 
 pytestmark = pytest.mark.kafka
 

@@ -6,12 +6,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from local.kafka import KafkaBroker
-from support.read_committed import CommittedReader, create_topic, delete_topic
-from support.service import Service
 
 from delaywheel import Message
+from local.kafka import KafkaBroker
+from support.read_committed import (
+    CommittedReader,
+    create_topic,
+    delete_topic,
+    headers_of,
+    set_topic,
+)
+from support.service import Service
 
 pytestmark = pytest.mark.kafka
 
@@ -25,7 +30,9 @@ def test_a_topic_deleted_while_messages_are_pending(
 ) -> None:
     doomed, healthy = new_topic(), new_topic()
     batch = [
-        Message(topic, b"%d" % n, key=b"k", headers=[("h", b"1")], delay=timedelta(seconds=3 + n / 50))
+        Message(
+            topic, b"%d" % n, key=b"k", headers=[("h", b"1")], delay=timedelta(seconds=3 + n / 50)
+        )
         for n in range(20)
         for topic in (doomed, healthy)
     ]
@@ -42,7 +49,7 @@ def test_a_topic_deleted_while_messages_are_pending(
         letters = dead.read_to_end()
     assert sorted(int(m.value() or b"") for m in letters) == list(range(20))
     for letter in letters:
-        headers = dict(letter.headers() or [])
+        headers = dict(headers_of(letter))
         assert letter.key() == b"k"
         assert headers["h"] == b"1"
         assert headers["dw-dead-topic"] == doomed.encode()
@@ -61,15 +68,7 @@ def test_a_message_that_became_too_large_for_its_topic(
             ]
         )
         assert not [r.error for r in results if r.error]
-    lower = ConfigResource(
-        ConfigResource.Type.TOPIC,
-        topic,
-        incremental_configs=[
-            ConfigEntry("max.message.bytes", "10000", incremental_operation=AlterConfigOpType.SET)
-        ],
-    )
-    client = AdminClient({"bootstrap.servers": kafka.address})
-    client.incremental_alter_configs([lower])[lower].result()
+    set_topic(kafka.address, topic, "max.message.bytes", "10000")
     with (
         CommittedReader(kafka.address, topic) as good,
         CommittedReader(kafka.address, dead_topic(own_service)) as dead,

@@ -7,20 +7,21 @@ import threading
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
+from typing import Self
 
 import pytest
 from confluent_kafka import Message as KafkaMessage
-from local.kafka import KafkaBroker
-from support.read_committed import CommittedReader, read_all
-from support.service import Service, wait_until
 
 from delaywheel import DelaywheelError, Message
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader, headers_of, read_all
+from support.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 
 
 def key_of(message: KafkaMessage) -> tuple[str, int]:
-    headers = dict(message.headers() or [])
+    headers = dict(headers_of(message))
     return (headers["dw-id"] or b"").decode(), int(headers["dw-due"] or b"")
 
 
@@ -43,7 +44,7 @@ class Load:
         self._thread = threading.Thread(target=self._run)
         self._random = random.Random(7)
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -51,6 +52,11 @@ class Load:
         self._stop.set()
         self._thread.join()
         self._client.close()
+
+    def wait_for_more(self) -> None:
+        """Returns when 200 more are acknowledged than now."""
+        enough = len(self.acknowledged) + 200
+        wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -83,11 +89,11 @@ def test_killed_under_load(
     """Two kills of each kind while transactions are open and acks are on their way."""
     with Load(own_service, topic) as load:
         for _ in range(2):
-            wait_until("some are acknowledged", lambda n=len(load.acknowledged): len(load.acknowledged) > n + 200)
+            load.wait_for_more()
             own_service.kill(*which)
             wait_until("a new server and cleaner", own_service._try_node)
             own_service.wait_accepting()
-        wait_until("more after the kill", lambda n=len(load.acknowledged): len(load.acknowledged) > n + 200)
+        load.wait_for_more()
     with CommittedReader(kafka.address, topic) as reader:
         reader.wait_for(len(load.acknowledged), timeout_s=60)
         wait_until("nothing is pending", lambda: _nothing_pending(own_service))
@@ -127,7 +133,10 @@ def test_the_same_id_with_another_due_is_another_message(
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         for delay_ms in (600, 700):
             client.produce(
-                topic, b"%d" % delay_ms, deliver_at=now + timedelta(milliseconds=delay_ms), id=own_id
+                topic,
+                b"%d" % delay_ms,
+                deliver_at=now + timedelta(milliseconds=delay_ms),
+                id=own_id,
             )
         assert [m.value() for m in reader.wait_for(2)] == [b"600", b"700"]
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from delaywheel import Message
 from local.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import CommittedReader, create_topic
 from support.service import Service, wait_until
-
-from delaywheel import Message
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -97,7 +98,7 @@ def test_replies_lost_after_commit(kafka: KafkaBroker, tmp_path: Path, cluster_i
             assert not [r.error for r in client.produce_many(batch) if r.error]
             sent.extend(m.value for m in batch if m.value is not None)
             proxy.lose_next_end_txn_reply()
-            wait_until("a reply was lost", lambda n=round_number + 1: proxy.lost_replies >= n)
+            wait_until("a reply was lost", partial(_has_lost, proxy, round_number + 1))
             service.wait_accepting()
         with CommittedReader(kafka.address, topic) as reader:
             reader.wait_for(len(sent), timeout_s=60)
@@ -106,3 +107,7 @@ def test_replies_lost_after_commit(kafka: KafkaBroker, tmp_path: Path, cluster_i
                 lambda: service.status()["progress"]["due_ms"] > time.time() * 1000 - 1_000,
             )
             assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
+
+
+def _has_lost(proxy: KafkaProxy, count: int) -> bool:
+    return proxy.lost_replies >= count

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+
+from delaywheel import Message
 from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader, create_topic
 from support.service import Service, wait_until
-
-from delaywheel import Message
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from local.kafka import KafkaBroker
 from support.read_committed import create_topic, topic_exists
 

@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+
 from local.bench import paced, print_report, process_figures
 
 

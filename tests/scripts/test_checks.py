@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from local import checks
 from local.checks import Step, main, steps
 

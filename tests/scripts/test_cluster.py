@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from local import cluster as cluster_module
 from local.cluster import LocalCluster, argument_parser, main, parse_settings
 from local.node import Node, to_toml

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from local.demo import plan
 from local.observer import Record
 from local.tally import Content, Lateness, Tally

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.refusals import RefusedError
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+
 from delaywheel.columns import Columns
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId

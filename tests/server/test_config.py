@@ -2,6 +2,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from delaywheel_replica.config import Config, ConfigError
 
 FLAGS = {"cluster_id": "c", "node_id": "n1", "data_dir": "/d", "kafka.bootstrap.servers": "k:1"}

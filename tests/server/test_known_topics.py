@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from delaywheel.disk import PosixDisk
 from delaywheel.reasons import Reason
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES

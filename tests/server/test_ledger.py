@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId

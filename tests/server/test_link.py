@@ -2,6 +2,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.link import (
     AskTopic,

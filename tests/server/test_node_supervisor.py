@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from support.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor.
@@ -23,11 +24,12 @@ from delaywheel_replica.inheritance import exit_with_supervisor, tell_ready
 from delaywheel_replica.link import Link
 
 name, folder = sys.argv[1], Path(sys.argv[2])
-exit_with_supervisor()
+does = (folder / f"{name}.does").read_text()
+if does != "outlive":
+    exit_with_supervisor()
 link = Link.inherited()
 with (folder / f"{name}.lives").open("a") as lives:
     lives.write(f"{os.getpid()} {os.environ.get('DELAYWHEEL_ADDRESS')}\\n")
-does = (folder / f"{name}.does").read_text()
 if does.startswith("exit"):
     sys.exit(int(does.split()[1]))
 asked = []
@@ -36,11 +38,16 @@ if name == "server":
     tell_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
 while True:
     time.sleep(0.01)
-    if asked and does == "obey":  # the real one waits for its cleaner here
+    if does != "obey":
+        continue
+    if name == "cleaner" and (folder / "drained").exists():
+        sys.exit(0)
+    if asked:
         (folder / "drained").touch()
-        sys.exit(0)
-    if name == "cleaner" and (folder / "drained").exists() and does == "obey":
-        sys.exit(0)
+        try:
+            list(link.receive())
+        except EOFError:  # its cleaner has ended, and so has all that it could be told
+            sys.exit(0)
 """
 SUPERVISOR = """
 import json, sys
@@ -182,6 +189,25 @@ def test_killing_the_supervisor_leaves_no_orphans(node: Node) -> None:
     assert node.end(signal.SIGKILL) == -signal.SIGKILL
     wait_until("the children ended", lambda: not is_alive(run["server_pid"]), timeout_s=5)
     wait_until("the children ended", lambda: not is_alive(run["cleaner_pid"]), timeout_s=5)
+
+
+def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Path) -> None:
+    node.tell("cleaner", "outlive")
+    node.start()
+    run = node.up()
+    node.end(signal.SIGKILL)
+    wait_until("the server ended", lambda: not is_alive(run["server_pid"]), timeout_s=5)
+    rival = Node(tmp_path)
+    rival.start()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            rival.process.wait(1)
+        assert len(node.lives("server")) == 1
+        os.kill(run["cleaner_pid"], signal.SIGKILL)
+        wait_until("the second one's turn", lambda: len(node.lives("server")) == 2)
+    finally:
+        rival.process.kill()
+        rival.process.wait()
 
 
 def test_a_second_signal_hurries(node: Node) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.requests import Batch, Rules, decode
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.messages import Message, columns_of, messages_of
 
 NOW_MS = 1_763_700_000_000

@@ -10,13 +10,14 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import Role
 from delaywheel_replica.link import AskTopic, CommitSoon, TopicInfo
-from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.server_process import ServerProcess, wait_until
 
 SETTINGS = {

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pyarrow.parquet as pq
 import pytest
+
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from delaywheel.dial import Dial
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolder, NodeState, Spare, load_node_state, open_node_folder

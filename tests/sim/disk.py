@@ -20,8 +20,9 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from delaywheel.disk import Buffer, FolderInUseError
 from numpy.typing import NDArray
+
+from delaywheel.disk import Buffer, FolderInUseError
 
 SECTOR_LENGTH_BYTES = 512
 

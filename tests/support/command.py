@@ -6,6 +6,7 @@ import json
 from typing import Any, NamedTuple
 
 import pytest
+
 from delaywheel_replica.cli.app import main
 
 

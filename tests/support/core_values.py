@@ -1,10 +1,11 @@
 """Hypothesis strategies and short makers for the values of the core."""
 
+from hypothesis import strategies as st
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
 from delaywheel_replica.core.control import Leader, WheelRecord
 from delaywheel_replica.core.progress import Position, Progress
-from hypothesis import strategies as st
 
 NODES = ("a", "b", "c", "d", "e")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
 from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk

@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import grpc
-from delaywheel.reasons import DOMAIN, Reason
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
+
+from delaywheel.reasons import DOMAIN, Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
 
 WHEEL = "fake.1"
 Behaviour = Callable[["FakeService", Any, grpc.ServicerContext], Any]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
 from delaywheel.columns import Columns
 from delaywheel.disk import Disk, PosixDisk
 from delaywheel.format import Kind

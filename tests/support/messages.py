@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from delaywheel.columns import Columns, content_starts
-from delaywheel.headers import encode_headers
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+
+from delaywheel.columns import Columns, content_starts
+from delaywheel.headers import encode_headers
 
 BASE_SLOT = 1_763_700_000
 

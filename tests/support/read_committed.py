@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Self
+from typing import Self, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    OffsetSpec,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 
@@ -31,6 +38,14 @@ def create_topic(
             return
 
 
+def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
+    """Changes one setting of a topic."""
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.incremental_alter_configs([wanted])[wanted].result()
+
+
 def delete_topic(bootstrap: str, topic: str) -> None:
     """Deletes a topic and waits until the broker has forgotten it."""
     client = AdminClient({"bootstrap.servers": bootstrap})
@@ -44,6 +59,11 @@ def delete_topic(bootstrap: str, topic: str) -> None:
 def topic_exists(bootstrap: str, topic: str) -> bool:
     """Whether the broker has the topic; asking does not make it."""
     return topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=5).topics
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
+    """A record's headers in order; values are bytes, whatever the client's types allow."""
+    return cast("list[tuple[str, bytes | None]]", message.headers() or [])
 
 
 class CommittedReader:

@@ -182,5 +182,7 @@ class Service:
         """The end of every log of this service."""
         files = [self._log, *sorted(self.data.rglob("*.log"))]
         return "\n".join(
-            f"== {file}\n{file.read_text(errors='replace')[-4000:]}" for file in files if file.exists()
+            f"== {file}\n{file.read_text(errors='replace')[-4000:]}"
+            for file in files
+            if file.exists()
         )

@@ -1,9 +1,10 @@
 from random import Random
 
 import numpy as np
-from delaywheel.columns import Columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from delaywheel.columns import Columns
 from support.messages import Message, any_messages, columns_of, messages_of
 
 

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial, DialView
 from delaywheel.disk import PosixDisk

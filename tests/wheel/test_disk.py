@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from delaywheel import disk as disk_module
 from delaywheel.disk import Disk, FolderInUseError, PosixDisk
 from sim.disk import SimulatedDisk

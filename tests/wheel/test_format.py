@@ -1,5 +1,8 @@
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel.columns import Columns
 from delaywheel.format import (
     HEADER_LENGTH_BYTES,
@@ -12,8 +15,6 @@ from delaywheel.format import (
     encode_group,
 )
 from delaywheel.identity import WheelId
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.messages import BASE_SLOT, Message, any_messages, columns_of, message, messages_of
 
 WHEEL = WheelId("node-1", 7)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from delaywheel.disk import PosixDisk
 from delaywheel.format import VERSION, Frame, Kind
 from delaywheel.reader import WheelReader

@@ -3,6 +3,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from delaywheel.columns import Columns, content_starts
 from delaywheel.headers import (
     HeadersMalformedError,
@@ -10,8 +13,6 @@ from delaywheel.headers import (
     decode_headers,
     encode_headers,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.messages import columns_of, message
 
 _pairs = st.lists(

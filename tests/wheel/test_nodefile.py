@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from delaywheel.disk import Disk, PosixDisk
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.nodefile import (

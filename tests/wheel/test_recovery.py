@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from delaywheel import layout
 from delaywheel.format import DamageReason
 from delaywheel.identity import WheelId

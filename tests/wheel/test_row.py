@@ -3,9 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delaywheel.row import DOCUMENT_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from delaywheel.row import DOCUMENT_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
 
 
 def test_nothing_was_written_yet(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from delaywheel import layout
 from delaywheel.format import HOLE_ROW
 from delaywheel.verify import Problem, verify_folder

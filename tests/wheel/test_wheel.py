@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk

@@ -6,6 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial, DialView
 from delaywheel.format import Kind
@@ -14,9 +18,6 @@ from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import recover_wheel
 from delaywheel.verify import Problem, verify_folder
 from delaywheel.wheel import OriginWheel, WheelBroken, delete_below, list_wheels
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels import ACCEPTED_AT_MS, append, new_wheel, read_all

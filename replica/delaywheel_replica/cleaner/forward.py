@@ -19,8 +19,8 @@ from time import monotonic as monotonic_clock
 from typing import Protocol
 
 import numpy as np
-from delaywheel.identity import WheelId
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import outcomes
 from delaywheel_replica.cleaner.deadletters import DeadLetters, Hold, Plan, condemn
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record

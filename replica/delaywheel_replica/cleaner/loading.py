@@ -18,7 +18,6 @@ from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
 

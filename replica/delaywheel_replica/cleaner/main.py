@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping
 
 import structlog
+
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
-
 from delaywheel_replica.cleaner.candidacy import Candidacy, monotonic_ms
 from delaywheel_replica.cleaner.clients import KafkaClients
 from delaywheel_replica.cleaner.deadletters import DeadLetters

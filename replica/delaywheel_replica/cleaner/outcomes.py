@@ -15,7 +15,6 @@ from enum import StrEnum
 from functools import lru_cache
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.cleaner.ports import ANY_PARTITION, Record
 from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames

@@ -13,9 +13,10 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.headers import decode_headers
 from delaywheel.identity import WheelId
-from numpy.typing import NDArray
 
 ABSENT = -1
 """Length of a null key or value, partition or timestamp that the caller left out."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from delaywheel.identity import WheelId
 from numpy.typing import NDArray
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.duplicates import equal_neighbours, spread_ranges
 from delaywheel_replica.cleaner.rows import Records
 from delaywheel_replica.core.progress import Position

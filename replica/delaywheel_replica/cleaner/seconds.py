@@ -21,10 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from delaywheel.columns import Columns
-from delaywheel.format import Frame, Kind
 from numpy.typing import NDArray
 
+from delaywheel.columns import Columns
+from delaywheel.format import Frame, Kind
 from delaywheel_replica.cleaner.duplicates import (
     contents_differ,
     first_of_equals,

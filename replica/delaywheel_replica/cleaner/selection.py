@@ -7,7 +7,6 @@ from pathlib import Path
 
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.steps import Draft, Step
 from delaywheel_replica.cleaner.tail import Tail

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.disk import Disk
 from delaywheel.format import HOLE_ROW, INDEX_ROW, Kind, message_counts
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-from numpy.typing import NDArray
-
 from delaywheel_replica.cleaner.rows import LostFrame
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.cleaner.window import Window

@@ -22,12 +22,12 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-from numpy.typing import NDArray
-
 from delaywheel_replica.cleaner.loading import Loader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second

@@ -14,8 +14,8 @@ from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
-from delaywheel.errors import DelaywheelError
 
+from delaywheel.errors import DelaywheelError
 from delaywheel_replica.cli import config, messages, produce, serve, slots, status, verify
 from delaywheel_replica.cli.failures import ExitCode, Failure
 

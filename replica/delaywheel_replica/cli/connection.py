@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 import grpc
+
 from delaywheel.client.channel import CHANNEL_OPTIONS, parse_addresses
 from delaywheel.client.retry import Failure as FailedAttempt
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
-
 from delaywheel_replica.cli.failures import ExitCode, Failure
 
 Answer = TypeVar("Answer")

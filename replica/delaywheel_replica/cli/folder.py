@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
 from delaywheel.disk import PosixDisk
 from delaywheel.format import cancel_counts, message_counts
 from delaywheel.index import read_segments
@@ -19,7 +20,6 @@ from delaywheel.reader import WheelReader
 from delaywheel.row import RowReader
 from delaywheel.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.core.beat import CleanerStatus
 from delaywheel_replica.core.fields import MalformedError

@@ -6,10 +6,10 @@ from datetime import datetime
 from typing import Annotated
 
 import typer
+
 from delaywheel import CancelOutcome, Client
 from delaywheel.client.references import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.cli import shapes
 from delaywheel_replica.cli.connection import ask
 from delaywheel_replica.cli.failures import Failure

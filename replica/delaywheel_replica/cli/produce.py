@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from delaywheel import Client, Message
 
+from delaywheel import Client, Message
 from delaywheel_replica.cli.options import (
     DEFAULT_SERVER,
     DEFAULT_TIMEOUT_S,

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.cli.values import iso
 
 

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Annotated
 
 import typer
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import folder, shapes
 from delaywheel_replica.cli.connection import ask
 from delaywheel_replica.cli.options import (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.cli import shapes
 from delaywheel_replica.cli.connection import ask
 from delaywheel_replica.cli.options import (

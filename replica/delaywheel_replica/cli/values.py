@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
+
 from delaywheel.levels import duration_ms
 
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")

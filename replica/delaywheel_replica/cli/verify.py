@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from delaywheel.disk import PosixDisk
 from delaywheel.verify import Finding, verify_folder
-
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.folder import node_of, read_progress
 from delaywheel_replica.cli.options import AsJson

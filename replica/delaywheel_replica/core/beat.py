@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.control import Leader, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
 from delaywheel_replica.core.progress import Progress

@@ -20,7 +20,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import ControlState, WheelRecord
 from delaywheel_replica.core.quorum import held_by

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.fields import Fields, MalformedError, dump, parse_wheel
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.quorum import required_answers

@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.closing import (
     Close,

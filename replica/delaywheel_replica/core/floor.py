@@ -20,7 +20,6 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.progress import Progress, time_floor

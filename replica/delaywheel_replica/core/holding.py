@@ -17,7 +17,6 @@ waited for; that those frames are gone was settled when T was committed.
 """
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.beat import Beat, WheelBeat
 from delaywheel_replica.core.control import ControlState, WheelRecord
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.fields import Fields, MalformedError, parse_wheel
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from delaywheel.identity import WheelId
-
 from delaywheel_replica.core.control import (
     ControlRecord,
     ControlState,

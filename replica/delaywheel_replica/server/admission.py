@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from delaywheel.reasons import Reason
-
 from delaywheel_replica.server.refusals import RefusedError
 
 

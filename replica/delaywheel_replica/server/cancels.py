@@ -10,11 +10,11 @@ from typing import Final
 
 import numpy as np
 import structlog
+
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.core.cancelling import (
     CancelDecision,
     CancelView,

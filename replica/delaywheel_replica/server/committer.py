@@ -29,14 +29,14 @@ from queue import Empty, SimpleQueue
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import SlotFull
 from delaywheel.wheel import FramePlace, OriginWheel, WheelBroken
-from numpy.typing import NDArray
-
 from delaywheel_replica.core.origin import Origin
 from delaywheel_replica.server.refusals import Refusal, RefusedError
 

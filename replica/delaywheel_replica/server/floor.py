@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
+
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.layout import wheel_folder

@@ -22,11 +22,12 @@ from typing import Any, Final
 
 import numpy as np
 from crc32c import crc32c
+from numpy.typing import NDArray
+
 from delaywheel.columns import Columns
 from delaywheel.disk import Disk, File
 from delaywheel.identity import WheelId
 from delaywheel.wheel import FramePlace
-from numpy.typing import NDArray
 
 # seq counts from the first seq of the block; topic is a number in the block's list.
 LEDGER_ROW: Final[np.dtype[Any]] = np.dtype(

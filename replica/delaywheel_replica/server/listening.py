@@ -1,11 +1,11 @@
 """The gRPC server: limits, keepalive, health, reflection, and the port."""
 
 import grpc
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.service import DelayWheelService
 

@@ -13,8 +13,8 @@ import threading
 from typing import Final
 
 import structlog
-from delaywheel.nodefile import NodeFolderError
 
+from delaywheel.nodefile import NodeFolderError
 from delaywheel_replica.config import Config
 from delaywheel_replica.inheritance import EXIT_HOPELESS, exit_with_supervisor
 from delaywheel_replica.link import Link

@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import structlog
+from pyarrow import fs
+
 from delaywheel.disk import Disk
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
-from pyarrow import fs
-
 from delaywheel_replica.server.ledger import (
     LEDGER_ROW,
     Block,

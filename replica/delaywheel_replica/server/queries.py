@@ -16,7 +16,6 @@ from delaywheel.disk import Disk
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.beat import CleanerStatus
 from delaywheel_replica.core.progress import Position, Progress

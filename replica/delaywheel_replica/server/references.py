@@ -7,7 +7,6 @@ from delaywheel.errors import MessageInvalidError
 from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.server.refusals import RefusedError
 
 _SLOT_BEYOND = 1 << 32

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
-from delaywheel.reasons import DOMAIN, Reason
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from google.protobuf import any_pb2
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
+
+from delaywheel.reasons import DOMAIN, Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 # How long a caller waits before it tries again, where waiting helps and nothing better is known.
 _RETRY_DELAY_MS = {

@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import uuid_utils
+from numpy.typing import NDArray
+
 from delaywheel.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.headers import check_headers, encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from numpy.typing import NDArray
-
 from delaywheel_replica.server.refusals import Refusal, RefusedError
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")

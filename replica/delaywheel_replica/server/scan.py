@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.disk import Disk
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
-from numpy.typing import NDArray
-
 from delaywheel_replica.core.progress import Position
 
 

@@ -12,11 +12,11 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 import structlog
+
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
-
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.committer import Committer

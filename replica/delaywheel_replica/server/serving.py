@@ -13,13 +13,13 @@ from functools import partial
 from typing import Final
 
 import structlog
+
 from delaywheel.dial import Dial
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import NodeFolder, open_node_folder, read_boot_id
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import list_wheels
-
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.config import Config
 from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready

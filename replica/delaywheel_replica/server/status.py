@@ -16,7 +16,6 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolder
 from delaywheel.row import RowReader, RowWriter
-
 from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.server.committer import Line

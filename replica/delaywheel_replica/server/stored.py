@@ -5,7 +5,6 @@ from itertools import islice
 
 from delaywheel.format import Frame, Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel_replica.core.progress import Position, Progress
 
 

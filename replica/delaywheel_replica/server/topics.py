@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+
 from delaywheel.disk import Disk
 from delaywheel.reasons import Reason
-
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicAnswer, TopicInfo, Topics
 from delaywheel_replica.server.refusals import Refusal

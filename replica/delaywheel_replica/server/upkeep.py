@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 import structlog
+
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel.wheel import WheelBroken
-
 from delaywheel_replica.server.committer import Committer
 
 _EVERY_S: Final = 1.0

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import structlog
+
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
@@ -49,7 +50,6 @@ from delaywheel.wheel import (
     load_meta,
     mark_wheel,
 )
-
 from delaywheel_replica.core.beat import CleanerStatus
 from delaywheel_replica.core.origin import opened
 from delaywheel_replica.core.seal import Seal, next_seal
@@ -234,6 +234,7 @@ class Keeper:
 
     def _open(self, spare: Spare) -> None:
         # node.json first: a wheel that may have been opened is never opened a second time.
+        self._view.folder.save(open=spare.wheel, spare=None)
         meta = WheelMeta(
             wheel=spare.wheel,
             members=spare.members,

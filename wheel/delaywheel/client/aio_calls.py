@@ -9,7 +9,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from grpc import StatusCode
 
 from delaywheel.client.channel import CHANNEL_OPTIONS
@@ -21,6 +20,7 @@ from delaywheel.client.retry import Failure
 from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 if TYPE_CHECKING:  # exists in the stub file only
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAsyncStub

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel.message import Handle
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class CancelOutcome(StrEnum):

@@ -17,7 +17,6 @@ it is refused with later, its error says `outcome_known = False`. Only an accept
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from grpc import StatusCode
 
 from delaywheel.client.encoding import AnswerInvalidError, decode_answer, encode_request
@@ -25,6 +24,7 @@ from delaywheel.client.endpoints import Report
 from delaywheel.client.retry import Failure
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, PastDue, Result
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class Delivery:

@@ -7,10 +7,9 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel.client.retry import Failure
 from delaywheel.message import Handle, Message
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class AnswerInvalidError(Exception):

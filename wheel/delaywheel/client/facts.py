@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel.client.question import Question
 from delaywheel.message import Message
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 ASK_AGAIN_S: Final = 30.0
 """What is not known may be by now: but it is not asked for more often than this."""

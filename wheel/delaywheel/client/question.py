@@ -8,13 +8,12 @@ have been written. So after such an attempt only an outcome that excludes it is 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
 from delaywheel.client.answers import CancelOutcome, StoredMessage
 from delaywheel.client.endpoints import Report
 from delaywheel.client.retry import Failure
 from delaywheel.errors import DelaywheelError, RefusedError, TimedOutError
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")

@@ -4,11 +4,11 @@ import uuid
 from datetime import datetime
 
 import uuid_utils
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 from delaywheel.errors import MessageInvalidError
 from delaywheel.message import Handle, checked_id, unix_ms
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 Id = bytes | uuid.UUID | uuid_utils.UUID
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, Self
 
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from google.protobuf.message import DecodeError
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
@@ -21,6 +20,7 @@ from grpc import StatusCode
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError
 from delaywheel.message import Message
 from delaywheel.reasons import DOMAIN, Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
 # How gRPC words an attempt that never left this process, because no connection could be made.

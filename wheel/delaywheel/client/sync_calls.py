@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Final, TypeVar, cast
 
 import grpc
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 from delaywheel.client.channel import CHANNEL_OPTIONS
 from delaywheel.client.delivery import Delivery
@@ -20,6 +19,7 @@ from delaywheel.client.retry import EndedCall, Failure
 from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
