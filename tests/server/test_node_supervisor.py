@@ -113,6 +113,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     yield node
     node.process.kill()
     node.process.wait()
+    for pid in node.lives("server") + node.lives("cleaner"):
+        if is_alive(pid):  # told to outlive, in a test that failed
+            os.kill(pid, signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
@@ -197,7 +200,7 @@ def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Pa
     run = node.up()
     node.end(signal.SIGKILL)
     wait_until("the server ended", lambda: not is_alive(run["server_pid"]), timeout_s=5)
-    rival = Node(tmp_path)
+    rival = Node(tmp_path)  # its own cleaner obeys
     rival.start()
     try:
         with pytest.raises(subprocess.TimeoutExpired):

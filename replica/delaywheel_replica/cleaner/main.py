@@ -61,6 +61,7 @@ from delaywheel_replica.link import (
     Topics,
     Wake,
 )
+from delaywheel_replica.logs import set_up_logging
 
 ROW_S = 0.1
 """The row is written at least so often."""
@@ -299,7 +300,9 @@ def main() -> int:
     exit_with_supervisor()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    cleaner = Cleaner(Config.inherited(), Link.inherited())
+    config = Config.inherited()
+    set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
+    cleaner = Cleaner(config, Link.inherited())
     try:
         cleaner.run()
     except EOFError:

@@ -67,6 +67,8 @@ def _options(config: Config) -> list[tuple[str, int]]:
         # Or a server that was left behind would share the port with its successor.
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
+        # Of one connection: what is received before it can be counted is bounded, too.
+        ("grpc.max_concurrent_streams", 1_024),
         # A caller that is gone without a word is noticed; pings of callers are welcome.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
