@@ -336,8 +336,12 @@ class Supervisor:
             "address": self._address if self._server.process and self._is_ready else None,
         }
         temporary = self._run_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(content) + "\n")
-        temporary.replace(self._run_file)
+        try:
+            temporary.write_text(json.dumps(content) + "\n")
+            temporary.replace(self._run_file)
+        except OSError as error:
+            # A full disk must not end the node: forwarding frees it.
+            _say(f"{self._run_file} is not current: {error}")
 
 
 def _locked(path: Path) -> int:

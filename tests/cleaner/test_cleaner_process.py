@@ -14,6 +14,7 @@ from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
 from delaywheel_replica.core.beat import Role
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.link import Fenced
 from local.kafka import KafkaBroker
 from support.cleaner_world import World, now_ms, sent
 from support.due_wheels import Sent, Wheels, wheels_in_memory
@@ -130,6 +131,16 @@ def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, t
     assert first not in world.status.progress.seqs
     world.server.write([sent(topic, 100, b"y")])
     world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
+
+
+def test_an_answer_to_the_cleaner_before_closes_nothing(world: World, topic: str) -> None:
+    """It named other wheels: for this one it would mean "nothing is held"."""
+    world.wait_leading()
+    (written,) = world.server.write([sent(topic, 60_000, b"x")])
+    world.server.late_answers = [Fenced(number, {}, complete=True) for number in range(100)]
+    world.server.reopen()
+    world.wait_for("closed", lambda s: s.wheels[written.wheel].closed_at is not None)
+    assert world.status.wheels[written.wheel].closed_at == 1
 
 
 def test_takeover_over_an_open_transaction(
@@ -253,3 +264,20 @@ def test_a_control_topic_missing_beside_messages_is_refused(
         refused = world.wait_for("refused", lambda s: "control topic" in (s.kafka_error or ""))
         assert refused.role is not Role.LEADING
         assert not topic_exists(kafka.address, KafkaNames(cluster_id).control)
+
+
+def test_a_control_topic_that_goes_while_the_node_runs_is_refused(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    control = KafkaNames(cluster_id).control
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        world.server.write([sent(topic, 60_000, b"x")])
+        delete_topic(kafka.address, control)
+        world.wait_for("refused", lambda s: f"{control} is missing" in (s.kafka_error or ""))
+        # Somebody makes it anew, empty: brokers may do so by themselves.
+        create_topic(kafka.address, control, config={"cleanup.policy": "compact"})
+        refused = world.wait_for(
+            "refused", lambda s: "knows of none above 0" in (s.kafka_error or "")
+        )
+        assert refused.progress is None  # nothing was committed, so no floor passes anything

@@ -1,12 +1,24 @@
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import SERVER_FRESH_MS, Beat, CleanerStatus, ServerStatus
+from delaywheel.row import RowWriter
+from delaywheel_replica.core.beat import (
+    SERVER_FRESH_MS,
+    Beat,
+    CleanerStatus,
+    Role,
+    ServerStatus,
+    WheelBeat,
+)
+from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.fields import MalformedError
-from support.core_values import beats, cleaner_statuses, server_statuses
+from delaywheel_replica.core.progress import Progress
+from support.core_values import beat, beats, cleaner_statuses, server_statuses
 
 
 @given(beats)
@@ -48,6 +60,26 @@ def test_a_row_that_lacks_a_field_or_has_a_wrong_one_is_named(
 def test_no_object(document: object) -> None:
     with pytest.raises(MalformedError, match="an object was expected"):
         Beat.from_json(document)
+
+
+def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
+    """A node that restarts now and then, with messages for a week ahead, leaves as many."""
+    wheels = [WheelId("node-with-a-long-name-0123456789"[:31], 10**6 + n) for n in range(3_000)]
+    node = wheels[0].node
+    told = {wheel: WheelBeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels}
+    told_beat = replace(beat("a", open_=wheels[-1], wheels=told), node=node)
+    RowWriter(tmp_path / "server.row").write(ServerStatus(told_beat, 1, 1).to_json())
+    status = CleanerStatus(
+        node,
+        "0" * 36,
+        1,
+        10**9,
+        10**13,
+        Role.LEADING,
+        progress=Progress(10**13, None, dict.fromkeys(wheels, 10**9), 10**10),
+        wheels=dict.fromkeys(wheels, WheelRecord({node: "0" * 32}, 1, 10**10, 10**9)),
+    )
+    RowWriter(tmp_path / "cleaner.row").write(status.to_json())
 
 
 def test_a_wheel_id_that_is_none_is_named() -> None:

@@ -86,6 +86,19 @@ def test_wheels_without_progress_are_refused() -> None:
         look(state, beat(open_=A1))
 
 
+@pytest.mark.parametrize(
+    "state",
+    [
+        ControlState(),
+        ControlState(progress=first_progress(NOW_MS, 120)),
+        committed().apply_all([node_record("a", NodeRecord("disk-a", 1))]),
+    ],
+)
+def test_a_topic_that_forgot_a_wheel_given_is_refused(state: ControlState) -> None:
+    with pytest.raises(ControlIncompleteError, match=r"a\.2"):
+        look(state, beat(open_=A1, spare=A2))
+
+
 def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
     state = committed((A1, None))
     told = beat(open_=A1, wheels={A1: wheel_beat()})

@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,6 +183,22 @@ async def test_a_sealed_second_takes_no_more(bench: Bench) -> None:
         0: Reason.DUE_TOO_OLD
     }
     assert bench.stored() == [due]
+
+
+async def test_a_seal_asked_for_within_a_group_is_given_behind_it(bench: Bench) -> None:
+    """Else it would rest under load, and the floor with it."""
+    bench.open()
+    enter = bench.books.enter
+
+    def ask_and_enter(*arguments: Any) -> None:
+        bench.committer.seal(leader_clock_ms=NOW_MS, late_window_s=120)
+        enter(*arguments)
+
+    bench.books.enter = ask_and_enter  # type: ignore[assignment]  # called within the group
+    await bench.produce(message(1))
+    line = bench.committer.line
+    assert line is not None
+    assert (line.origin.seal.slot, line.origin.seal.seq) == (BASE_SLOT - 120, 1)
 
 
 async def test_the_seal_moves_with_the_lesser_clock_and_never_back(bench: Bench) -> None:

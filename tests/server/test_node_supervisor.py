@@ -126,6 +126,17 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
+def test_a_disk_that_refuses_the_run_file_does_not_end_the_node(node: Node) -> None:
+    node.start()
+    first = node.up()
+    (node.folder / "node.tmp").mkdir()  # where the file is written before it takes its place
+    os.kill(first["cleaner_pid"], signal.SIGKILL)
+    wait_until("its next life", lambda: len(node.lives("cleaner")) == 2)
+    assert node.process.poll() is None
+    (node.folder / "node.tmp").rmdir()
+    assert node.end() == 0
+
+
 def test_it_tells_who_runs_and_where(node: Node) -> None:
     node.start()
     run = node.up()

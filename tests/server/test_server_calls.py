@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -352,6 +353,23 @@ def test_a_cancel_after_delivery_says_so(server: ServerProcess) -> None:
     )
     got = server.stub.GetMessage(pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)))
     assert got.message.state == pb.MESSAGE_STATE_DONE
+
+
+def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None:
+    """Its row in the index outlives its file; to say "ask again" would be to say so for ever."""
+    with ServerProcess(tmp_path / "n1", late_window_seconds="1") as server:
+        server.wait_accepting()
+        (result,) = server.produce(row(deliver_at_ms=now_ms()))
+        slot = result.due_ms // 1000
+        wait_until("it is sealed", lambda: now_ms() // 1000 > slot + 1)
+        server.cleaner.commit_progress(floor=slot + 1)
+        wait_until("its file is gone", lambda: not list(server.data.rglob(f"{slot}.slot")))
+        assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_NOT_FOUND
+        with pytest.raises(grpc.RpcError) as caught:
+            server.stub.GetMessage(
+                pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)), timeout=10
+            )
+        assert status_of(caught.value)[1] == "MESSAGE_NOT_FOUND"
 
 
 def test_without_a_leader_nothing_is_withdrawn(server: ServerProcess) -> None:

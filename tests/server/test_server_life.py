@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -16,12 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from delaywheel.disk import PosixDisk
-from delaywheel.format import Frame
+from delaywheel.format import DamageReason, Frame, decode_header
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import load_node_state
 from delaywheel.reader import WheelReader
-from delaywheel.wheel import list_wheels, load_meta
+from delaywheel.wheel import WheelState, list_wheels, load_meta, mark_wheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.control import unregister_records
 from delaywheel_replica.link import AskTopic
 from support.server_process import ServerProcess, wait_until
@@ -174,6 +176,20 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
     assert set(published(server.data)) == set(stored_ids(server.data))
 
 
+def test_a_cleaner_that_was_busy_hears_of_a_clean_stop(server: ServerProcess) -> None:
+    """Kafka is slow: the link is full of wake-ups, and nobody reads it for a while."""
+    server.cleaner.hears = False
+    for _ in range(400):
+        server.produce(row(due_ms=now_ms() + 100))
+    server.process.send_signal(signal.SIGTERM)
+    wait_until("it has left its wheel", lambda: state(server).open is None)
+    time.sleep(2)  # longer than one try to be heard may take
+    server.cleaner.hears = True
+    wait_until("stopped", server.cleaner.stopped.is_set, timeout_s=5)
+    assert server.process.wait(10) == 0
+    assert server.cleaner.state.wheels[ONE].closed_at == 400
+
+
 def test_a_clean_stop_without_a_cleaner_ends_all_the_same(server: ServerProcess) -> None:
     server.cleaner.stop()
     started = time.monotonic()
@@ -301,11 +317,7 @@ def test_after_a_crash_of_the_machine_the_node_says_what_it_may_lack(
 ) -> None:
     server.produce(row())
     server.kill()
-    file = server.data / "node.json"
-    document = json.loads(file.read_text())
-    document["boot_id"] = "another"
-    file.write_text(json.dumps(document))
-    (server.data / "cleaner.row").unlink()  # it would be of that boot, too
+    _change_boot(server)
     server.start(leads=False)
     assert state(server).all_incomplete
     assert state(server).boot_id != "another"
@@ -318,6 +330,36 @@ def test_after_a_crash_of_the_machine_the_node_says_what_it_may_lack(
     server.start()
     wait_until("complete", lambda: server.describe().members[0].complete)
     assert (state(server).all_incomplete, state(server).incomplete) == (False, ())
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothing(
+    server: ServerProcess, *, noted: bool
+) -> None:
+    """The node alone held them: waiting for somebody to bring them would be for ever."""
+    for _ in range(3):
+        server.produce(row())
+    server.kill()
+    server.start()  # with the next wheel; the first is closed at 3
+    wait_until("closed", lambda: _final_seq(server) == 3)
+    server.kill()
+    folder = server.data / "wheels" / "n1.1"
+    (folder / "checkpoint").unlink(missing_ok=True)
+    (folder / "index.0").write_bytes((folder / "index.0").read_bytes()[:16])
+    for file in (folder / "slots").rglob("*.slot"):
+        _cut_behind_the_first_frame(file)
+    shutil.rmtree(server.data / "ledger")  # not published yet
+    if not noted:
+        mark_wheel(PosixDisk(), server.data, ONE, WheelState.FENCED)
+    _change_boot(server)
+    server.start()
+    beat = wait_until("all is told", lambda: _beat_with(server, applied=3))
+    assert beat.high_watermark == 3
+    reader = WheelReader(PosixDisk(), server.data, ONE)
+    assert isinstance(reader.frame(1), Frame)
+    lost = [reader.frame(seq) for seq in (2, 3)]
+    assert [getattr(frame, "reason", None) for frame in lost] == [DamageReason.HOLE] * 2
+    wait_until("the books go on", lambda: _is_published(server, 3))
 
 
 def test_another_nodes_folder_is_refused_for_good(server: ServerProcess) -> None:
@@ -338,3 +380,33 @@ def test_the_progress_that_is_committed_is_told(server: ServerProcess) -> None:
     server.cleaner.commit_progress(due_ms=5_000, seqs={ONE: 0})
 
     wait_until("progress", lambda: server.describe().progress.due_ms == 5_000)
+
+
+def _change_boot(server: ServerProcess) -> None:
+    """The machine starts anew, as far as the node can tell."""
+    file = server.data / "node.json"
+    document = json.loads(file.read_text())
+    document["boot_id"] = "another"
+    file.write_text(json.dumps(document))
+    (server.data / "cleaner.row").unlink()  # it would be of that boot, too
+
+
+def _cut_behind_the_first_frame(slot_file: Path) -> None:
+    content = slot_file.read_bytes()
+    header = decode_header(content, available_bytes=len(content))
+    slot_file.write_bytes(content[: header.length_bytes] if header.seq == 1 else b"")
+
+
+def _final_seq(server: ServerProcess) -> int | None:
+    return load_meta(PosixDisk(), server.data, ONE).final_seq
+
+
+def _is_published(server: ServerProcess, seq: int) -> bool:
+    beat = server.cleaner.beat()
+    return beat is not None and beat.wheels[ONE].ledger_seq == seq
+
+
+def _beat_with(server: ServerProcess, *, applied: int) -> WheelBeat | None:
+    beat = server.cleaner.beat()
+    told = None if beat is None else beat.wheels.get(ONE)
+    return told if told is not None and told.applied == applied else None

@@ -45,6 +45,8 @@ class PretendedServer:
     def __init__(self, data: Path, link: Link, wheels: Wheels) -> None:
         self.draining = False
         self.silent = False
+        # Answers to what a cleaner of a life before asked: they come before each new one.
+        self.late_answers: list[Fenced] = []
         self.topics: dict[str, Topics] = {}
         self._link = link
         self._wheels = wheels
@@ -104,6 +106,8 @@ class PretendedServer:
     def _take(self, message: Message) -> None:
         match message:
             case Fence():
+                for late in self.late_answers:
+                    self._link.send(late)
                 applied = {
                     wheel: seq
                     for wheel, seq in self._wheels.last_seqs().items()

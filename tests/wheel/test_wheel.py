@@ -19,6 +19,7 @@ from delaywheel.wheel import (
     WheelMissing,
     WheelState,
     delete_below,
+    delete_halves,
     delete_wheel,
     list_wheels,
     load_meta,
@@ -323,3 +324,31 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
     assert np.count_nonzero(reader.rows(5, 15)["length"]) == 11
     wheel.delete_below(BASE_SLOT + 5000)
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 15, "the last segment stays"
+
+
+def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever() -> None:
+    for effects in range(100):
+        disk = SimulatedDisk()
+        wheel = new_wheel(disk, DATA)
+        append(wheel, [message(1)])
+        wheel.delete_below(BASE_SLOT + 1)
+        disk.crash_after(effects)
+        try:
+            delete_wheel(disk, DATA, wheel.wheel)
+        except Crash:
+            disk.restart()
+            delete_halves(disk, DATA)
+            assert disk.list_folder(DATA / "wheels") == list(map(str, list_wheels(disk, DATA)))
+            continue
+        break
+    assert effects > 2
+
+
+def test_slot_files_beside_a_missing_meta_are_left_alone() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    append(wheel, [message(1)])
+    before = disk.paths()
+    disk.delete(DATA / "wheels" / "node-1.1" / "meta.json")
+    assert delete_halves(disk, DATA) == []
+    assert len(disk.paths()) == len(before) - 1

@@ -12,6 +12,8 @@ a frame without its row          crash of the machine    the row is written agai
 a row without its frame          crash of the machine,   kept and reported: the frame may have
                                  a bad medium            been acknowledged
 neither, but later frames        crash of the machine    a hole row, reported, as above
+neither, up to the committed     crash of the machine    the same, if no other member can have
+end                                                      them
 ===============================  ======================  =====================================
 
 The death of a process leaves all that it wrote, in its order: rows and frames agree, and only
@@ -81,11 +83,13 @@ def recover_wheel(
     Raises:
         WheelMissing: there is no such wheel.
     """
-    load_meta(disk, data, wheel)
+    meta = load_meta(disk, data, wheel)
     folder = layout.wheel_folder(data, wheel)
     cut = _cut_torn_row(disk, folder)
     if os_crashed:
-        damaged = _rebuild_rows(disk, folder, wheel, floor)
+        # A mirror's missing end is fetched; that of a wheel held here alone is lost.
+        end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
+        damaged = _rebuild_rows(disk, folder, wheel, floor, end_seq=end_seq)
     else:
         damaged = _damaged_at_the_end(disk, data, wheel)
     cut += _cut_tails(disk, folder, floor)
@@ -170,8 +174,13 @@ def _raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
 # --- after a crash of the machine
 
 
-def _rebuild_rows(disk: Disk, folder: Path, wheel: WheelId, floor: int) -> list[int]:
-    """Derives all rows behind the checkpoint from the frames; returns the damaged seqs."""
+def _rebuild_rows(
+    disk: Disk, folder: Path, wheel: WheelId, floor: int, *, end_seq: int
+) -> list[int]:
+    """Derives all rows behind the checkpoint from the frames; returns the damaged seqs.
+
+    The rows go at least up to ``end_seq``.
+    """
     checkpoint = load_checkpoint(disk, folder)
     safe_ends: dict[int, int] = {}
     told: dict[int, bytes] = {}
@@ -184,7 +193,7 @@ def _rebuild_rows(disk: Disk, folder: Path, wheel: WheelId, floor: int) -> list[
             if int(row["length"]) > 0
         )
     found = _frames_behind(disk, folder, wheel, safe_ends, told)
-    last_seq = max([checkpoint, *found, *told])
+    last_seq = max([checkpoint, end_seq, *found, *told])
     rows_by_seq = {
         seq: found.get(seq) or told.get(seq) or HOLE_ROW
         for seq in range(checkpoint + 1, last_seq + 1)

@@ -21,7 +21,9 @@ from crc32c import crc32c
 
 from delaywheel.disk import PosixDisk
 
-DOCUMENT_LENGTH_BYTES = 64 * 1024  # with its 16 bytes of counter, length and checksum
+# With its 16 bytes of counter, length and checksum. A row names every wheel that is not finished,
+# and each start of a node leaves one for as long as its last message waits: room for thousands.
+DOCUMENT_LENGTH_BYTES = 1024 * 1024
 
 _BYTE = np.dtype(np.uint8)
 _HEAD = struct.Struct("<QII")

@@ -33,7 +33,7 @@ from delaywheel.disk import Disk
 from delaywheel.format import INDEX_ROW, EncodedFrame, Kind, encode_group
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.index import IndexWriter, delete_segments_below
-from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below
+from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below, list_slots
 
 DEFAULT_MAX_FRAME_MESSAGES = 10_000
 DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -302,15 +302,12 @@ class OriginWheel:
 
 def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
     """The wheels of a data folder, in order. A folder without meta.json is none yet."""
-    wheels = []
-    for name in disk.list_folder(layout.wheels_folder(data)):
-        try:
-            wheel = WheelId.parse(name)
-        except NameInvalidError:
-            continue
-        if disk.exists(layout.meta_path(layout.wheel_folder(data, wheel))):
-            wheels.append(wheel)
-    return sorted(wheels)
+    folder = layout.wheels_folder(data)
+    return sorted(
+        WheelId.parse(name)
+        for name in disk.list_folder(folder)
+        if _is_wheel_name(name) and disk.exists(layout.meta_path(folder / name))
+    )
 
 
 def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
@@ -382,6 +379,23 @@ def delete_wheel(disk: Disk, data: Path, wheel: WheelId) -> None:
     disk.sync_folder(layout.wheels_folder(data))
 
 
+def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
+    """Deletes what a crash left of wheels that were being made or deleted; which they were.
+
+    They have no meta.json, and no slot file yet, or any more. Where slot files lie beside a
+    missing meta.json, something else happened, and nothing is touched.
+    """
+    halves = []
+    for name in disk.list_folder(layout.wheels_folder(data)):
+        folder = layout.wheels_folder(data) / name
+        if not _is_wheel_name(name) or disk.exists(layout.meta_path(folder)):
+            continue
+        if next(list_slots(disk, folder), None) is None:
+            disk.delete_folder(folder)
+            halves.append(WheelId.parse(name))
+    return halves
+
+
 def save_checkpoint(disk: Disk, folder: Path, seq: int) -> None:
     """Records that everything up to ``seq`` is on the medium."""
     disk.replace_file(layout.checkpoint_path(folder), json.dumps({"seq": seq}).encode())
@@ -393,6 +407,14 @@ def load_checkpoint(disk: Disk, folder: Path) -> int:
         return int(json.loads(disk.read_file(layout.checkpoint_path(folder)))["seq"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return 0
+
+
+def _is_wheel_name(name: str) -> bool:
+    try:
+        WheelId.parse(name)
+    except NameInvalidError:
+        return False
+    return True
 
 
 def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:

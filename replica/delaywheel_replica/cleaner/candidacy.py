@@ -74,15 +74,23 @@ class Candidacy:
         self._node = node
         self._control_topic = control_topic
         self._on_event = on_event
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="candidacy")
         self._inits = ThreadPoolExecutor(IDS, thread_name_prefix="init")
 
     def events(self) -> list[Event]:
-        """How the calls ended, since the last look."""
+        """How the calls ended, since the last look.
+
+        Raises:
+            BaseException: whatever a call was not prepared for. No event would ever follow it, so
+                the machine would wait for ever: it has to end the process.
+        """
         found = []
         while not self._events.empty():
-            found.append(self._events.get())
+            event = self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            found.append(event)
         return found
 
     def init(self, token: str, *, has_wheels: bool) -> None:
@@ -114,7 +122,10 @@ class Candidacy:
 
     def _start(self, call: Callable[[], Event]) -> None:
         def run() -> None:
-            self._events.put(call())
+            try:
+                self._events.put(call())
+            except BaseException as error:  # noqa: BLE001 - raised again where it is heard
+                self._events.put(error)
             self._on_event()
 
         self._thread.submit(run)

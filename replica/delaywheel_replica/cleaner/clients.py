@@ -27,23 +27,26 @@ class KafkaClients:
         self._settings = settings
         self._replication_factor = replication_factor
         self._admin: AdminClient | None = None
-        self._checked = False
+        self._brokers_checked = False
 
     def check(self, *, has_wheels: bool) -> None:
-        """Makes sure that Kafka answers; once, that it is one we can lead on."""
+        """Makes sure that Kafka answers, has our topics, and (once) that we can lead on it.
+
+        Each candidacy looks at the topics: they may be lost while this process lives.
+        """
         if self._admin is None:
             self._admin = AdminClient(self._settings.admin())
         try:
             self._admin.describe_cluster(request_timeout=ANSWER_S).result()
-            if not self._checked:
+            if not self._brokers_checked:
                 check_brokers(self._admin)
-                ensure_topics(
-                    self._admin,
-                    self._settings,
-                    has_wheels=has_wheels,
-                    replication_factor=self._replication_factor,
-                )
-                self._checked = True
+                self._brokers_checked = True
+            ensure_topics(
+                self._admin,
+                self._settings,
+                has_wheels=has_wheels,
+                replication_factor=self._replication_factor,
+            )
         except KafkaException as exception:
             raise KafkaAway(exception.args[0].str()) from exception
 

@@ -12,7 +12,7 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from delaywheel_replica.cleaner.ports import ControlUnreadable, StoredRecord
+from delaywheel_replica.cleaner.ports import ControlNotReadInTime, ControlUnreadable, StoredRecord
 from delaywheel_replica.cleaner.settings import KafkaSettings
 
 BATCH = 1_000
@@ -58,7 +58,7 @@ class ControlReader:
             )
         while self.position < end:
             if time.monotonic() > deadline:
-                raise ControlUnreadable(f"read {self.position} of {end} in {timeout_s:g} s")
+                raise ControlNotReadInTime(f"read {self.position} of {end} in {timeout_s:g} s")
             self._take(0.05)
         return self._hand_out()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delaywheel_replica.cleaner.ports import (
+    ControlNotReadInTime,
     ControlPort,
     ControlUnreadable,
     KafkaPort,
@@ -20,16 +21,20 @@ class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
 class ControlFollower:
     """Reads the control topic and keeps its state. One thread at a time calls it.
 
-    After an error nothing that was read is believed: the next reading begins anew.
+    After an error nothing that was read is believed: the next reading begins anew. A reading that
+    takes too long is gone on with by the next one, or a long topic would never be read; what it
+    has read so far is told to nobody.
 
     Attributes:
-        state: What was read so far.
-        offset: How far; -1: nothing was.
+        state: What was read, since the end was reached once.
+        offset: How far; -1: the end was not reached yet.
     """
 
     def __init__(self, kafka: KafkaPort) -> None:
         self._kafka = kafka
         self._reader: ControlPort | None = None
+        self._read = ControlState()
+        self._ended = False
         self.state = ControlState()
         self.offset = -1
 
@@ -59,7 +64,12 @@ class ControlFollower:
         if self._reader is None:
             self._reader = self._kafka.control()
         try:
-            self._apply(self._reader.read_to_end(timeout_s))
+            records = self._reader.read_to_end(timeout_s)
+            self._ended = True
+            self._apply(records)
+        except ControlNotReadInTime:
+            self.poll()
+            raise
         except (ControlUnreadable, ControlTopicBroken):
             self._begin_anew()
             raise
@@ -83,14 +93,18 @@ class ControlFollower:
     def _apply(self, records: Iterable[StoredRecord]) -> None:
         try:
             for record in records:
-                self.state = self.state.apply(record.key, record.value, record.offset)
-                self.offset = record.offset
+                self._read = self._read.apply(record.key, record.value, record.offset)
+                if self._ended:
+                    self.offset = record.offset
         except ControlRecordMalformedError as error:
             raise ControlTopicBroken(str(error)) from error
+        if self._ended:
+            self.state = self._read
 
     def _begin_anew(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
-        self.state = ControlState()
+        self._ended = False
+        self.state = self._read = ControlState()
         self.offset = -1

@@ -167,7 +167,6 @@ class Leadership:
         elif not _is_older(self._follower.state, self._shown):
             self._shown = self._follower.state
         due_ms = None if forwarder is None else forwarder.next_due_ms()
-        held = None if forwarder is None else forwarder.held
         return View(
             role=self._election.phase.role,
             epoch=self._election.epoch,
@@ -175,7 +174,9 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=0 if due_ms is None else max(0, wall_ms() - due_ms),
-            error=self._error or held or self._candidacy.error,
+            error=self._candidacy.error or self._error
+            if forwarder is None
+            else self._error or forwarder.held,
         )
 
     def close(self) -> None:
@@ -240,7 +241,6 @@ class Leadership:
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
         self._answers.clear()
-        self._error = None
         self._commit_wanted = True
 
     def _leave_office(self) -> None:

@@ -4,7 +4,8 @@ One thread turns (leadership.py) whenever there is something to do: the server's
 message falls due, a background call ended, and at least ten times a second. It reads the server's
 row and writes its own; the link carries wake-ups and a few requests (link.py).
 
-It ends when the server says so, or with the supervisor. Signals are the supervisor's business.
+It ends when the server says so, or with the supervisor; at a defect on any thread it ends with 1,
+and is started again. Signals are the supervisor's business.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from delaywheel_replica.core.election import ElectionConfig
 from delaywheel_replica.core.election_events import Phase
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.inheritance import exit_with_supervisor
 from delaywheel_replica.link import (
     AskTopic,
@@ -65,6 +67,9 @@ from delaywheel_replica.logs import set_up_logging
 
 ROW_S = 0.1
 """The row is written at least so often."""
+
+TOPICS_TOLD = 100
+"""Of the topics that take nothing so many are named: a row has a fixed size."""
 
 FENCE_AGAIN_S = 1.0
 FIRST_CAP_MESSAGES = 500
@@ -90,7 +95,8 @@ class Cleaner:
         self._told: object = None
         self._server: ServerStatus | None = None
         self._fences: dict[int, tuple[WantedFence, float]] = {}
-        self._fence_number = 0
+        # Answers to what a cleaner before this one asked may still be on their way.
+        self._fence_number = int.from_bytes(os.urandom(6))
 
         settings = _kafka_settings(config)
         create = None
@@ -263,7 +269,7 @@ class Cleaner:
             lateness_ms=view.lateness_ms,
             kafka_error=view.error,
             counters=self._leadership.counters,
-            unavailable_topics=self._dead_letters.unavailable_topics,
+            unavailable_topics=self._dead_letters.unavailable_topics[:TOPICS_TOLD],
         )
         self._row.write(status.to_json())
         self._row_at, self._told = at, told
@@ -302,6 +308,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     config = Config.inherited()
     set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
+    end_with_any_thread()
     cleaner = Cleaner(config, Link.inherited())
     try:
         cleaner.run()

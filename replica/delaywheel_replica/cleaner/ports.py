@@ -140,3 +140,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal by name, not an error of our
 
 class ControlUnreadable(Exception):  # noqa: N818 - named after what happened
     """Kafka did not answer in time, or no longer has the records that follow ours."""
+
+
+class ControlNotReadInTime(ControlUnreadable):
+    """There was more than could be read in time; what was read is good, and is not read again."""

@@ -30,6 +30,7 @@ from delaywheel_replica.core.closing import (
 from delaywheel_replica.core.control import (
     ControlRecord,
     ControlState,
+    NodeRecord,
     lost_record,
     progress_record,
     unregister_records,
@@ -49,7 +50,7 @@ from delaywheel_replica.core.registration import Refusal, register
 
 
 class ControlIncompleteError(Exception):
-    """The control topic knows wheels but no progress: part of it is gone."""
+    """The control topic lacks what was committed to it: part of it is gone, or all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,10 @@ def duties(
         situation: what else is known.
 
     Raises:
-        ControlIncompleteError: there are wheels, but no progress was ever committed.
+        ControlIncompleteError: there are wheels, but no progress was ever committed; or a node
+            was given a wheel of which nothing is known.
     """
+    _refuse_forgotten(state, situation)
     if progress is None:
         if state.wheels:
             raise ControlIncompleteError(f"{len(state.wheels)} wheels and no progress record")
@@ -171,6 +174,21 @@ def duties(
         unregistered=unregistered,
         refused=refused,
     )
+
+
+def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
+    """A node's last number is committed before the node can know it, and kept for ever.
+
+    A topic that was lost or made anew would be taken for an empty cluster's: its wheels would
+    never be forwarded, and the floor would pass them.
+    """
+    for node, beat in situation.beats.items():
+        known = state.nodes.get(node, NodeRecord(beat.storage, 0))
+        if known.storage == beat.storage and known.last_number < beat.last_number:
+            raise ControlIncompleteError(
+                f"node {node} was given wheel {node}.{beat.last_number}, and the control topic"
+                f" knows of none above {known.last_number}: it was lost, or is another cluster's"
+            )
 
 
 def _lost(state: ControlState, situation: Situation) -> list[ControlRecord]:

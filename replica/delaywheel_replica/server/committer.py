@@ -175,6 +175,8 @@ class Committer:
         self._lock = threading.Lock()
         self._wheel: OriginWheel | None = None
         self._line: Line | None = None
+        # The leader's clock and the late window, of a seal not yet given.
+        self._seal_wanted: tuple[int | None, int] | None = None
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -219,17 +221,12 @@ class Committer:
             self._wheel = self._line = None
 
     def seal(self, *, leader_clock_ms: int | None, late_window_s: int) -> None:
-        """Moves the seal if that is possible now; while a group is written, the next time."""
+        """Moves the seal; while a group is written, the writer does it behind that group."""
+        self._seal_wanted = leader_clock_ms, late_window_s
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._line is not None:
-                origin = self._line.origin.sealed(
-                    own_clock_ms=self._clock_ms(),
-                    leader_clock_ms=leader_clock_ms,
-                    late_window_s=late_window_s,
-                )
-                self._line = replace(self._line, origin=origin)
+            self._seal()
         finally:
             self._lock.release()
 
@@ -244,6 +241,20 @@ class Committer:
             return answer
         self._queue.put(_Waiting(columns, kind, answer))
         return answer
+
+    def _seal(self) -> None:
+        """With the lock held. A broken wheel may hold more than is known: it is sealed no more."""
+        wanted, self._seal_wanted = self._seal_wanted, None
+        line, wheel = self._line, self._wheel
+        if wanted is None or line is None or wheel is None or wheel.broken is not None:
+            return
+        leader_clock_ms, late_window_s = wanted
+        origin = line.origin.sealed(
+            own_clock_ms=self._clock_ms(),
+            leader_clock_ms=leader_clock_ms,
+            late_window_s=late_window_s,
+        )
+        self._line = replace(line, origin=origin)
 
     # --- the writer's thread
 
@@ -287,6 +298,7 @@ class Committer:
             with self._lock:
                 group = _Group.of(requests)
                 wheel, seq = self._write_group(group, kind)
+                self._seal()
         except RefusedError as error:
             return [(request.answer, error) for request in requests]
         return [

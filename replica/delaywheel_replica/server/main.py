@@ -5,17 +5,16 @@ with 1, so that the node is never half alive; the supervisor starts it again.
 """
 
 import asyncio
-import os
 import resource
 import signal
 import sys
-import threading
 from typing import Final
 
 import structlog
 
 from delaywheel.nodefile import NodeFolderError
 from delaywheel_replica.config import Config
+from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.inheritance import EXIT_HOPELESS, exit_with_supervisor
 from delaywheel_replica.link import Link
 from delaywheel_replica.logs import set_up_logging
@@ -36,7 +35,7 @@ def main() -> int:
     exit_with_supervisor()
     config = Config.inherited()
     set_up_logging("server", log_format=config.log_format, level=config.log_level)
-    threading.excepthook = _end_process
+    end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # A Ctrl-C is the supervisor's business; it ends its children in their order.
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -63,13 +62,6 @@ def _open_slot_files() -> int:
     soft = max(soft, min(wanted, _DESCRIPTORS_WANTED))
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return min(_OPEN_SLOT_FILES_AT_MOST, max(16, soft - _DESCRIPTOR_RESERVE))
-
-
-def _end_process(arguments: threading.ExceptHookArgs) -> None:
-    name = arguments.thread.name if arguments.thread is not None else "?"
-    error = arguments.exc_value
-    _log.critical("thread failed", thread=name, exc_info=error if error is not None else True)
-    os._exit(1)
 
 
 if __name__ == "__main__":

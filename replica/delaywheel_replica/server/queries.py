@@ -49,7 +49,11 @@ class Queries:
         self._thread.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
-        """Where a message and its cancels lie."""
+        """Where a message and its cancels lie; below the floor there is nothing to be found."""
+        progress = self._progress()
+        if progress is not None and reference.slot < progress.floor:
+            # Its rows may still be in an index, its file is gone: nothing that others could hold.
+            return Found()
         return await asyncio.get_running_loop().run_in_executor(
             self._thread,
             self._scanner.find,

@@ -47,6 +47,7 @@ _DIAL_SLACK_SECONDS: Final = 3_600
 _WAKE_AHEAD_MS: Final = 2_000
 _WAITING_S: Final = 3.0
 _CLEANER_STOP_S: Final = 20.0
+_STOP_AGAIN_S: Final = 0.2
 _CALLS_STOP_S: Final = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -208,10 +209,9 @@ class Server:
         self._upkeep.stop()
         await asyncio.to_thread(self._keeper.leave)
         await asyncio.to_thread(self._books.stop)
-        self._link.send(Stop(), wait_s=1.0)
         try:
             async with asyncio.timeout(_CLEANER_STOP_S):
-                await self._hearing.ended.wait()
+                await self._stop_cleaner()
         except TimeoutError:
             _log.warning("the cleaner did not end in time")
         await self._listener.stop(_CALLS_STOP_S)
@@ -220,6 +220,14 @@ class Server:
         self._queries.close()
         self._view.folder.release()
         _log.info("stopped")
+
+    async def _stop_cleaner(self) -> None:
+        """Says it until it is done: the link drops what finds it full."""
+        while not self._hearing.ended.is_set():
+            self._link.send(Stop())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_AGAIN_S):
+                    await self._hearing.ended.wait()
 
     async def _answer_waiting(self) -> None:
         """Those who were let in before may wait for the word on a topic; they are answered."""

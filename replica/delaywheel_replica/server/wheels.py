@@ -45,6 +45,7 @@ from delaywheel.wheel import (
     OriginWheel,
     WheelMeta,
     WheelState,
+    delete_halves,
     delete_wheel,
     list_wheels,
     load_meta,
@@ -320,7 +321,10 @@ class Keeper:
             if record is None or record.closed_at is None or held.final_seq is not None:
                 continue
             mark_wheel(self._disk, self._data, wheel, WheelState.CLOSED, final_seq=record.closed_at)
-            self._hold(wheel, replace(held, final_seq=record.closed_at))
+            if held.applied < record.closed_at:
+                # The machine crashed between the commit and this note of it.
+                recover_wheel(self._disk, self._data, wheel, os_crashed=True)
+            self._hold(wheel, held_wheel(self._disk, self._data, wheel))
             _log.info("wheel closed", wheel=str(wheel), final_seq=record.closed_at)
 
     def _note_complete(self, status: CleanerStatus) -> None:
@@ -396,6 +400,7 @@ def recover_all(
         floor: slots below are finished.
     """
     held = {}
+    delete_halves(disk, data)
     for wheel in list_wheels(disk, data):
         if os_crashed or load_meta(disk, data, wheel).state is WheelState.OPEN:
             recovered = recover_wheel(disk, data, wheel, os_crashed=os_crashed, floor=floor)
