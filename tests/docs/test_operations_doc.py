@@ -1,0 +1,107 @@
+"""docs/OPERATIONS.md says what the code's own tables say."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from delaywheel.dial import DIAL_ROW
+from delaywheel.levels import DEFAULT_LEVELS
+from delaywheel.reasons import Reason
+from delaywheel.verify import Problem
+from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, DeadReason
+from delaywheel_replica.cleaner.ports import IDS
+from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, PROMISES, KafkaNames
+from delaywheel_replica.cleaner.trials import TRIAL_IDS
+from delaywheel_replica.config import Config
+from delaywheel_replica.server.publish import SCHEMA
+
+DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+
+
+def rows_under(header: str) -> list[list[str]]:
+    """The cells of the table whose header begins with this, without header and rule."""
+    lines = DOC.splitlines()
+    (start,) = (n for n, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def code(cell: str) -> str:
+    return cell.strip("`")
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default of a setting as the document writes it."""
+    if field.is_required():
+        return "required"
+    value: Any = field.get_default(call_default_factory=True)
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+def test_every_setting_with_its_default() -> None:
+    told = {code(name): default for name, default, _ in rows_under("setting | default")}
+    expected = {name: default_of(field) for name, field in Config.model_fields.items()}
+    expected["levels"] = "see below"
+    assert told == expected
+
+
+def test_the_default_levels() -> None:
+    assert f"`{' '.join(DEFAULT_LEVELS)}`" in DOC
+
+
+def test_every_reason_with_its_code_and_kind() -> None:
+    told = {code(row[0]): tuple(row[1:4]) for row in rows_under("reason | code")}
+    said = {True: "yes", False: "no"}
+    assert told == {
+        reason.value: (reason.code.name, said[reason.retry_helps], said[reason.outcome_known])
+        for reason in Reason
+    }
+
+
+def test_what_is_to_be_done_is_told_for_every_reason() -> None:
+    assert all(row[4] for row in rows_under("reason | code"))
+
+
+def test_the_refused_kafka_settings() -> None:
+    line = DOC.splitlines()[DOC.splitlines().index("Refused, for promises hang on them:") + 1]
+    assert [code(name) for name in line.split()] == sorted(PROMISES)
+
+
+def test_reasons_of_dead_letters() -> None:
+    assert {code(row[0]) for row in rows_under("reason | why")} == {r.value for r in DeadReason}
+
+
+def test_problems_that_verify_finds() -> None:
+    told = {code(name) for row in rows_under("problem | means") for name in row[0].split(", ")}
+    assert told == {problem.name for problem in Problem}
+
+
+def test_columns_of_the_ledger() -> None:
+    assert [code(row[0]) for row in rows_under("column | type")] == SCHEMA.names
+
+
+def test_names_in_kafka() -> None:
+    names = KafkaNames("<cluster>")
+    topics = [code(row[0]) for row in rows_under("topic, made if missing")]
+    assert topics == [names.control, names.outcomes, names.dead]
+    leader, trial = names.leader_id(0), names.trial_id(0)
+    assert f"`{leader}`, `-{IDS - 1}`, and `{trial}` to `-{TRIAL_IDS - 1}`" in DOC
+
+
+@pytest.mark.parametrize(
+    "figure",
+    [
+        f"of which {FORWARD_ROOM_BYTES} bytes",
+        f"`max_message_bytes` + {DEAD_ROOM_BYTES:,} bytes",
+        f"{DIAL_ROW.itemsize} \N{MULTIPLICATION SIGN} (`span_seconds`",
+    ],
+)
+def test_figures(figure: str) -> None:
+    assert figure in DOC
