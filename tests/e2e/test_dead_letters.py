@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,38 @@ def test_a_partition_that_the_topic_has_no_more(
     ):
         assert [m.value() for m in good.wait_for(1, timeout_s=40)] == [b"fine"]
         assert [m.value() for m in dead.wait_for(1, timeout_s=40)] == [b"nowhere"]
+
+
+def test_a_timestamp_that_no_topic_takes(
+    own_service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    """The topic of the letters would refuse it too: the letter has the time of now."""
+    ahead = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+    with own_service.client() as client:
+        client.produce(topic, b"ahead", timestamp=ahead, delay=timedelta(seconds=1))
+        client.produce(topic, b"fine", delay=timedelta(seconds=1))
+    with (
+        CommittedReader(kafka.address, topic) as good,
+        CommittedReader(kafka.address, dead_topic(own_service)) as dead,
+    ):
+        assert [m.value() for m in good.wait_for(1, timeout_s=40)] == [b"fine"]
+        (letter,) = dead.wait_for(1, timeout_s=40)
+    headers = dict(headers_of(letter))
+    assert letter.value() == b"ahead"
+    assert headers["dw-dead-reason"] == b"TIMESTAMP_REFUSED"
+    assert int(headers["dw-dead-timestamp"] or b"") == int(ahead.timestamp() * 1000)
+
+
+def test_a_message_larger_than_the_limit_is_now(
+    kafka: KafkaBroker, topic: str, tmp_path: Path, cluster_id: str
+) -> None:
+    """What was accepted is forwarded, whatever the operator has set since."""
+    folder = tmp_path / "cluster"
+    with Service(kafka.address, folder, cluster_id) as before, before.client() as client:
+        client.produce(topic, b"x" * 200_000, delay=timedelta(seconds=8))
+    lower = {"max_message_bytes": "10000"}
+    with (
+        Service(kafka.address, folder, cluster_id, config=lower),
+        CommittedReader(kafka.address, topic) as reader,
+    ):
+        assert [m.value() for m in reader.wait_for(1, timeout_s=40)] == [b"x" * 200_000]

@@ -47,6 +47,7 @@ def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) ->
             while time.monotonic() < until:
                 send()  # acceptance does not need Kafka
                 time.sleep(0.2)
+            assert service.status()["lateness_ms"] > 10_000, "seen by who watches"
             own_kafka.start()
             send()
         with CommittedReader(own_kafka.address, "orders") as reader:

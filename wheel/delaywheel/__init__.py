@@ -2,7 +2,7 @@
 
     from delaywheel import Client
 
-    with Client("delay-1:7400,delay-2:7400") as client:
+    with Client("delay-1:7420,delay-2:7420") as client:
         client.produce("orders", b"still in the basket?", delay=timedelta(minutes=30))
 
 What users import is here; the rest of the package is one node's wheel on disk. The names are

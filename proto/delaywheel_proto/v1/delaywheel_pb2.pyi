@@ -1044,7 +1044,9 @@ class DescribeClusterResponse(_message.Message):
     floor: _builtins.int
     """Unix seconds: every slot below is finished and deleted. Absent before the first leader."""
     lateness_ms: _builtins.int
-    """The wall clock minus the oldest due that is not done yet; 0 when nothing is overdue."""
+    """The wall clock minus the oldest due that is not done yet; 0 when nothing is overdue.
+    While nothing is forwarded: minus the due up to which all is known to be done.
+    """
     now_ms: _builtins.int
     @_builtins.property
     def leader(self) -> Global___Leader:

@@ -179,7 +179,7 @@ class Forwarder:
         if planned is not None:
             counted += self._write(number, planned, timeout_ms)
         control = [self._control(record) for record in todo.all_records]
-        self._producers.write(number, control[:-1])
+        self._producers.write_own(number, control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
         commit_ms = round((self._monotonic() - began) * 1000)
         behind = step is not None and step.behind
@@ -218,9 +218,9 @@ class Forwarder:
             letter = outcomes.dead_letter(
                 names, condemned.message, condemned.reason, condemned.detail
             )
-            self._producers.write(number, letter)
-        self._producers.write(number, outcomes.dropped(names, step.dropped))
-        self._producers.write(number, outcomes.lost(names, step.lost))
+            self._producers.write_own(number, letter)
+        self._producers.write_own(number, outcomes.dropped(names, step.dropped))
+        self._producers.write_own(number, outcomes.lost(names, step.lost))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
         return Counter(
             forwarded=len(step.messages) - len(dead),

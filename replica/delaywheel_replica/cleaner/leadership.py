@@ -166,18 +166,29 @@ class Leadership:
             self._shown = forwarder.state
         elif not _is_older(self._follower.state, self._shown):
             self._shown = self._follower.state
-        due_ms = None if forwarder is None else forwarder.next_due_ms()
         return View(
             role=self._election.phase.role,
             epoch=self._election.epoch,
             leader=self._shown.leader(self._config.ids),
             state=self._shown,
             control_offset=self._follower.offset,
-            lateness_ms=0 if due_ms is None else max(0, wall_ms() - due_ms),
+            lateness_ms=self._lateness_ms(),
             error=self._candidacy.error or self._error
             if forwarder is None
             else self._error or forwarder.held,
         )
+
+    def _lateness_ms(self) -> int:
+        """How late the oldest due is that is not done; while nothing goes out, how late it may be.
+
+        Without a forwarder nobody looks into the wheels: then everything since w counts.
+        """
+        forwarder, progress = self._forwarder, self._shown.progress
+        if forwarder is not None and forwarder.forwarding:
+            due_ms = forwarder.next_due_ms()
+        else:
+            due_ms = None if progress is None else progress.due_ms
+        return 0 if due_ms is None else max(0, wall_ms() - due_ms)
 
     def close(self) -> None:
         """Lets go of everything."""

@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.ports import ANY_PARTITION, Record
+from delaywheel_replica.cleaner.ports import ANY_PARTITION, NOW, Record
 from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 
@@ -91,9 +91,14 @@ def dead_letter(
     ]
     if message.partition != ANY_PARTITION:
         headers.append(("dw-dead-partition", b"%d" % message.partition))
+    if message.timestamp_ms != NOW:
+        headers.append(("dw-dead-timestamp", b"%d" % message.timestamp_ms))
     if detail:
         headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
-    letter = record._replace(topic=names.dead, headers=headers, partition=ANY_PARTITION)
+    # With the time of now: the topic of the letters may refuse the message's own as well.
+    letter = record._replace(
+        topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
+    )
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
     return [letter, _outcome(names, message.id, outcome)]
 

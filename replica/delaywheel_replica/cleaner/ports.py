@@ -70,6 +70,12 @@ class ProducersPort(Protocol):
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
         """Hands records over, in order; stops silently when the transaction is lost already."""
 
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """The same for records of ours, which must not be missing.
+
+        When the client refuses one, the transaction is aborted.
+        """
+
     def flush(self, number: int, timeout_ms: int) -> None:
         """Waits until the brokers have what was written; a failure is told by `commit`."""
 

@@ -104,6 +104,11 @@ class TransactionalProducer:
                 refused.append(RefusedRecord(index, error.name()))
         return refused
 
+    def write_own(self, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        for refused in self.write(records):
+            self._failed = Ended(Verdict.ABORT, refused.reason)
+
     def flush(self, timeout_ms: int) -> bool:
         """Waits for the brokers' answers to what was written; whether all came."""
         if self.failed:
@@ -121,8 +126,7 @@ class TransactionalProducer:
     def commit(self, last: Record, timeout_ms: int) -> Ended:
         """Ends the transaction with `last` as its last record."""
         if self.flush(timeout_ms):
-            for refused in self.write([last]):
-                self._failed = Ended(Verdict.ABORT, refused.reason)
+            self.write_own([last])
         ended = self._failed or self._commit(timeout_ms)
         if ended.verdict is not Verdict.ABORT:
             return ended
@@ -215,6 +219,10 @@ class LeaderProducers:
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
         """Hands records over, in order."""
         return self._producers[number].write(records)
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        self._producers[number].write_own(records)
 
     def flush(self, number: int, timeout_ms: int) -> None:
         """Waits until the brokers have what was written."""

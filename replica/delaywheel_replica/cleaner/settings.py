@@ -30,6 +30,10 @@ DEFAULT_BATCH_BYTES = 1_000_000
 DEAD_ROOM_BYTES = 2_048
 """What a dead letter may be larger than the greatest message, with all our headers."""
 
+MAX_REQUEST_BYTES = 90_000_000
+"""What the client lets pass: a message accepted under a larger limit than today's must still go
+out, or as a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
+
 PROMISES = frozenset(
     {
         "acks",
@@ -124,7 +128,7 @@ class KafkaSettings:
             "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
             # Not the default 30 s: a topic that is not there would hold its transaction so long.
             "topic.metadata.propagation.max.ms": 1_000,
-            "message.max.bytes": self.max_record_bytes,
+            "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
             "partitioner": "murmur2_random",  # as Java's
         }
 

@@ -32,7 +32,7 @@ class AsyncClient:
     Example:
         ::
 
-            async with AsyncClient("delay-1:7400,delay-2:7400") as client:
+            async with AsyncClient("delay-1:7420,delay-2:7420") as client:
                 handle = await client.produce("orders", b"…", delay=timedelta(minutes=30))
                 await client.cancel(handle)
     """

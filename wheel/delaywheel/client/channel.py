@@ -39,18 +39,18 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     """Reads `"host:port,host:port"`, or a sequence of `"host:port"`; twice the same is once.
 
     Example:
-        >>> parse_addresses("a:7400, b:7400")
-        ('a:7400', 'b:7400')
+        >>> parse_addresses("a:7420, b:7420")
+        ('a:7420', 'b:7420')
 
     Raises:
-        ValueError: there is none, or one is not `host:port` (IPv6: `[::1]:7400`).
+        ValueError: there is none, or one is not `host:port` (IPv6: `[::1]:7420`).
     """
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
     for address in cleaned:
         match = _ADDRESS.fullmatch(address)
         if match is None or not 0 < int(match["port"]) < 65_536:
-            raise ValueError(f"address {address!r}: not host:port, such as delay-1:7400")
+            raise ValueError(f"address {address!r}: not host:port, such as delay-1:7420")
     if not cleaned:
         raise ValueError("no address: give at least one host:port")
     return cleaned

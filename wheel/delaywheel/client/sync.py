@@ -44,7 +44,7 @@ class Client:
     Example:
         ::
 
-            with Client("delay-1:7400,delay-2:7400") as client:
+            with Client("delay-1:7420,delay-2:7420") as client:
                 handle = client.produce(
                     "orders", b"still in the basket?", key=b"42", delay=timedelta(minutes=30)
                 )
