@@ -14,9 +14,10 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -31,6 +32,10 @@ from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 
 _MIB = 1024 * 1024
 _SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
+# The few names of the Kafka client that really have underscores.
+_UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
+# File systems of pyarrow.
+_LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
 Name: TypeAlias = Annotated[str, AfterValidator(check_name)]
@@ -47,6 +52,8 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="DELAYWHEEL_", env_nested_delimiter="__", extra="forbid", frozen=True
     )
+
+    _file: ClassVar[Path | None] = None
 
     # Who this is.
     cluster_id: Name
@@ -112,7 +119,9 @@ class Config(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then the TOML file."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        file = TomlConfigSettingsSource(settings_cls, cls._file)
+        sources = init_settings, env_settings, file
+        return tuple(_KafkaNamed(settings_cls, source) for source in sources)
 
     @classmethod
     def load(cls, *, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Self:
@@ -129,7 +138,7 @@ class Config(BaseSettings):
             raise ConfigError(f"{file}: no such file")
 
         class Sources(cls):  # type: ignore[misc, valid-type]  # the file is known only here
-            model_config = SettingsConfigDict(toml_file=file)
+            _file = file
 
         try:
             loaded = Sources(**_nested(flags or {}))
@@ -178,6 +187,14 @@ class Config(BaseSettings):
             raise ValueError(f"{address!r} is not host:port")
         return address
 
+    @field_validator("ledger_uri")
+    @classmethod
+    def _known_file_system(cls, uri: str | None) -> str | None:
+        scheme, separator, _ = (uri or "").partition("://")
+        if separator and scheme not in _LEDGER_SCHEMES:
+            raise ValueError(f"{scheme}:// is none of {', '.join(_LEDGER_SCHEMES)}, or a folder")
+        return uri
+
     @field_validator("kafka", mode="before")
     @classmethod
     def _as_kafka_writes(cls, settings: Any) -> Any:
@@ -213,6 +230,31 @@ class Config(BaseSettings):
         return self
 
 
+class _KafkaNamed(PydanticBaseSettingsSource):
+    """A source whose Kafka settings have Kafka's names.
+
+    Sources are merged by name: two spellings of one setting would both be there, and which of
+    them counts would hang on chance.
+    """
+
+    def __init__(
+        self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource
+    ) -> None:
+        super().__init__(settings_cls)
+        self._source = source
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Asks the source."""
+        return self._source.get_field_value(field, field_name)
+
+    def __call__(self) -> dict[str, Any]:
+        """All that the source says."""
+        found = dict(self._source())
+        if isinstance(found.get("kafka"), Mapping):
+            found["kafka"] = dict(_flat(found["kafka"]))
+        return found
+
+
 def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
     """``{"kafka.bootstrap.servers": x}`` as ``{"kafka": {"bootstrap.servers": x}}``."""
     nested: dict[str, Any] = {}
@@ -229,7 +271,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
     """Kafka's names have dots where TOML nests and where environment variables cannot."""
     flat: list[tuple[str, str]] = []
     for key, value in settings.items():
-        name = f"{prefix}{key}".replace("_", ".")
+        name = prefix + (key if _UNDERSCORED.fullmatch(key) else key.replace("_", "."))
         if isinstance(value, Mapping):
             flat += _flat(value, f"{name}.")
         else:

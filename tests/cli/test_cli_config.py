@@ -81,3 +81,9 @@ def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> No
     ended = command("serve", "--config", str(file), "--set", "node_id=NOT OK")
     assert ended.code == 1
     assert ended.err.startswith("error: CONFIG_INVALID: node_id")
+
+
+def test_serve_refuses_what_the_kafka_client_does_not_know(command: Command, file: Path) -> None:
+    ended = command("serve", "--config", str(file), "--set", "kafka.linger.msec=5")
+    assert ended.code == 1
+    assert ended.err.startswith("error: CONFIG_INVALID: kafka: No such configuration property")

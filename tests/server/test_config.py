@@ -35,6 +35,26 @@ def test_flags_win_over_environment_and_environment_over_the_file(
     }
 
 
+@pytest.mark.parametrize("spelt", ['"bootstrap.servers"', "bootstrap.servers", "bootstrap_servers"])
+def test_the_winner_does_not_hang_on_how_a_kafka_setting_is_spelt(
+    spelt: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        f'cluster_id = "c"\nnode_id = "n1"\ndata_dir = "/d"\n[kafka]\n{spelt} = "file:1"\n'
+    )
+    monkeypatch.setenv("DELAYWHEEL_KAFKA__BOOTSTRAP_SERVERS", "environment:1")
+    flags = {"kafka.bootstrap.servers": "flag:1"}
+    assert Config.load(file=file).kafka == {"bootstrap.servers": "environment:1"}
+    assert Config.load(file=file, flags=flags).kafka == {"bootstrap.servers": "flag:1"}
+
+
+def test_names_of_the_client_with_real_underscores_stay() -> None:
+    assert load(**{"kafka.log_level": 7}).kafka["log_level"] == "7"
+    with pytest.raises(ConfigError, match="on_delivery"):
+        load(**{"kafka.on_delivery": "x"})
+
+
 def test_what_the_processes_inherit_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(**{"kafka.sasl.password": "secret", "levels": {"soon": 50}})
     monkeypatch.setenv("DELAYWHEEL_RESOLVED", config.resolved())
@@ -58,6 +78,7 @@ def test_secrets_are_masked_when_shown() -> None:
     ("flags", "told"),
     [
         ({"spam": "1"}, "spam"),
+        ({"ledger_uri": "ftp://books"}, "ftp://"),
         ({"kafka.acks": "1"}, "acks"),
         ({"kafka.transactional.id": "mine"}, "transactional.id"),
         ({"kafka.bootstrap.servers": ""}, "bootstrap.servers is missing"),

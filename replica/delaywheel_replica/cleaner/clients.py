@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
@@ -12,6 +14,18 @@ from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaSettings
 
 ANSWER_S = 2.0
+
+
+def refused_by_client(client: Mapping[str, str]) -> str | None:
+    """What the client library says against the operator's settings; None: nothing.
+
+    Only it knows all names and values. Nothing is asked of Kafka.
+    """
+    try:
+        AdminClient({**client, "log_level": 0})
+    except KafkaException as exception:
+        return str(exception.args[0].str())
+    return None
 
 
 class KafkaClients:

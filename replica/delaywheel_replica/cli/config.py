@@ -8,6 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from delaywheel_replica.cleaner.clients import refused_by_client
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.options import AsJson
 from delaywheel_replica.cli.output import print_json, print_table
@@ -41,9 +42,12 @@ def load(file: Path | None, settings: Sequence[str] | None) -> Config:
             raise typer.BadParameter(f"--set {assignment}: write NAME=VALUE")
         flags[name] = value
     try:
-        return Config.load(file=file, flags=flags)
+        config = Config.load(file=file, flags=flags)
     except ConfigError as error:
         raise Failure("CONFIG_INVALID", str(error)) from error
+    if why := refused_by_client(config.kafka):
+        raise Failure("CONFIG_INVALID", f"kafka: {why}")
+    return config
 
 
 @app.command()

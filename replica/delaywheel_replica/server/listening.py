@@ -12,6 +12,10 @@ from delaywheel_replica.server.service import DelayWheelService
 SERVICE = pb.DESCRIPTOR.services_by_name["DelayWheel"].full_name
 
 
+class ListenError(Exception):
+    """The address cannot be listened on."""
+
+
 class Listener:
     """Takes calls."""
 
@@ -37,7 +41,7 @@ class Listener:
         if port == "0" and earlier_address is not None:
             bound = self._try_port(f"{host}:{earlier_address.rpartition(':')[2]}")
         if not bound:
-            bound = self._server.add_insecure_port(self._config.listen)
+            bound = self._listen()
         await self._server.start()
         return f"{host}:{bound}"
 
@@ -51,6 +55,12 @@ class Listener:
     async def stop(self, grace_s: float) -> None:
         """Ends all calls, the last ones by force."""
         await self._server.stop(grace_s)
+
+    def _listen(self) -> int:
+        try:
+            return self._server.add_insecure_port(self._config.listen)
+        except RuntimeError as error:
+            raise ListenError(f"listen {self._config.listen}: {error}") from error
 
     def _try_port(self, address: str) -> int:
         try:

@@ -5,6 +5,7 @@ with 1, so that the node is never half alive; the supervisor starts it again.
 """
 
 import asyncio
+import os
 import resource
 import signal
 import sys
@@ -13,11 +14,17 @@ from typing import Final
 import structlog
 
 from delaywheel.nodefile import NodeFolderError
+from delaywheel.wheel import MetaDamaged
 from delaywheel_replica.config import Config
 from delaywheel_replica.defects import end_with_any_thread
-from delaywheel_replica.inheritance import EXIT_HOPELESS, exit_with_supervisor
+from delaywheel_replica.inheritance import (
+    ADDRESS_VARIABLE,
+    EXIT_HOPELESS,
+    exit_with_supervisor,
+)
 from delaywheel_replica.link import Link
 from delaywheel_replica.logs import set_up_logging
+from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import Server
 
 # The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
@@ -42,9 +49,13 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
-    except NodeFolderError as error:
+    except (NodeFolderError, MetaDamaged) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
+    except ListenError as error:
+        _log.error("cannot start", error=str(error))
+        # After a restart it may be the end of the life before that still has the port.
+        return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS
     return 0
 
 

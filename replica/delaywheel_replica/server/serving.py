@@ -178,7 +178,12 @@ class Server:
         return None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until ``stop`` is set, then ends cleanly."""
+        """Serves until ``stop`` is set, then ends cleanly.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._keeper.work()
         self._committer.start()
         self._row.start()
@@ -190,7 +195,6 @@ class Server:
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._tell_health()),
             ]
-            bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
             self._address = self._config.advertised or bound
             tell_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)
