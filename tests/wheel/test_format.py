@@ -6,12 +6,15 @@ from hypothesis import strategies as st
 from delaywheel.columns import Columns
 from delaywheel.format import (
     HEADER_LENGTH_BYTES,
+    HOLE_ROW,
+    INDEX_ROW_LENGTH_BYTES,
     DamageReason,
     EncodedFrame,
     Frame,
     FrameDamaged,
     Kind,
     decode_frame,
+    decode_rows,
     encode_group,
 )
 from delaywheel.identity import WheelId
@@ -137,7 +140,7 @@ def test_cancels_come_back_the_same() -> None:
         [(BASE_SLOT + 1) * 1000],
     ]
     assert decoded[0].columns.ids.tolist() == ids[[0, 2]].tolist()
-    assert frames[0].index_row(0)[15] == 0x80
+    assert frames[0].index_row(0)[15] & 0x80
 
 
 def test_one_message_longer_than_a_frame_may_be_is_alone() -> None:
@@ -162,3 +165,17 @@ def test_decoding_copies_no_content() -> None:
     assert isinstance(decoded.columns.blob, memoryview)
     assert decoded.columns.blob.obj is frame.buffer
     assert int(decoded.columns.starts[0]) > HEADER_LENGTH_BYTES
+
+
+@settings(deadline=None)
+@given(
+    bit=st.integers(0, 8 * INDEX_ROW_LENGTH_BYTES - 1),
+    copies=st.integers(1, 100),
+    offset=st.integers(0, (1 << 32) - 1),
+)
+def test_a_row_with_a_flipped_bit_is_read_as_a_hole(bit: int, copies: int, offset: int) -> None:
+    (frame,) = encode([message()] * copies)
+    row = bytearray(frame.index_row(offset))
+    assert decode_rows(bytes(row)).tobytes() == bytes(row)
+    row[bit // 8] ^= 1 << bit % 8
+    assert decode_rows(bytes(row)).tobytes() == HOLE_ROW

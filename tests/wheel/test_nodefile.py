@@ -10,11 +10,11 @@ from delaywheel.nodefile import (
     NodeFolder,
     NodeFolderForeign,
     NodeFolderInUse,
-    Spare,
     load_node_state,
     open_node_folder,
     read_boot_id,
 )
+from delaywheel.nodestate import Spare
 from sim.disk import Crash, SimulatedDisk
 
 DATA = Path("/data")

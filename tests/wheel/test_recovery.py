@@ -91,7 +91,7 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     del frames[2]
     assert read_all(disk, DATA, wheel.wheel) == frames
     again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-    assert again == Recovered(3, [], []), "what is behind the end is not looked at again"
+    assert again == Recovered(3, [], [2]), "no start forgets what is lacking"
 
 
 def test_deleted_slots_are_no_damage() -> None:

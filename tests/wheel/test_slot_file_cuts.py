@@ -60,4 +60,4 @@ def test_recovering_a_file_cut_at_every_byte_after_a_crash_of_the_machine() -> N
         assert {seq: found[seq] for seq in whole} == {seq: frames[seq] for seq in whole}
         assert all(isinstance(found[seq], DamagedFrame) for seq in recovered.damaged)
         folder = layout.wheel_folder(DATA, wheel)
-        assert load_checkpoint(disk, folder) == recovered.last_seq
+        assert load_checkpoint(disk, folder).seq == recovered.last_seq

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial, DialView
-from delaywheel.format import Kind
+from delaywheel.format import Kind, message_counts
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import recover_wheel
@@ -228,7 +228,7 @@ class WheelMachine(RuleBasedStateMachine):
         for row in rows:
             slot = int(row["slot"])
             if slot >= self.floor:
-                expected[slot] = expected.get(slot, 0) + int(row["messages"])
+                expected[slot] = expected.get(slot, 0) + int(message_counts(row))
         assert counted == expected
 
     @invariant()

@@ -4,6 +4,9 @@ A slot's row is ``slot % rows``. With rows = span + late window + slack no two s
 hold messages meet in a row, but for a backlog older than that: then the newer slot has it, and
 the older one is found by its folder's name. A row proves its slot; 0 = empty.
 
+It counts what lies on this node's disk: the frames of its own wheels, and those that it mirrors
+of others, each message once for the one copy that is here.
+
 It is a cache: counted while frames are written, rebuilt from the indexes at every start.
 Readers take no lock and may see a row in the middle of a change; nothing but what people look
 at may hang on it.
@@ -59,7 +62,38 @@ class Dial:
         # Where two slots meet in a row, the last assignment is the greater slot's.
         self._table[places[newer]] = 0
         self._table["slot"][places[newer]] = slots[newer]
-        has_row = self._table["slot"][places] == slots
+        self._count(np.add, index_rows, places)
+
+    def remove(self, index_rows: NDArray[Any]) -> None:
+        """Takes frames back that `add` counted, and that were cut off."""
+        index_rows = index_rows[index_rows["length"] > 0]
+        places = index_rows["slot"].astype(np.int64) % len(self._table)
+        self._count(np.subtract, index_rows, places)
+
+    def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
+        """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
+        self._table[:] = 0
+        for wheel in wheels:
+            self.add_wheel(disk, data, wheel, floor=floor)
+
+    def add_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> None:
+        """Counts what the index of a wheel says of slots at or above ``floor``."""
+        for _, rows in read_segments(disk, layout.wheel_folder(data, wheel)):
+            self.add(rows[rows["slot"] >= floor])
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Empties the rows of deleted slots."""
+        wanted = np.asarray(slots, dtype=np.int64)
+        places = wanted % len(self._table)
+        self._table[places[self._table["slot"][places] == wanted]] = 0
+
+    def clear_below(self, floor: int) -> None:
+        """Empties the rows of finished slots, whether they had a file here or not."""
+        self._table[self._table["slot"] < floor] = 0
+
+    def _count(self, change: np.ufunc, index_rows: NDArray[Any], places: NDArray[np.int64]) -> None:
+        """Adds or subtracts where the dial's row is still of the same slot."""
+        has_row = self._table["slot"][places] == index_rows["slot"]
         index_rows, places = index_rows[has_row], places[has_row]
         for name, counts in (
             ("messages", message_counts(index_rows)),
@@ -68,20 +102,7 @@ class Dial:
             ("cancels", cancel_counts(index_rows)),
             ("wheels", index_rows["offset"] == 0),
         ):
-            np.add.at(self._table[name], places, counts.astype(np.uint64))
-
-    def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
-        """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
-        self._table[:] = 0
-        for wheel in wheels:
-            for _, rows in read_segments(disk, layout.wheel_folder(data, wheel)):
-                self.add(rows[rows["slot"] >= floor])
-
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empties the rows of deleted slots."""
-        wanted = np.asarray(slots, dtype=np.int64)
-        places = wanted % len(self._table)
-        self._table[places[self._table["slot"][places] == wanted]] = 0
+            change.at(self._table[name], places, counts.astype(np.uint64))
 
 
 class DialView:

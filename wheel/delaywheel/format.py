@@ -31,9 +31,11 @@ VERSION: Final = 1
 MAGIC: Final = b"DWfr"
 HEADER_LENGTH_BYTES: Final = 64
 
-# Row n of a wheel's index is the frame with seq n + 1. The top bit of ``messages`` says that
-# they are cancels. A row whose length is 0 has no frame: HOLE_ROW = its place was lost in a crash
-# of the machine; all zeros = its segment of the index is gone, being wholly below the floor.
+# Row n of a wheel's index is the frame with seq n + 1. Of ``messages`` the low 20 bits say how
+# many, the top bit that they are cancels, and the 11 bits between are a check value of the row. A
+# row whose length is 0 has no frame: HOLE_ROW = its place was lost in a crash of the machine, or
+# its row does not check out; all zeros = its segment of the index is gone, being wholly below the
+# floor.
 INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
     [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
 )
@@ -44,6 +46,10 @@ _HEADER = struct.Struct("<4sIBBHIQQqIIIIII")
 _CHECKED_FROM = 8  # magic and checksum itself; the magic is compared as it is
 _INDEX_ROW = struct.Struct("<IIII")
 _CANCELS_BIT = 1 << 31
+_CHECK_SHIFT = 20
+_COUNT_MASK = (1 << _CHECK_SHIFT) - 1
+_CHECK_MASK = 0x7FF
+FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
 _TOPIC_LENGTH = struct.Struct("<H")
 NO_SLOT: Final = 1 << 32  # above every slot that a frame can say
 
@@ -149,13 +155,13 @@ class FrameHeader(NamedTuple):
 def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
     """Messages of each index row; 0 where it is a frame of cancels."""
     counts = rows["messages"].astype(np.int64)
-    return np.where(counts >= _CANCELS_BIT, 0, counts)
+    return np.where(counts >= _CANCELS_BIT, 0, counts & _COUNT_MASK)
 
 
 def cancel_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
     """Cancels of each index row; 0 where it is a frame of messages."""
     counts = rows["messages"].astype(np.int64)
-    return np.where(counts >= _CANCELS_BIT, counts - _CANCELS_BIT, 0)
+    return np.where(counts >= _CANCELS_BIT, counts & _COUNT_MASK, 0)
 
 
 def index_row_of(frame: Frame, offset: int) -> bytes:
@@ -166,7 +172,48 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
 
 def _index_row(kind: Kind, slot: int, offset: int, length: int, rows: int) -> bytes:
     marked = rows | _CANCELS_BIT if kind is Kind.CANCELS else rows
-    return _INDEX_ROW.pack(slot, offset, length, marked)
+    check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
+    return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
+
+
+def decode_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes; one that does not check out is a hole. Torn tails are cut."""
+    rows = np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
+    if not len(rows):
+        return rows
+    flawed = _flawed(rows)
+    if flawed.any():
+        rows = rows.copy()
+        rows[flawed] = np.frombuffer(HOLE_ROW, INDEX_ROW)
+    return rows
+
+
+def _flawed(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows were not written so: their check value is wrong."""
+    raw = rows.view(np.uint8).reshape(len(rows), INDEX_ROW_LENGTH_BYTES).copy()
+    raw[:, 14] &= 0x0F
+    raw[:, 15] &= 0x80
+    checks = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1) ^ _CHECK_OF_ZEROS
+    told = (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
+    has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
+    has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
+    return (checks != told) & ~has_none  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _check_tables() -> NDArray[np.uint16]:
+    """What each byte adds to the check value: a CRC is linear, so rows are checked all at once."""
+    tables = np.zeros((INDEX_ROW_LENGTH_BYTES, 256), np.uint16)
+    for place in range(INDEX_ROW_LENGTH_BYTES):
+        for value in range(256):
+            row = bytearray(INDEX_ROW_LENGTH_BYTES)
+            row[place] = value
+            tables[place, value] = (crc32c(row) >> 21) ^ _CHECK_OF_ZEROS
+    return tables
+
+
+_CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
+_CHECK_TABLES: Final = _check_tables()
+_CHECK_PLACES: Final = np.arange(INDEX_ROW_LENGTH_BYTES)
 
 
 # --- encoding
@@ -223,7 +270,7 @@ class _Group:
         self.bounds = frame_bounds(
             slots,
             lengths + _LONGEST_ROW_BYTES,
-            max_messages=max_frame_messages,
+            max_messages=min(max_frame_messages, FRAME_MESSAGES_LIMIT),
             max_bytes=max_frame_bytes,
         )
         self._due_offsets = (columns.due_ms - slots * 1000).astype("<u2").tobytes()

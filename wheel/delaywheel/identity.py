@@ -5,10 +5,9 @@ Numbers are given once and for ever, so a name never means two streams.
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Self
+from typing import NamedTuple, Self
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _WHEEL = re.compile(r"(?P<node>[a-z0-9][a-z0-9-]{0,30})\.(?P<number>[1-9][0-9]{0,17})")
@@ -31,17 +30,29 @@ def check_name(text: str, *, what: str = "name") -> str:
     return text
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class WheelId:
-    """The name of a wheel; ordered by node, then number."""
-
+class _Name(NamedTuple):
     node: str
     number: int
 
-    def __post_init__(self) -> None:
-        check_name(self.node, what="node id")
-        if self.number < 1:
-            raise NameInvalidError(f"wheel number {self.number}: numbers start at 1")
+
+class WheelId(_Name):
+    """The name of a wheel; ordered by node, then number.
+
+    A tuple, for it is hashed and compared more often than anything else.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, node: str, number: int) -> Self:
+        """Names a wheel.
+
+        Raises:
+            NameInvalidError: `node` is no node id, or `number` is below 1.
+        """
+        check_name(node, what="node id")
+        if number < 1:
+            raise NameInvalidError(f"wheel number {number}: numbers start at 1")
+        return super().__new__(cls, node, number)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -53,7 +64,7 @@ class WheelId:
         match = _WHEEL.fullmatch(text)
         if match is None:
             raise NameInvalidError(f"wheel id {text!r}: not <node>.<number>")
-        return cls(match["node"], int(match["number"]))
+        return super().__new__(cls, match["node"], int(match["number"]))
 
     def __str__(self) -> str:
         return f"{self.node}.{self.number}"

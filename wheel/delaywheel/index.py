@@ -7,7 +7,7 @@ one stays, for it says how far the wheel goes.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk, File
-from delaywheel.format import INDEX_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel.format import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, decode_rows
 
 ROWS_PER_SEGMENT = 65_536
+
+_HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
 
 class IndexWriter:
@@ -40,10 +42,23 @@ class IndexWriter:
             part = rows[: ROWS_PER_SEGMENT - row]
             file = self._opened(segment)
             file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
-            with self._lock:  # after the write: a sync in between must not take it as done
-                self._unsynced.add(segment)
+            # After the write: a sync in between must not take it as done.
+            self.mark_unsynced((segment,))
             self.last_seq += len(part)
             rows = rows[len(part) :]
+
+    def rewrite(self, seq: int, row: bytes) -> None:
+        """Replaces the row of a seq up to ``last_seq``, unless its segment is deleted."""
+        segment, place = divmod(seq - 1, ROWS_PER_SEGMENT)
+        try:
+            file = self._disk.open(layout.index_path(self._folder, segment))
+        except FileNotFoundError:
+            return
+        try:
+            file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
+        finally:
+            file.close()
+        self.mark_unsynced((segment,))
 
     def look_after_failure(self) -> None:
         """Sets ``last_seq`` to what can be read after a failed ``append``."""
@@ -58,6 +73,11 @@ class IndexWriter:
         with self._lock:
             taken, self._unsynced = self._unsynced, set()
         return taken
+
+    def mark_unsynced(self, segments: Iterable[int]) -> None:
+        """These may hold what is not on the medium yet."""
+        with self._lock:
+            self._unsynced.update(segments)
 
     def sync(self, segments: set[int]) -> None:
         """Puts segments on the medium, and their names."""
@@ -134,8 +154,7 @@ class IndexReader:
             content = self._file.read_at(length, offset)
         else:
             content = _read_once(self._disk, self._folder, segment, offset, length)
-        whole = len(content) // INDEX_ROW_LENGTH_BYTES
-        return np.frombuffer(content, dtype=INDEX_ROW, count=whole)
+        return decode_rows(content)
 
     def _open_last(self) -> bool:
         segments = list_segments(self._disk, self._folder)
@@ -163,22 +182,21 @@ def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]
     length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
     for segment in list_segments(disk, folder):
         content = _read_once(disk, folder, segment, 0, length)
-        whole = len(content) // INDEX_ROW_LENGTH_BYTES
-        rows = np.frombuffer(content, dtype=INDEX_ROW, count=whole)
-        yield segment * ROWS_PER_SEGMENT + 1, rows
+        yield segment * ROWS_PER_SEGMENT + 1, decode_rows(content)
 
 
 def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
     """Deletes the leading segments all of whose slots are below ``floor``, never the last.
 
-    Only leading ones, so that what is left is one unbroken run of seqs.
+    Only leading ones, so that what is left is one unbroken run of seqs; and none with a hole, for
+    nobody knows that its slot is below.
     """
     deleted = []
     for segment in list_segments(disk, folder)[:-1]:
         length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
         content = _read_once(disk, folder, segment, 0, length)
-        rows = np.frombuffer(content, dtype=INDEX_ROW)
-        if len(rows) and int(rows["slot"].max()) >= floor:
+        rows = decode_rows(content)
+        if len(rows) and (int(rows["slot"].max()) >= floor or bool((rows == _HOLE).any())):
             break
         disk.delete(layout.index_path(folder, segment))
         deleted.append(segment)

@@ -6,13 +6,14 @@ The storage uuid is made with the folder: it tells an emptied or replaced node f
 
 import json
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from delaywheel.disk import Disk, FolderInUseError, Lock
 from delaywheel.identity import WheelId, check_name
+from delaywheel.nodestate import NodeState, Spare
 
 _VERSION = 1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -34,38 +35,6 @@ class NodeFileDamaged(NodeFolderError):  # noqa: N818 - the condition is the nam
     """``node.json`` is there but cannot be understood."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """A wheel registered ahead, not yet open, and the newest seal told for it.
-
-    All that is needed to open it while nobody can be asked.
-    """
-
-    wheel: WheelId
-    seal_slot: int
-    members: Mapping[str, str]  # node -> storage uuid, as registered
-    min_insync: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """The content of ``node.json``."""
-
-    node: str
-    cluster_id: str
-    storage: str  # uuid, 32 hex digits
-    boot_id: str  # of the machine's start in which the node last ran
-    last_number: int = 0  # the greatest wheel number that this node was given; 0 = none
-    open: WheelId | None = None
-    spare: Spare | None = None
-    # Node -> the greatest wheel number of it that we promised to take no more of. For ever.
-    fenced: Mapping[str, int] = field(default_factory=dict)
-    # Wheels of which we may have lost what we acknowledged.
-    incomplete: tuple[WheelId, ...] = ()
-    # Before the control topic was first read after such a loss: every wheel.
-    all_incomplete: bool = False
-
-
 class NodeFolder:
     """A locked data folder and its node's state."""
 
@@ -77,23 +46,45 @@ class NodeFolder:
 
     def save(self, **changes: Any) -> NodeState:
         """Changes fields of the state, durably; returns the new one."""
-        changed = replace(self.state, **changes)
-        _write(self._disk, self.data, changed)
-        self.state = changed
-        return changed
+        self.put(replace(self.state, **changes))
+        return self.state
+
+    def put(self, state: NodeState) -> None:
+        """Makes this the state, durably."""
+        _write(self._disk, self.data, state)
+        self.state = state
 
     def release(self) -> None:
         """Gives the folder's lock back."""
         self._lock.release()
 
 
+def new_storage() -> str:
+    """A uuid for a new data folder."""
+    return uuid.uuid4().hex
+
+
 def open_node_folder(
-    disk: Disk, data: Path, *, node: str, cluster_id: str, boot_id: str
+    disk: Disk,
+    data: Path,
+    *,
+    node: str,
+    cluster_id: str,
+    boot_id: str,
+    make_storage: Callable[[], str] = new_storage,
 ) -> NodeFolder:
     """Locks a data folder and reads its state, or makes the folder and a first state.
 
     A changed ``boot_id`` is left in the state for the caller to see and to save: what may be
     incomplete has to be durable first.
+
+    Args:
+        disk: where the data folder lies.
+        data: the data folder.
+        node: whose it is to be.
+        cluster_id: of which cluster.
+        boot_id: the machine's.
+        make_storage: gives the uuid of a folder that is new.
 
     Raises:
         NodeFolderInUse: another process has the lock.
@@ -110,7 +101,7 @@ def open_node_folder(
     try:
         state = load_node_state(disk, data)
         if state is None:
-            state = NodeState(node, cluster_id, uuid.uuid4().hex, boot_id)
+            state = NodeState(node, cluster_id, make_storage(), boot_id)
             _write(disk, data, state)
         _refuse_foreign(data, state, node=node, cluster_id=cluster_id)
     except BaseException:
@@ -162,6 +153,7 @@ def _encoded(state: NodeState) -> dict[str, Any]:
         "cluster_id": state.cluster_id,
         "storage": state.storage,
         "boot_id": state.boot_id,
+        "starts": state.starts,
         "last_number": state.last_number,
         "open": str(state.open) if state.open else None,
         "spare": _encoded_spare(spare) if spare else None,
@@ -180,6 +172,7 @@ def _decoded(document: dict[str, Any]) -> NodeState:
         cluster_id=str(document["cluster_id"]),
         storage=str(document["storage"]),
         boot_id=str(document["boot_id"]),
+        starts=int(document["starts"]),
         last_number=int(document["last_number"]),
         open=WheelId.parse(document["open"]) if document["open"] else None,
         spare=_decoded_spare(spare) if spare else None,

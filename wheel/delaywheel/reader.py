@@ -31,9 +31,11 @@ from delaywheel.format import (
     index_row_of,
     message_counts,
 )
+from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexReader
 from delaywheel.slotfiles import list_slots
+from delaywheel.unlisted import with_unlisted
 
 # Seconds whose rows are kept: the index is scanned once for so many.
 _WINDOW_SECONDS = 16
@@ -97,6 +99,31 @@ class WheelReader:
         slot = int(rows["slot"][0])
         return next(read_frames(self._disk, self._folder, self.wheel, slot, ([seq], rows)))
 
+    def copies(
+        self, first_seq: int, last_seq: int, *, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """The frames that there are, one after the other, checked, for another copy of the wheel.
+
+        Those of slots below ``floor``, and of deleted index segments, have no content.
+        """
+        rows = self.rows(first_seq, last_seq)
+        for seq, row in enumerate(rows, first_seq):
+            yield self._copy(seq, row, floor)
+
+    def _copy(self, seq: int, row: NDArray[Any], floor: int) -> FrameCopy | DamagedFrame:
+        slot, offset, length, _ = row.item()
+        if row == _HOLE:
+            return _damaged(seq, row, FrameDamaged(DamageReason.HOLE))
+        if length == 0 or slot < floor:
+            return FrameCopy(seq, row.tobytes(), b"")
+        path = layout.slot_path(self._folder, slot)
+        try:
+            content = bytes(_content(self._disk, path, offset, offset + length)[:length])
+            check_copy(self.wheel, FrameCopy(seq, row.tobytes(), content))
+        except FrameDamaged as damage:
+            return _damaged(seq, row, damage)
+        return FrameCopy(seq, row.tobytes(), content)
+
     def frames(
         self, slot: int, seqs: list[int], rows: NDArray[Any]
     ) -> Iterator[Frame | DamagedFrame]:
@@ -104,8 +131,14 @@ class WheelReader:
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
 
     def slot_frames(self, slot: int, up_to_seq: int) -> Iterator[Frame | DamagedFrame]:
-        """All frames of a slot with seqs up to ``up_to_seq``, in their order."""
-        seqs, rows = self._window.rows_of(slot, min(up_to_seq, self.last_seq()))
+        """All frames of a slot with seqs up to ``up_to_seq``, in their order.
+
+        Also those that the index does not speak of as it should (see unlisted.py).
+        """
+        last_seq = min(up_to_seq, self.last_seq())
+        listed = self._window.rows_of(slot, last_seq)
+        path = layout.slot_path(self._folder, slot)
+        seqs, rows = with_unlisted(self._disk, path, self.wheel, slot, listed, last_seq)
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs.tolist(), rows))
 
     def slots(self, from_slot: int = 0, to_slot: int | None = None) -> list[int]:
@@ -115,6 +148,19 @@ class WheelReader:
     def close(self) -> None:
         """Closes the index; columns already returned stay good."""
         self._index.close()
+
+
+def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
+    """Decodes a frame of which row and content must be each other's.
+
+    Raises:
+        FrameDamaged: they are not, or not this wheel's, or not of this seq.
+    """
+    slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
+    frame = decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq)
+    if index_row_of(frame, offset) != copy.row:
+        raise FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")
+    return frame
 
 
 def read_frames(

@@ -14,6 +14,9 @@ a row without its frame          crash of the machine,   kept and reported: the 
 neither, but later frames        crash of the machine    a hole row, reported, as above
 neither, up to the committed     crash of the machine    the same, if no other member can have
 end                                                      them
+frames beyond the committed end  crash within the cut    cut, with their rows
+a frame noted as lacking         what was found, or      read again, and reported until it is
+                                 lost, before            mended
 ===============================  ======================  =====================================
 
 The death of a process leaves all that it wrote, in its order: rows and frames agree, and only
@@ -22,7 +25,7 @@ came later is read again, frame by frame. Running it twice, or being stopped wit
 harm: bytes of whole frames are never touched, and rows are derived from them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,9 +49,9 @@ from delaywheel.format import (
 )
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, list_segments, read_segments
-from delaywheel.reader import WheelReader
+from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.slotfiles import list_slots
-from delaywheel.wheel import load_checkpoint, load_meta, save_checkpoint
+from delaywheel.wheel import Checkpoint, load_checkpoint, load_meta, save_checkpoint
 
 
 class Cut(NamedTuple):
@@ -86,19 +89,75 @@ def recover_wheel(
     meta = load_meta(disk, data, wheel)
     folder = layout.wheel_folder(data, wheel)
     cut = _cut_torn_row(disk, folder)
+    checkpoint = load_checkpoint(disk, folder)
     if os_crashed:
         # A mirror's missing end is fetched; that of a wheel held here alone is lost.
         end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
-        damaged = _rebuild_rows(disk, folder, wheel, floor, end_seq=end_seq)
+        safe_seq = min(checkpoint.seq, _last_seq(disk, folder))
+        damaged = _rebuild_rows(disk, folder, wheel, floor, safe_seq=safe_seq, end_seq=end_seq)
     else:
         damaged = _damaged_at_the_end(disk, data, wheel)
+    if meta.final_seq is not None:
+        cut_beyond(disk, folder, meta.final_seq)
     cut += _cut_tails(disk, folder, floor)
-    reader = IndexReader(disk, folder)
-    last_seq = reader.last_seq()
-    reader.close()
+    last_seq = _last_seq(disk, folder)
+    noted = _still_damaged(disk, data, wheel, checkpoint.lacking, floor)
+    found = {*damaged, *noted, *_holes(disk, folder)}
+    lacking = sorted(seq for seq in found if seq <= last_seq)
     if os_crashed:
-        save_checkpoint(disk, folder, last_seq)
-    return Recovered(last_seq, cut, damaged)
+        save_checkpoint(disk, folder, Checkpoint(last_seq, tuple(lacking)))
+    return Recovered(last_seq, cut, lacking)
+
+
+def cut_beyond(disk: Disk, folder: Path, final_seq: int) -> None:
+    """Cuts all frames with a greater seq, durably. Nobody may be writing.
+
+    Their rows go last, so that it can be repeated when it was stopped within.
+    """
+    ends: dict[int, int] = {}
+    beyond = [np.empty(0, dtype=INDEX_ROW)]
+    for first_seq, rows in read_segments(disk, folder):
+        kept = max(0, final_seq - first_seq + 1)
+        _raise_ends(ends, rows[:kept])
+        beyond.append(rows[kept:])
+    removed = np.concatenate(beyond)
+    if len(removed):
+        for slot in np.unique(removed["slot"][removed["length"] > 0]).tolist():
+            path = layout.slot_path(folder, slot)
+            if disk.exists(path):
+                _cut_slot(disk, path, ends.get(slot, 0))
+        _end_index(disk, folder, final_seq)
+
+
+def _last_seq(disk: Disk, folder: Path) -> int:
+    reader = IndexReader(disk, folder)
+    try:
+        return reader.last_seq()
+    finally:
+        reader.close()
+
+
+def _holes(disk: Disk, folder: Path) -> Iterator[int]:
+    hole = _row_of(HOLE_ROW)
+    for first_seq, rows in read_segments(disk, folder):
+        yield from (first_seq + np.flatnonzero(rows == hole)).tolist()
+
+
+def _still_damaged(
+    disk: Disk, data: Path, wheel: WheelId, seqs: Sequence[int], floor: int
+) -> list[int]:
+    """Those of these seqs that still cannot be read and are not finished."""
+    reader = WheelReader(disk, data, wheel)
+    try:
+        frames = [reader.frame(seq) for seq in seqs if reader.has(seq)]
+    finally:
+        reader.close()
+    return [
+        frame.seq
+        for frame in frames
+        if isinstance(frame, DamagedFrame)
+        and (frame.reason is DamageReason.HOLE or frame.slot >= max(floor, 1))
+    ]
 
 
 def _cut_torn_row(disk: Disk, folder: Path) -> list[Cut]:
@@ -144,20 +203,26 @@ def _cut_tails(disk: Disk, folder: Path, floor: int) -> list[Cut]:
     for slot in list_slots(disk, folder, floor):
         path = layout.slot_path(folder, slot)
         end = ends.get(slot, 0)
-        file = disk.open(path)
-        try:
-            size = file.size()
-            if size > end > 0:
-                file.truncate(end)
-                file.sync_data()
-        finally:
-            file.close()
-        if end == 0:
-            disk.delete(path)
-            disk.sync_folder(path.parent)
-        if size > end:
-            cut.append(Cut(path, end, size - end))
+        length = _cut_slot(disk, path, end)
+        if length:
+            cut.append(Cut(path, end, length))
     return cut
+
+
+def _cut_slot(disk: Disk, path: Path, end: int) -> int:
+    """Ends a slot file, durably; without anything left it is deleted. How much was cut."""
+    file = disk.open(path)
+    try:
+        size = file.size()
+        if size > end > 0:
+            file.truncate(end)
+            file.sync_data()
+    finally:
+        file.close()
+    if end == 0:
+        disk.delete(path)
+        disk.sync_folder(path.parent)
+    return max(0, size - end)
 
 
 def _raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
@@ -175,17 +240,16 @@ def _raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
 
 
 def _rebuild_rows(
-    disk: Disk, folder: Path, wheel: WheelId, floor: int, *, end_seq: int
+    disk: Disk, folder: Path, wheel: WheelId, floor: int, *, safe_seq: int, end_seq: int
 ) -> list[int]:
     """Derives all rows behind the checkpoint from the frames; returns the damaged seqs.
 
     The rows go at least up to ``end_seq``.
     """
-    checkpoint = load_checkpoint(disk, folder)
     safe_ends: dict[int, int] = {}
     told: dict[int, bytes] = {}
     for first_seq, rows in read_segments(disk, folder):
-        safe = max(0, checkpoint - first_seq + 1)
+        safe = max(0, safe_seq - first_seq + 1)
         _raise_ends(safe_ends, rows[:safe])
         told.update(
             (seq, row.tobytes())
@@ -193,12 +257,12 @@ def _rebuild_rows(
             if int(row["length"]) > 0
         )
     found = _frames_behind(disk, folder, wheel, safe_ends, told)
-    last_seq = max([checkpoint, end_seq, *found, *told])
+    last_seq = max([safe_seq, end_seq, *found, *told])
     rows_by_seq = {
         seq: found.get(seq) or told.get(seq) or HOLE_ROW
-        for seq in range(checkpoint + 1, last_seq + 1)
+        for seq in range(safe_seq + 1, last_seq + 1)
     }
-    _write_rows(disk, folder, checkpoint, rows_by_seq)
+    _write_rows(disk, folder, safe_seq, rows_by_seq)
     lost = (seq for seq in rows_by_seq if seq not in found)
     return [seq for seq in lost if not 0 < _row_of(rows_by_seq[seq])["slot"] < floor]
 
@@ -248,29 +312,44 @@ def _read_frame(file: File, wheel: WheelId, slot: int, offset: int, end: int) ->
     return decode_frame(file.read_at(length, offset), wheel=wheel, slot=slot, seq=None)
 
 
-def _write_rows(disk: Disk, folder: Path, checkpoint: int, rows_by_seq: dict[int, bytes]) -> None:
+def _write_rows(disk: Disk, folder: Path, safe_seq: int, rows_by_seq: dict[int, bytes]) -> None:
     """Puts the rows behind the checkpoint in place, and ends the index with the last."""
     rows = list(rows_by_seq.values())
-    first_segment, row = divmod(checkpoint, ROWS_PER_SEGMENT)
-    last_segment = (checkpoint + len(rows)) // ROWS_PER_SEGMENT
-    for segment in range(first_segment, last_segment + 1):
+    at = safe_seq
+    while rows:
+        segment, row = divmod(at, ROWS_PER_SEGMENT)
         part, rows = rows[: ROWS_PER_SEGMENT - row], rows[ROWS_PER_SEGMENT - row :]
-        path = layout.index_path(folder, segment)
-        if not part and not disk.exists(path):
-            continue
-        file = disk.open(path, create=True)
+        file = disk.open(layout.index_path(folder, segment), create=True)
         try:
-            if part:
-                file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
-            file.truncate((row + len(part)) * INDEX_ROW_LENGTH_BYTES)
+            file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
             file.sync_data()
         finally:
             file.close()
-        row = 0
-    for segment in list_segments(disk, folder):
-        if segment > last_segment:
-            disk.delete(layout.index_path(folder, segment))
+        at += len(part)
+    _end_index(disk, folder, at)
+
+
+def _end_index(disk: Disk, folder: Path, last_seq: int) -> None:
+    """Cuts all rows behind a seq, durably, from the end on."""
+    segments = list_segments(disk, folder)
+    for segment in reversed(segments):
+        path = layout.index_path(folder, segment)
+        kept = max(0, last_seq - segment * ROWS_PER_SEGMENT)
+        if kept == 0 and segment > segments[0]:
+            disk.delete(path)
+        elif kept < ROWS_PER_SEGMENT:
+            _end_segment(disk, path, kept * INDEX_ROW_LENGTH_BYTES)
     disk.sync_folder(folder)
+
+
+def _end_segment(disk: Disk, path: Path, length_bytes: int) -> None:
+    file = disk.open(path)
+    try:
+        if file.size() > length_bytes:
+            file.truncate(length_bytes)
+            file.sync_data()
+    finally:
+        file.close()
 
 
 def _row_of(row: bytes) -> NDArray[Any]:

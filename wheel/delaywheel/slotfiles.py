@@ -1,12 +1,14 @@
 """Slot files: created by the first frame that needs them, appended to, deleted whole.
 
-Nothing else ever happens to a slot file but the cutting of a torn tail after a crash. Handles
+Nothing else ever happens to a slot file but the cutting of a torn tail after a crash and, in a
+mirror, of frames beyond the end, and the writing again of a damaged frame in its place. Handles
 are opened when needed and kept in one bounded cache for all wheels of the node; what lies far
 ahead is closed first, since slots near the pointer are about to take frames of short delays.
 """
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,15 +62,39 @@ class HandleCache:
     def append(self, owner: int, slot: int, folder: Path, buffer: Buffer) -> int:
         """Appends to a slot file, which is made if it is missing; returns the offset."""
         with self._lock:
-            key = (owner, slot)
-            handle = self._handles.pop(key, None)
-            if handle is None:
-                handle = self._open(layout.slot_path(folder, slot))
-            self._handles[key] = handle
+            handle = self._used(owner, slot, folder)
             offset = handle.end
             handle.file.write_at((buffer,), offset)
             handle.end = offset + len(buffer)
             return offset
+
+    def write(self, owner: int, slot: int, folder: Path, buffer: Buffer, offset: int) -> int:
+        """Writes at a place of a slot file, which is made if it is missing.
+
+        If that fails, the file is not longer than before, as far as the medium allows.
+
+        Returns:
+            The file's length before.
+        """
+        with self._lock:
+            handle = self._used(owner, slot, folder)
+            end = handle.end
+            try:
+                handle.file.write_at((buffer,), offset)
+            except OSError:
+                with suppress(OSError):
+                    handle.file.truncate(end)
+                raise
+            handle.end = max(end, offset + len(buffer))
+            return end
+
+    def length(self, owner: int, slot: int, folder: Path) -> int:
+        """The length of a slot file; 0 when it is not there."""
+        path = layout.slot_path(folder, slot)
+        with self._lock:
+            if (owner, slot) not in self._handles and not self.disk.exists(path):
+                return 0
+            return self._used(owner, slot, folder).end
 
     def close(self, owner: int) -> None:
         """Closes all handles of one owner."""
@@ -80,6 +106,15 @@ class HandleCache:
             keys = [key for key in self._handles if key[0] == owner and key[1] < floor]
             for key in keys:
                 self._handles.pop(key).file.close()
+
+    def _used(self, owner: int, slot: int, folder: Path) -> _Handle:
+        """A handle, now the one last used."""
+        key = (owner, slot)
+        handle = self._handles.pop(key, None)
+        if handle is None:
+            handle = self._open(layout.slot_path(folder, slot))
+        self._handles[key] = handle
+        return handle
 
     def _open(self, path: Path) -> _Handle:
         while len(self._handles) >= self.capacity:
@@ -155,6 +190,28 @@ class SlotFiles:
                 self._large[slot] = offset + len(buffer)
         return offset
 
+    def write(self, slot: int, buffer: Buffer, offset: int) -> None:
+        """Writes one frame at its place, wherever the others of its slot end."""
+        end = self._handles.write(self._owner, slot, self._folder, buffer, offset)
+        self.mark_unsynced([slot], new=end == 0)
+
+    def length(self, slot: int) -> int:
+        """The length of a slot's file; 0 when it is not there."""
+        return self._handles.length(self._owner, slot, self._folder)
+
+    def mark_unsynced(self, slots: Collection[int], *, new: bool) -> None:
+        """These slots, if ``new`` with their names, may not be on the medium yet."""
+        with self._lock:
+            self._unsynced.slots.update(slots)
+            if new:
+                self._unsynced.new_hours.update(slot // layout.SECONDS_PER_HOUR for slot in slots)
+
+    def put_back(self, unsynced: Unsynced) -> None:
+        """A ``sync`` failed: it is to be done again."""
+        with self._lock:
+            self._unsynced.slots |= unsynced.slots
+            self._unsynced.new_hours |= unsynced.new_hours
+
     def take_unsynced(self) -> Unsynced:
         """What ``sync`` must make durable; from now on a new record is kept."""
         with self._lock:
@@ -178,9 +235,8 @@ class SlotFiles:
                 file.close()
         folder = layout.slots_folder(self._folder)
         for hour in sorted(unsynced.new_hours):
-            path = folder / layout.hour_name(hour)
-            if disk.exists(path):
-                disk.sync_folder(path)
+            with suppress(FileNotFoundError):  # deleted meanwhile: below the floor
+                disk.sync_folder(folder / layout.hour_name(hour))
         if unsynced.new_hours:
             disk.sync_folder(folder)
 

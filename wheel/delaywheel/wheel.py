@@ -89,6 +89,13 @@ class WheelMeta:
     final_seq: int | None = None  # the committed T, once closed
 
 
+class Checkpoint(NamedTuple):
+    """Everything up to ``seq`` is on the medium, but for the frames of ``lacking``."""
+
+    seq: int
+    lacking: tuple[int, ...] = ()
+
+
 class FramePlace(NamedTuple):
     """A frame and where it was written."""
 
@@ -164,13 +171,7 @@ class OriginWheel:
         Raises:
             WheelExists: the folder has a wheel of this name.
         """
-        folder = layout.wheel_folder(data, meta.wheel)
-        if disk.exists(layout.meta_path(folder)):
-            raise WheelExists(f"wheel {meta.wheel} was opened before")
-        disk.make_folder(layout.slots_folder(folder))
-        save_meta(disk, data, meta)
-        disk.sync_folder(layout.wheels_folder(data))
-        disk.sync_folder(data)
+        make_wheel(disk, data, meta)
         return cls(disk, data, meta, handles, **options)
 
     @property
@@ -250,7 +251,7 @@ class OriginWheel:
             seq = self._index.last_seq
             self._sync()
             try:
-                save_checkpoint(self._disk, self._folder, seq)
+                save_checkpoint(self._disk, self._folder, Checkpoint(seq))
             except OSError as error:
                 raise self._break(f"the checkpoint failed: {error}") from error
         return seq
@@ -308,6 +309,26 @@ def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
         for name in disk.list_folder(folder)
         if _is_wheel_name(name) and disk.exists(layout.meta_path(folder / name))
     )
+
+
+def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
+    """Makes the folder of a wheel; it is on the medium when this returns.
+
+    Raises:
+        WheelExists: the folder has a wheel of this name.
+    """
+    folder = layout.wheel_folder(data, meta.wheel)
+    if disk.exists(layout.meta_path(folder)):
+        raise WheelExists(f"wheel {meta.wheel} was opened before")
+    disk.make_folder(layout.slots_folder(folder))
+    save_meta(disk, data, meta)
+    sync_names(disk, data)
+
+
+def sync_names(disk: Disk, data: Path) -> None:
+    """Puts the names of all wheels on the medium."""
+    disk.sync_folder(layout.wheels_folder(data))
+    disk.sync_folder(data)
 
 
 def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
@@ -396,17 +417,22 @@ def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
     return halves
 
 
-def save_checkpoint(disk: Disk, folder: Path, seq: int) -> None:
-    """Records that everything up to ``seq`` is on the medium."""
-    disk.replace_file(layout.checkpoint_path(folder), json.dumps({"seq": seq}).encode())
+def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
+    """Records what is on the medium."""
+    document: dict[str, Any] = {"seq": checkpoint.seq}
+    if checkpoint.lacking:
+        document["lacking"] = list(checkpoint.lacking)
+    disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
 
 
-def load_checkpoint(disk: Disk, folder: Path) -> int:
-    """The recorded seq; 0 when there is no record."""
+def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
+    """What is recorded; nothing when there is no record."""
     try:
-        return int(json.loads(disk.read_file(layout.checkpoint_path(folder)))["seq"])
+        document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
+        lacking = tuple(int(seq) for seq in document.get("lacking", ()))
+        return Checkpoint(int(document["seq"]), lacking)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return 0
+        return Checkpoint(0)
 
 
 def _is_wheel_name(name: str) -> bool:

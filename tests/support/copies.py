@@ -1,0 +1,50 @@
+"""A wheel's origin and its copies, for tests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from delaywheel import layout
+from delaywheel.format import INDEX_ROW_LENGTH_BYTES
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+from sim.disk import SimulatedDisk
+
+
+def copies_of(
+    disk: SimulatedDisk, data: Path, wheel: WheelId, first_seq: int = 1, *, floor: int = 0
+) -> list[FrameCopy]:
+    """The frames from a seq on, up to the first that cannot be read."""
+    reader = WheelReader(disk, data, wheel)
+    copies: list[FrameCopy] = []
+    for found in reader.copies(first_seq, reader.last_seq(), floor=floor):
+        if isinstance(found, DamagedFrame):
+            break
+        copies.append(found)
+    return copies
+
+
+def rows_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> list[bytes]:
+    """All rows of an index."""
+    reader = WheelReader(disk, data, wheel)
+    rows = reader.rows(1, reader.last_seq()).tobytes()
+    return [
+        rows[at : at + INDEX_ROW_LENGTH_BYTES] for at in range(0, len(rows), INDEX_ROW_LENGTH_BYTES)
+    ]
+
+
+def slots_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> dict[int, bytes]:
+    """The content of all slot files."""
+    reader = WheelReader(disk, data, wheel)
+    folder = layout.wheel_folder(data, wheel)
+    return {slot: disk.content(layout.slot_path(folder, slot)) for slot in reader.slots()}
+
+
+def flipped(copies: Sequence[FrameCopy], number: int, byte: int) -> list[FrameCopy]:
+    """The same with one damaged byte in the content of one."""
+    content = bytearray(copies[number].content)
+    content[byte] ^= 1
+    return [
+        copy._replace(content=bytes(content)) if at == number else copy
+        for at, copy in enumerate(copies)
+    ]

@@ -1,0 +1,149 @@
+"""How much of a copy of a wheel is on the medium, and what is noted there about it.
+
+The checkpoint says: everything up to a seq is on the medium, but for what is lacking. So
+
+* a frame is noted as lacking before it is written in its place below that seq, for nobody would
+  look again at what a crash of the machine leaves there;
+* it is noted no more once a sync has covered it;
+* what an earlier life wrote and did not sync is synced by this one.
+
+After a failed sync nobody knows what the medium holds, and the next sync would say "done" of
+pages that were dropped. So all that it was about is written once more before.
+"""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
+from delaywheel.disk import Disk
+from delaywheel.format import INDEX_ROW
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter
+from delaywheel.reader import WheelReader
+from delaywheel.slotfiles import SlotFiles
+from delaywheel.wheel import Checkpoint, load_checkpoint, save_checkpoint
+
+
+class CopyMedium:
+    """What of one copy is on the medium. Its methods need ``lock``, but for `rewritten`, `doubt`.
+
+    Attributes:
+        lock: held while it is synced, cut, or closed.
+        checkpoint: as it is on the medium.
+    """
+
+    def __init__(
+        self, disk: Disk, data: Path, wheel: WheelId, slots: SlotFiles, index: IndexWriter
+    ) -> None:
+        self._disk = disk
+        self._data = data
+        self._wheel = wheel
+        self._folder = layout.wheel_folder(data, wheel)
+        self._slots = slots
+        self._index = index
+        self._rewritten: frozenset[int] = frozenset()  # in their places, since the last sync
+        self._rewritten_lock = threading.Lock()
+        self._doubted = False
+        self.lock = threading.Lock()
+        self.checkpoint = load_checkpoint(disk, self._folder)
+
+    def take_over(self, first_seq: int, rows: NDArray[Any], damaged: frozenset[int]) -> None:
+        """Finds among these rows what an earlier life may not have synced.
+
+        That is all behind the checkpoint, and what was lacking then and is no more.
+        """
+        mended = frozenset(self.checkpoint.lacking) - damaged
+        seqs = np.arange(first_seq, first_seq + len(rows))
+        unsynced = (seqs > self.checkpoint.seq) | np.isin(seqs, sorted(mended))
+        if unsynced.any():
+            slots = np.unique(rows["slot"][unsynced & (rows["length"] > 0)])
+            self._slots.mark_unsynced(slots.tolist(), new=True)
+            self._index.mark_unsynced([(first_seq - 1) // ROWS_PER_SEGMENT])
+            self.rewritten(seqs[unsynced & (seqs <= self.checkpoint.seq)].tolist())
+
+    def rewritten(self, seqs: Iterable[int]) -> None:
+        """These frames were written in their places."""
+        with self._rewritten_lock:
+            self._rewritten |= frozenset(seqs)
+
+    def doubt(self) -> None:
+        """A sync has failed."""
+        self._doubted = True
+
+    def note_lacking(self, seqs: Iterable[int]) -> None:
+        """Notes durably that these frames are lacking, as far as the checkpoint covers them."""
+        noted = frozenset(self.checkpoint.lacking)
+        wanted = noted.union(seq for seq in seqs if seq <= self.checkpoint.seq)
+        if wanted != noted:
+            self._save(Checkpoint(self.checkpoint.seq, tuple(sorted(wanted))))
+
+    def note_synced(self, seq: int, damaged: frozenset[int]) -> None:
+        """Notes durably that a sync has covered everything up to ``seq``.
+
+        Args:
+            seq: the last that was there when the sync began.
+            damaged: what cannot be read, looked up before this is called.
+        """
+        lacking = sorted(each for each in damaged | self._rewritten if each <= seq)
+        self._save(Checkpoint(seq, tuple(lacking)))
+
+    def sync(self, last_seq: int, *, floor: int) -> None:
+        """Puts all that was written on the medium.
+
+        Args:
+            last_seq: the last frame that has a row.
+            floor: slots below are finished.
+
+        Raises:
+            OSError: the medium refused; the next call writes all of it again first.
+        """
+        with self._rewritten_lock:
+            rewritten, self._rewritten = self._rewritten, frozenset()
+        slots, segments = self._slots.take_unsynced(), self._index.take_unsynced()
+        try:
+            if self._doubted:
+                behind = range(self.checkpoint.seq + 1, last_seq + 1)
+                self._write_again([*sorted(rewritten), *behind], floor)
+            self._slots.sync(slots)
+            self._index.sync(segments)
+        except OSError:
+            self._doubted = True
+            self._slots.put_back(slots)
+            self._index.mark_unsynced(segments)
+            self.rewritten(rewritten)
+            raise
+        self._doubted = False
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        if checkpoint != self.checkpoint:
+            save_checkpoint(self._disk, self._folder, checkpoint)
+            self.checkpoint = checkpoint
+
+    def _write_again(self, seqs: Iterable[int], floor: int) -> None:
+        reader = WheelReader(self._disk, self._data, self._wheel)
+        try:
+            for seq in seqs:
+                for found in reader.copies(seq, seq, floor=floor):
+                    if isinstance(found, FrameCopy):
+                        self._write_once_more(found)
+        finally:
+            reader.close()
+
+    def _write_once_more(self, copy: FrameCopy) -> None:
+        slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
+        if copy.content:
+            try:
+                file = self._disk.open(layout.slot_path(self._folder, slot))
+            except FileNotFoundError:
+                return  # deleted meanwhile: below the floor
+            try:
+                file.write_at((copy.content,), offset)
+            finally:
+                file.close()
+        self._index.rewrite(copy.seq, copy.row)

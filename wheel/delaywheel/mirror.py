@@ -1,0 +1,432 @@
+"""A copy of a wheel that this node does not write (any more): its files, byte for byte.
+
+A frame goes to the slot file and the offset at which its origin wrote it, and its row to the same
+place of the index; the bytes first, as everywhere: a frame counts from the moment its row can be
+read. What a row of a copy says:
+
+=====================  =================  =====================================================
+row                    comes from         is
+=====================  =================  =====================================================
+of a frame that lies   its holder         held
+there
+of a frame that does   crash, damage      lacking: `repair` puts it in its place
+not, or is damaged
+of a finished slot     holder that has    held: a slot below the floor has no content any more
+                       swept it
+zeros                  holder whose       held, as above: all that the segment of the index spoke
+                       segment is gone    of was finished
+``HOLE_ROW``           crash; holder of   lacking, unless it is committed to be lost
+                       a lost frame
+=====================  =================  =====================================================
+
+Rows follow one another without gaps; holes are filled behind the end. Files may be sparse, where
+an earlier frame of a slot is lacking or finished.
+
+A write that fails leaves whole frames with rows, and perhaps bytes that no row speaks of: they
+are where the same bytes go when it is tried again. What is on the medium: see ``medium.py``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
+from delaywheel.dial import Dial
+from delaywheel.disk import Disk
+from delaywheel.format import (
+    HOLE_ROW,
+    INDEX_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    SLOT_FILE_LIMIT_BYTES,
+    DamageReason,
+    Frame,
+    FrameDamaged,
+    decode_rows,
+)
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel.index import IndexWriter, read_segments
+from delaywheel.medium import CopyMedium
+from delaywheel.reader import DamagedFrame, WheelReader, check_copy
+from delaywheel.recovery import cut_beyond
+from delaywheel.slotfiles import HandleCache, SlotFiles
+from delaywheel.wheel import (
+    WheelMeta,
+    WheelState,
+    delete_wheel_below,
+    load_meta,
+    save_meta,
+)
+
+
+class _Place(NamedTuple):
+    """A frame to be written, and where; without content only its row is."""
+
+    seq: int
+    row: bytes
+    slot: int
+    offset: int
+    content: bytes
+
+
+class MirrorWheel:
+    """One copy. ``checkpoint`` is for any thread, everything else for one."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        meta: WheelMeta,
+        handles: HandleCache,
+        *,
+        floor: int = 0,
+        dial: Dial | None = None,
+    ) -> None:
+        self._disk = disk
+        self._data = data
+        self._folder = layout.wheel_folder(data, meta.wheel)
+        self._handles = handles
+        self._slots = SlotFiles(self._folder, handles)
+        self._index = IndexWriter(disk, self._folder)
+        self._reader = WheelReader(disk, data, meta.wheel)
+        self._floor = floor
+        self._dial = dial
+        # Changed by the writing thread alone, and only as a whole.
+        self._damaged: frozenset[int] = frozenset()
+        self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
+        self._closed = False
+        self.meta = meta
+        self.top_slot = -1
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        data: Path,
+        wheel: WheelId,
+        handles: HandleCache,
+        *,
+        damaged: Iterable[int] = (),
+        floor: int = 0,
+        dial: Dial | None = None,
+    ) -> Self:
+        """Goes on with what there is.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            wheel: which one; it was made (``make_wheel``), or has been recovered.
+            handles: the node's cache of open slot files.
+            damaged: the frames that recovery found lacking.
+            floor: slots below are finished.
+            dial: counts what is written.
+
+        Raises:
+            WheelMissing: there is no such wheel.
+        """
+        copy = cls(disk, data, load_meta(disk, data, wheel), handles, floor=floor, dial=dial)
+        copy._damaged = frozenset(damaged)
+        copy._read_index()
+        return copy
+
+    @property
+    def wheel(self) -> WheelId:
+        """The wheel's name."""
+        return self.meta.wheel
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame that has a row; 0 = none."""
+        return self._index.last_seq
+
+    @property
+    def lacking(self) -> tuple[int, ...]:
+        """Frames up to the last that cannot be read and are not known to be finished."""
+        return tuple(sorted(self._damaged))
+
+    # --- writing
+
+    def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
+        """Writes the frames that follow on the last one.
+
+        Those held already are passed over. The first that does not follow, lies beyond the
+        committed end, or is not what it should be, ends the list.
+
+        Returns:
+            What was wrong with the frame that ended the list, if one was not what it should be.
+
+        Raises:
+            OSError: the medium refused; those before may count, see ``last_seq``.
+        """
+        places, refused, failure = self._write_following(copies)
+        before = self._index.last_seq
+        try:
+            self._index.append([place.row for place in places])
+        except OSError as error:
+            failure = failure or error
+            self._look_after_failure()
+        self._count(places[: self._index.last_seq - before])
+        if failure is not None:
+            raise failure
+        return refused
+
+    def repair(self, copies: Sequence[FrameCopy]) -> list[FrameDamaged]:
+        """Puts frames up to the last in their places, where they cannot be read.
+
+        Returns:
+            What was wrong with those that are not what they should be.
+
+        Raises:
+            OSError: the medium refused; what was put before stays.
+        """
+        places: list[_Place] = []
+        refused = []
+        for copy in copies:
+            if 1 <= copy.seq <= self.last_seq and copy.row != HOLE_ROW:
+                try:
+                    places.append(self._place(copy))
+                except FrameDamaged as damage:
+                    refused.append(damage)
+        damaged = [place for place in places if self._is_damaged(place.seq)]
+        taken = self._taken(damaged)
+        with self._medium.lock:
+            self._medium.note_lacking(place.seq for place in damaged)
+        for place in damaged:
+            if place.seq not in taken:
+                self._mend(place)
+        refused += [_lies_there(seq) for seq in sorted(taken)]
+        self._damaged -= {place.seq for place in places} - taken
+        return refused
+
+    def note_damaged(self, seq: int) -> None:
+        """A frame was found that cannot be read."""
+        if 1 <= seq <= self.last_seq:
+            self._damaged |= {seq}
+
+    def end_at(self, final_seq: int) -> None:
+        """Notes durably that the wheel ends here, then cuts what lies beyond.
+
+        Raises:
+            ValueError: it was closed before, at another seq.
+            OSError: the medium refused; to be called again.
+        """
+        if self.meta.final_seq not in {None, final_seq}:
+            raise ValueError(f"wheel {self.wheel} was closed at {self.meta.final_seq}")
+        with self._medium.lock:
+            closed = replace(self.meta, state=WheelState.CLOSED, final_seq=final_seq)
+            if closed != self.meta:
+                save_meta(self._disk, self._data, closed)
+            if self.last_seq > final_seq:
+                self._cut(final_seq)
+            self.meta = closed
+
+    def delete_below(self, floor: int) -> list[int]:
+        """Deletes the slot files below the floor; returns their slots."""
+        self._floor = max(self._floor, floor)
+        self._slots.forget_below(floor)
+        deleted = delete_wheel_below(self._disk, self._folder, floor)
+        self._damaged -= {seq for seq in self._damaged if self._is_finished(seq)}
+        return deleted
+
+    # --- reading
+
+    def copies(
+        self, first_seq: int, last_seq: int, *, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """See ``WheelReader.copies``."""
+        return self._reader.copies(first_seq, last_seq, floor=max(floor, self._floor))
+
+    # --- the medium
+
+    def sync(self) -> None:
+        """Returns when everything written is on the medium.
+
+        Raises:
+            OSError: the medium refused; the next call writes it again.
+        """
+        with self._medium.lock:
+            self._medium.sync(self.last_seq, floor=self._floor)
+
+    def checkpoint(self) -> None:
+        """Puts on the medium what was written so far, and up to where, and what is lacking.
+
+        Raises:
+            OSError: see `sync`.
+        """
+        with self._medium.lock:
+            if not self._closed:
+                seq = self.last_seq
+                self._medium.sync(seq, floor=self._floor)
+                self._medium.note_synced(seq, self._damaged)
+
+    def doubt_medium(self) -> None:
+        """Syncing this wheel has failed: what it holds is to be written again before the next."""
+        self._medium.doubt()
+
+    def close(self) -> None:
+        """Gives back what is open; nothing is written any more."""
+        with self._medium.lock:
+            self._closed = True
+            self._slots.close()
+            self._index.close()
+            self._reader.close()
+
+    # --- behind it
+
+    def _read_index(self) -> None:
+        """Learns how far it goes."""
+        last_seq, top_slot = 0, -1
+        for first_seq, rows in read_segments(self._disk, self._folder):
+            last_seq = first_seq + len(rows) - 1
+            top_slot = _top_slot(rows, top_slot)
+            self._medium.take_over(first_seq, rows, self._damaged)
+        self._index.last_seq, self.top_slot = last_seq, top_slot
+
+    def _place(self, copy: FrameCopy) -> _Place:
+        """Where a frame goes.
+
+        Raises:
+            FrameDamaged: its bytes are damaged, or are not what seq and row say.
+        """
+        if len(copy.row) != INDEX_ROW_LENGTH_BYTES:
+            raise FrameDamaged(DamageReason.LENGTHS, "an index row of another length")
+        row = decode_rows(copy.row)
+        if row.tobytes() != copy.row:
+            raise FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
+        slot, offset, length, _ = row[0].item()
+        if copy.content:
+            frame = check_copy(self.wheel, copy)
+            self._handles.pointer_slot = max(
+                self._handles.pointer_slot, frame.accepted_at_ms // 1000
+            )
+            if offset % 8 or offset + length > SLOT_FILE_LIMIT_BYTES:
+                raise FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
+        elif length:
+            # Its holder knows a floor above it, and so do we now.
+            self._floor = max(self._floor, slot + 1)
+        # The file of a finished slot would come back after its deletion.
+        content = copy.content if slot >= self._floor else b""
+        return _Place(copy.seq, copy.row, slot, offset, content)
+
+    def _write_following(
+        self, copies: Sequence[FrameCopy]
+    ) -> tuple[list[_Place], FrameDamaged | None, OSError | None]:
+        """Writes contents, in order, up to the first that cannot be; why it cannot."""
+        places: list[_Place] = []
+        for copy in copies:
+            next_seq = self.last_seq + len(places) + 1
+            if copy.seq < next_seq:
+                continue
+            if copy.seq > next_seq or not self._is_within(copy.seq):
+                break
+            try:
+                place = self._place(copy)
+                # Behind the end there is nothing; before it, what a failed write left, or a frame.
+                if place.content and place.offset < self._slots.length(place.slot):
+                    taken = self._taken([place])
+                    if taken:
+                        return places, _lies_there(place.seq), None
+                self._write(place)
+            except FrameDamaged as damage:
+                return places, damage, None
+            except OSError as error:
+                return places, None, error
+            places.append(place)
+        return places, None, None
+
+    def _is_within(self, seq: int) -> bool:
+        return self.meta.final_seq is None or seq <= self.meta.final_seq
+
+    def _write(self, place: _Place) -> None:
+        if place.content:
+            self._slots.write(place.slot, place.content, place.offset)
+
+    def _taken(self, places: Sequence[_Place]) -> set[int]:
+        """The seqs of those in whose place another frame lies that may be good."""
+        wanted = [place for place in places if place.content]
+        if not wanted:
+            return set()
+        slots = np.array([place.slot for place in wanted])
+        taken = set()
+        for first_seq, rows in read_segments(self._disk, self._folder):
+            near = np.flatnonzero(np.isin(rows["slot"], slots) & (rows["length"] > 0))
+            begins = rows["offset"][near].astype(np.int64)
+            ends = begins + rows["length"][near]
+            for place in wanted:
+                meets = (rows["slot"][near] == place.slot) & (ends > place.offset)
+                meets &= begins < place.offset + len(place.content)
+                others = {*(first_seq + near[meets]).tolist()} - {place.seq}
+                if any(self._may_be_good(seq) for seq in others):
+                    taken.add(place.seq)
+        return taken
+
+    def _may_be_good(self, seq: int) -> bool:
+        found = self._reader.frame(seq)
+        return isinstance(found, Frame) or found.reason is DamageReason.UNREADABLE
+
+    def _count(self, places: Sequence[_Place]) -> None:
+        """These frames have rows now."""
+        rows = np.frombuffer(b"".join(place.row for place in places), dtype=INDEX_ROW)
+        self.top_slot = _top_slot(rows, self.top_slot)
+        self._damaged |= {place.seq for place in places if place.row == HOLE_ROW}
+        written = [place.row for place in places if place.content]
+        if self._dial is not None and written:
+            self._dial.add(np.frombuffer(b"".join(written), dtype=INDEX_ROW))
+
+    def _look_after_failure(self) -> None:
+        try:
+            self._index.look_after_failure()
+        except OSError:
+            return  # none of the rows is known to count
+
+    def _is_damaged(self, seq: int) -> bool:
+        found = next(self.copies(seq, seq, floor=self._floor))
+        return isinstance(found, DamagedFrame)
+
+    def _mend(self, place: _Place) -> None:
+        """Makes one frame whole."""
+        self._write(place)
+        self._write_row(place)
+        # In this order: whoever looks at both in between must find it in one.
+        self._medium.rewritten([place.seq])
+        self._damaged -= {place.seq}
+
+    def _write_row(self, place: _Place) -> None:
+        old = self._reader.rows(place.seq, place.seq)
+        if old.tobytes() == place.row:
+            return
+        self._index.rewrite(place.seq, place.row)
+        if self._dial is not None:
+            self._dial.remove(old)
+        self._count([place])
+
+    def _is_finished(self, seq: int) -> bool:
+        row = self._reader.rows(seq, seq)
+        return row.tobytes() != HOLE_ROW and int(row["slot"][0]) < self._floor
+
+    def _cut(self, final_seq: int) -> None:
+        beyond = self._reader.rows(final_seq + 1, self.last_seq)
+        self._slots.close()
+        self._index.close()
+        self._reader.close()
+        try:
+            cut_beyond(self._disk, self._folder, final_seq)
+        finally:
+            self._read_index()
+            if self._dial is not None:
+                self._dial.remove(beyond[self.last_seq - final_seq :])
+            self._damaged = frozenset(seq for seq in self._damaged if seq <= self.last_seq)
+
+
+def _lies_there(seq: int) -> FrameDamaged:
+    return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")
+
+
+def _top_slot(rows: NDArray[Any], least: int) -> int:
+    """The greatest slot of these rows, or ``least``."""
+    slots = rows["slot"][rows["length"] > 0].astype(np.int64)
+    return int(slots.max(initial=least))
