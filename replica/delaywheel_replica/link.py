@@ -15,21 +15,17 @@ message            direction           meaning
                                        after this message
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
-``Fence``          cleaner to server   promise to take no more of a node's wheels up to a number
-``Fenced``         server to cleaner   the promise is durable; what this node holds of them
 ``Topics``         cleaner to server   what Kafka said of its topics
 =================  ==================  ==========================================================
 """
 
 import json
 import os
-import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from delaywheel.identity import WheelId
 from delaywheel_replica.inheritance import LINK_FD_VARIABLE
 
 # A message of so many topics, with the longest names, stays below the kernel's default bound of
@@ -58,31 +54,6 @@ class AskTopic:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The node stops cleanly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """Asks for the promise to take no more of ``node``'s wheels numbered ``upto`` or below.
-
-    ``number`` names the request: its answer repeats it.
-    """
-
-    number: int
-    node: str
-    upto: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """The promise is durable; ``applied`` is the greatest seq held of each such wheel.
-
-    A wheel that is not named is not held at all: that is the answer 0. ``complete`` is False when
-    this node may have lost what it once held.
-    """
-
-    number: int
-    applied: Mapping[WheelId, int]
-    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +89,7 @@ class Topics:
     parts: int = 1
 
 
-Message: TypeAlias = Wake | CommitSoon | AskTopic | Stop | Fence | Fenced | Topics
+Message: TypeAlias = Wake | CommitSoon | AskTopic | Stop | Topics
 
 
 class LinkMessageError(ValueError):
@@ -195,22 +166,17 @@ class Link:
         """The descriptor to wait on."""
         return self._socket.fileno()
 
-    def send(self, message: Message, *, wait_s: float = 0.0) -> bool:
-        """Sends, or drops the message when the buffer is full for longer than ``wait_s``.
+    def send(self, message: Message) -> bool:
+        """Sends, or drops the message when the buffer is full.
 
         Returns:
             Whether it was sent. False also when the other end is gone for good.
         """
-        content = encode(message)
         try:
-            if self._try_send(content):
-                return True
-            if wait_s > 0:
-                select.select([], [self._socket], [], wait_s)
-                return self._try_send(content)
-        except (BrokenPipeError, ConnectionResetError):
+            self._socket.send(encode(message))
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return False
-        return False
+        return True
 
     def receive(self) -> Iterator[Message]:
         """Every message that waits now.
@@ -233,13 +199,6 @@ class Link:
     def close(self) -> None:
         """Closes this end."""
         self._socket.close()
-
-    def _try_send(self, content: bytes) -> bool:
-        try:
-            self._socket.send(content)
-        except BlockingIOError:
-            return False
-        return True
 
 
 def encode(message: Message) -> bytes:
@@ -272,20 +231,6 @@ def _document(message: Message) -> dict[str, Any]:
     match message:
         case AskTopic():
             return {"type": "topic", "name": message.name}
-        case Fence():
-            return {
-                "type": "fence",
-                "number": message.number,
-                "node": message.node,
-                "upto": message.upto,
-            }
-        case Fenced():
-            return {
-                "type": "fenced",
-                "number": message.number,
-                "applied": {str(wheel): seq for wheel, seq in message.applied.items()},
-                "complete": message.complete,
-            }
         case Topics():
             return {
                 "type": "topics",
@@ -310,16 +255,6 @@ def _message(document: dict[str, Any]) -> Message:
     match kind:
         case "topic":
             return AskTopic(str(document["name"]))
-        case "fence":
-            return Fence(int(document["number"]), str(document["node"]), int(document["upto"]))
-        case "fenced":
-            return Fenced(
-                number=int(document["number"]),
-                applied={
-                    WheelId.parse(text): int(seq) for text, seq in document["applied"].items()
-                },
-                complete=bool(document["complete"]),
-            )
         case "topics":
             return Topics(
                 topics={

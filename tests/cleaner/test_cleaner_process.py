@@ -12,9 +12,8 @@ import pytest
 from delaywheel_replica.cleaner.ports import IDS, Record
 from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
-from delaywheel_replica.core.beat import Role
 from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.link import Fenced
+from delaywheel_replica.core.status import Role
 from local.kafka import KafkaBroker
 from support.cleaner_world import World, now_ms, sent
 from support.due_wheels import Sent, Wheels, wheels_in_memory
@@ -133,14 +132,19 @@ def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, t
     world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
 
 
-def test_an_answer_to_the_cleaner_before_closes_nothing(world: World, topic: str) -> None:
+def test_an_answer_about_lower_wheels_closes_nothing(world: World, topic: str) -> None:
     """It named other wheels: for this one it would mean "nothing is held"."""
-    world.wait_leading()
     (written,) = world.server.write([sent(topic, 60_000, b"x")])
-    world.server.late_answers = [Fenced(number, {}, complete=True) for number in range(100)]
+    world.server.answers_lower = True
     world.server.reopen()
-    world.wait_for("closed", lambda s: s.wheels[written.wheel].closed_at is not None)
-    assert world.status.wheels[written.wheel].closed_at == 1
+    wanted = world.wait_for("wanted", lambda s: bool(s.fences))
+    assert [(fence.origin, fence.upto) for fence in wanted.fences] == [("n1", written.wheel.number)]
+    offset = wanted.monotonic_ms + 1_000
+    waited = world.wait_for("some idle commits", lambda s: s.monotonic_ms > offset)
+    assert waited.wheels[written.wheel].closed_at is None
+    world.server.answers_lower = False
+    world.wait_for("closed", lambda s: s.wheels[written.wheel].closed_at == 1)
+    world.wait_for("wants nothing more", lambda s: not s.fences)
 
 
 def test_takeover_over_an_open_transaction(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, seconds, selection
-from delaywheel_replica.cleaner.selection import DueReader, Step
+from delaywheel_replica.cleaner.selection import LOOK_AGAIN_MS, DueReader, Step
 from delaywheel_replica.core.progress import Progress, violations
 from support.due_oracle import as_message, verdicts
 from support.due_wheels import Sent, Written, wheels_in_memory
@@ -56,8 +56,9 @@ class Selection(RuleBasedStateMachine):
         self.progress = Progress(START_MS - 800, None, {}, START_MS // 1000 - 3)
         self.limits: dict[WheelId, int] = {}
         self.skipped: set[tuple[WheelId, int]] = set()
-        self.unreadable: dict[tuple[WheelId, int], Progress] = {}  # since this progress
-        self.lost: set[tuple[WheelId, int]] = set()
+        self.damaged: dict[tuple[WheelId, int], Written] = {}
+        self.ever_damaged: set[tuple[WheelId, int]] = set()
+        self.lost: frozenset[tuple[WheelId, int]] = frozenset()
         self.fates: dict[tuple[bytes, int], int] = {}
         self.reader = self.new_reader()
         self.stack.callback(self.close_reader)
@@ -114,18 +115,34 @@ class Selection(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        damaged=st.booleans(),
+        damaged=st.integers(0, 2),
         clock_ms=st.sampled_from([0, 0, -3, -700, 5]),
     )
-    def next_leader(self, data: st.DataObject, *, damaged: bool, clock_ms: int) -> None:
+    def next_leader(self, data: st.DataObject, damaged: int, clock_ms: int) -> None:
+        """Another node's leader: some of its copies may be bad."""
         self.reader.close()
         self.now_ms += clock_ms
-        good = [frame for frame in self.wheels.frames if place(frame) not in self.unreadable]
-        if damaged and good:
-            frame = data.draw(st.sampled_from(good))
-            self.wheels.damage(frame)
-            self.unreadable[place(frame)] = self.progress
+        for _ in range(damaged):
+            good = [frame for frame in self.wheels.frames if place(frame) not in self.damaged]
+            if good:
+                frame = data.draw(st.sampled_from(good))
+                self.wheels.damage(frame)
+                self.damaged[place(frame)] = frame
+                self.ever_damaged.add(place(frame))
         self.reader = self.new_reader()
+        self.reader.update(self.limits, self.lost)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.damaged)
+    def repair(self, data: st.DataObject) -> None:
+        bad = data.draw(st.sampled_from(sorted(self.damaged)))
+        self.wheels.repair(self.damaged.pop(bad))
+
+    @rule()
+    def lose(self) -> None:
+        """All members lack what is waited for; what was repaired meanwhile is not given up."""
+        waiting = self.reader.unreadable
+        self.lost |= {bad for bad in waiting if self.reader.lost_frame(*bad) is not None}
         self.reader.update(self.limits, self.lost)
 
     def teardown(self) -> None:
@@ -141,7 +158,10 @@ class Selection(RuleBasedStateMachine):
             self.load()
             step = self.look(5, 50)
             if step.after == self.progress and not step and self.has_loaded():
-                break
+                if not self.reader.unreadable:
+                    break
+                self.lose()
+                self.now_ms += LOOK_AGAIN_MS
             self.commit(step, floor=False)
         assert self.progress.due_ms == self.now_ms
         assert {wheel: self.progress.seq(wheel) for wheel in self.limits} == self.limits
@@ -173,17 +193,16 @@ class Selection(RuleBasedStateMachine):
         assert all(seq <= self.limits[wheel] for wheel, seq in step.after.seqs.items())
         self.check_content(step)
         self.check_caps(step, cap_messages, cap_bytes)
-        self.check_lost(step)
-        if not step.behind and self.now_ms >= self.progress.due_ms and self.has_loaded():
+        self.check_waiting(step)
+        waits = self.reader.unreadable or not self.has_loaded()
+        if not step.behind and self.now_ms >= self.progress.due_ms and not waits:
             assert self.limits.keys() >= self.progress.seqs.keys()
             assert step.after.due_ms == self.now_ms
             assert {w: step.after.seq(w) for w in self.limits} == self.limits
         return step
 
     def check_content(self, step: Step) -> None:
-        expected = verdicts(
-            self.wheels.frames, self.unreadable.keys() | self.lost, step.before, step.after
-        )
+        expected = verdicts(self.wheels.frames, self.lost, step.before, step.after)
         forwarded = [as_message(verdict.row) for verdict in expected if verdict.outcome is None]
         assert list(step.messages) == forwarded
         assert [(*dropped[:2], *dropped[6:]) for dropped in step.dropped] == [
@@ -200,18 +219,23 @@ class Selection(RuleBasedStateMachine):
             places = {(m.wheel, m.seq) for m in [*step.messages, *step.dropped]}
             assert len(places) == 1
 
-    def check_lost(self, step: Step) -> None:
-        for lost in step.lost:
-            since = self.unreadable[lost.wheel, lost.seq]
-            assert (lost.wheel, lost.seq) not in self.lost
-            assert lost.seq <= step.after.seq(lost.wheel)
-            assert since.seq(lost.wheel) < lost.seq or since.due_ms < lost.slot * 1000 + 999
+    def check_waiting(self, step: Step) -> None:
+        """What is waited for was bad, is not given up, and has not been passed."""
+        for wheel, seq in self.reader.unreadable:
+            frame = next(f for f in self.wheels.frames if place(f) == (wheel, seq))
+            assert (wheel, seq) in self.ever_damaged
+            assert frame.slot >= self.progress.floor
+            if seq > step.before.seq(wheel):
+                assert step.after.seq(wheel) < seq or step.after.due_ms < frame.slot * 1000
+        for bad, frame in self.damaged.items():
+            newly = step.before.seq(frame.wheel) < frame.seq <= step.after.seq(frame.wheel)
+            if newly and bad not in self.lost and frame.slot >= self.progress.floor:
+                assert step.after.due_ms < frame.slot * 1000
 
     def commit(self, step: Step, *, floor: bool) -> None:
         for message in [*step.messages, *(d for d in step.dropped if d.outcome == 1)]:
             key = message.id, message.due_ms
             self.fates[key] = self.fates.get(key, 0) + 1
-        self.lost |= {(lost.wheel, lost.seq) for lost in step.lost}
         committed = step.after
         if floor:
             # As seals promise: no frame beyond V is for a slot below the floor.
@@ -224,8 +248,8 @@ class Selection(RuleBasedStateMachine):
         assert due_ms is None or due_ms > self.progress.due_ms
 
     def check_fates(self) -> None:
-        """Every key once, if none of its copies was in a bad or ignored frame."""
-        bad = self.unreadable.keys() | self.skipped
+        """Every key once, if none of its copies was in a lost or ignored frame."""
+        bad = self.lost | self.skipped
         keys: dict[tuple[bytes, int], bool] = {}
         for frame in self.wheels.frames:
             if frame.kind is Kind.MESSAGES:
@@ -235,12 +259,6 @@ class Selection(RuleBasedStateMachine):
         for key, is_sure in keys.items():
             if is_sure:
                 assert self.fates.get(key) == 1, key
-        for frame_place, since in self.unreadable.items():
-            wheel, seq = frame_place
-            frame = next(f for f in self.wheels.frames if place(f) == frame_place)
-            was_done = since.seq(wheel) >= seq and frame.slot * 1000 + 999 <= since.due_ms
-            if frame.slot >= self.progress.floor and not was_done:
-                assert frame_place in self.lost
 
 
 def place(frame: Written) -> tuple[WheelId, int]:

@@ -12,8 +12,8 @@ from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import open_node_folder
 from delaywheel.row import RowWriter
-from delaywheel_replica.core.beat import CleanerStatus, Role
 from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.status import CleanerStatus, Role
 from support.command import Command
 from support.messages import Message, columns_of
 from support.wheels import ACCEPTED_AT_MS, append, new_wheel

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, WheelBeat
-from delaywheel_replica.core.closing import Fence, FenceAnswer
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
 from delaywheel_replica.core.control import (
     ControlState,
     NodeRecord,
@@ -58,7 +57,7 @@ def look(state: ControlState, told: Beat, **situation: object) -> Duties:
         state.progress,
         FloorWatch(),
         ALONE,
-        Situation(now_ms=NOW_MS, beats={"a": told}, **situation),  # type: ignore[arg-type]
+        Situation(NOW_MS, "a", {"a": told}, **situation),  # type: ignore[arg-type]
     )
 
 
@@ -123,31 +122,171 @@ def test_another_storage_gets_no_wheel() -> None:
     assert (keys(found), found.fences) == ([], [])
 
 
-def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() -> None:
-    cluster = Cluster(nodes=("a", "b", "c"), min_insync=2, late_window_s=120)
-    state = committed().apply_all([node_record("b", NodeRecord("disk-b", 1))])
-    beats = {"a": beat("a"), "b": beat("b")}
-    situation = Situation(NOW_MS, beats)
-    assert duties(state, state.progress, FloorWatch(), cluster, situation).records == []
-    situation = replace(situation, beats={**beats, "c": beat("c")})
-    found = duties(state, state.progress, FloorWatch(), cluster, situation)
-    assert keys(found) == [
-        "node/a",
-        "wheel/a.10",
-        "node/b",
-        "wheel/b.2",
-        "node/c",
-        "wheel/c.1",
-    ]
-    after = state.apply_all(found.records)
-    assert after.wheels[WheelId("c", 1)] == wheel_record_of(
-        "a", "b", "c", min_insync=2, seal_slot=880
+CLUSTER = Cluster(nodes=("a", "b", "c"), min_insync=2, late_window_s=120)
+ABC = wheel_record_of("a", "b", "c", min_insync=2)
+
+
+def nodes_of(*, last_number: int = 9, **storages: str) -> ControlState:
+    """Three nodes that are known with these storages, or their own, and progress."""
+    state = ControlState(progress=Progress(NOW_MS, None, {}, 10))
+    return state.apply_all(
+        [
+            node_record(node, NodeRecord(storages.get(node, f"disk-{node}"), last_number))
+            for node in CLUSTER.nodes
+        ]
     )
+
+
+def look_at(state: ControlState, *beats: Beat, **situation: object) -> Duties:
+    told = {each.node: each for each in beats}
+    known = Situation(NOW_MS, "b", told, **situation)  # type: ignore[arg-type]
+    return duties(state, state.progress, FloorWatch(), CLUSTER, known)
+
+
+def using(node: str, open_number: int, **more: object) -> Beat:
+    """A node with an open wheel and the next as its spare."""
+    wheel, spare = WheelId(node, open_number), WheelId(node, open_number + 1)
+    return beat(node, open_=wheel, spare=spare, **more)  # type: ignore[arg-type]
+
+
+def test_members_are_all_nodes_and_nothing_is_registered_until_each_was_heard() -> None:
+    state = committed().apply_all([node_record("b", NodeRecord("disk-b", 1))])
+    assert keys(look_at(state, beat("a"), beat("b"))) == []
+    found = look_at(state, beat("a"), beat("b"), beat("c"))
+    assert keys(found) == ["node/a", "wheel/a.10", "node/b", "wheel/b.2", "node/c", "wheel/c.1"]
+    after = state.apply_all(found.records)
+    assert after.wheels[WheelId("c", 1)] == replace(ABC, seal_slot=880)
+
+
+def test_a_member_that_is_given_no_wheel_is_entered_with_its_storage() -> None:
+    """Else it could come back with an empty disk, and nobody would see that."""
+    found = look_at(committed(), beat("a"), beat("b"), beat("c", draining=True))
+    assert keys(found) == ["node/a", "wheel/a.10", "node/b", "wheel/b.1", "node/c"]
+    after = committed().apply_all(found.records)
+    assert after.nodes["c"] == NodeRecord("disk-c", 0)
+    assert keys(look_at(after, beat("c", draining=True))) == []
+
+
+def test_a_storage_that_merely_answers_is_no_member() -> None:
+    found = look_at(nodes_of(), beat("a"), beat("c", storage="disk-new"))
+    assert found.refused == {"c": Refusal.STORAGE_REPLACED}
+    assert nodes_of().apply_all(found.records).wheels[WheelId("a", 10)].members == ABC.members
+
+
+def test_a_node_that_is_configured_no_more_gets_no_wheel() -> None:
+    state = nodes_of().apply_all([node_record("d", NodeRecord("disk-d", 3))])
+    assert keys(look_at(state, beat("d", last_number=3))) == []
+
+
+def test_a_silent_node_gets_no_wheel_and_its_own_are_closed_once_one_could_have_heard() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC), wheel_record(A2, ABC)])
+    told = using("a", 1)
+    for in_office_ms, fences in ((9_999, []), (10_000, [Fence("a", 2)])):
+        found = look_at(state, told, silent={"a"}, in_office_ms=in_office_ms)
+        assert (found.fences, keys(found)) == (fences, [])
+    assert look_at(state, told, in_office_ms=10_000).fences == []
+    wants = beat("a", open_=A2)
+    assert keys(look_at(state, wants)) == ["node/a", "wheel/a.10"]
+    assert keys(look_at(state, wants, silent={"a"})) == []
+
+
+def test_the_end_is_not_below_v_of_the_transaction_itself() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 5}) for n in "bc"]
+    held = {A1: wheel_beat(7)}
+    told = {n: using(n, 2, wheels=held) for n in "abc"}
+    step = Progress(NOW_MS, None, {A1: 7}, 10)
+    situation = Situation(NOW_MS, "b", told, answers)
+    assert duties(state, step, FloorWatch(), CLUSTER, situation).closed == {A1: 7}
+    assert duties(state, state.progress, FloorWatch(), CLUSTER, situation).closed == {A1: 5}
+
+
+def test_an_end_that_too_few_hold_is_committed_as_a_fill_and_told_only_then() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}) for n, s in (("b", 7), ("c", 4))]
+    few = [
+        using("a", 2),
+        using("b", 1, wheels={A1: wheel_beat(7)}),
+        using("c", 1, wheels={A1: wheel_beat(4)}),
+    ]
+    found = look_at(state, *few, answers=answers)
+    assert (keys(found), found.fills, found.fences) == (["wheel/a.1"], {}, [])
+    state = state.apply_all(found.records)
+    assert state.wheels[A1] == replace(ABC, fill=7)
+    found = look_at(state, *few, answers=answers)
+    assert (keys(found), found.fills) == ([], {A1: 7})
+    # A new leader has no answers yet; what was filled stays.
+    found = look_at(state, *few)
+    assert (found.fills, found.fences) == ({A1: 7}, [Fence("a", 1)])
+    enough = [*few[:2], using("c", 1, wheels={A1: wheel_beat(7)})]
+    found = look_at(state, *enough, answers=answers)
+    assert found.closed == {A1: 7}
+    assert look_at(state.apply_all(found.records), *enough).fills == {}
+
+
+def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
+    wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
+    state = nodes_of().apply_all(wheels)
+    told = [using("a", 8), using("b", 8), beat("c", storage="disk-new", last_number=0)]
+    assert look_at(state, *told).refused == {"c": Refusal.STORAGE_REPLACED}
+    found = look_at(state, *told, replacements={"c": "disk-new", "x": "disk-x"})
+    state = state.apply_all(found.records)
+    assert state.nodes["c"] == NodeRecord("disk-new", 10)
+    today = {"a": "disk-a", "b": "disk-b", "c": "disk-new"}
+    new = {w for w, record in state.wheels.items() if dict(record.members) == today}
+    # Every node is given a wheel of which the new storage is a member.
+    assert new == {WheelId(node, 10) for node in "abc"}
+    assert found.fences == [Fence("c", 9)]
+    # Then the others have to leave theirs; and nothing is said twice.
+    found = look_at(state, *told, replacements={"c": "disk-new"})
+    assert found.fences == [Fence("a", 9), Fence("b", 9), Fence("c", 9)]
+    assert keys(found) == []
+    answers = [
+        FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
+    ]
+    found = look_at(state, *told, answers=answers)
+    assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
+
+
+def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    answers = [FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: 7}) for n in "bc"]
+    held = {A1: wheel_beat(7, lacking=(3,))}
+    told = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
+    found = look_at(state, *told, answers=answers)
+    assert (found.closed, found.lost) == ({}, ())
+    state = state.apply_all(found.records)
+    for lacks in ({(A1, 3): frozenset("ab")}, {(A1, 8): frozenset("abc")}):
+        assert keys(look_at(state, *told, answers=answers, lacks=lacks)) == []
+    found = look_at(state, *told, answers=answers, lacks={(A1, 3): frozenset("abc")})
+    assert (found.closed, found.lost) == ({A1: 7}, ((A1, 3),))
+    assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
+
+
+def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
+    """An operating system crash of all took frames that were taken account of."""
+    state = nodes_of().apply_all([wheel_record(A1, ABC)])
+    state = replace(state, progress=Progress(NOW_MS, None, {A1: 8}, 10))
+    answers = [
+        FenceAnswer(n, f"disk-{n}", Fence("a", 1), {A1: s}, all_incomplete=True)
+        for n, s in (("a", 6), ("b", 5), ("c", 6))
+    ]
+    told = [
+        using(n, 2 if n == "a" else 1, wheels={A1: wheel_beat(s)})
+        for n, s in (("a", 6), ("b", 6), ("c", 6))
+    ]
+    found = look_at(state, *told, answers=answers)
+    assert found.closed == {}
+    assert found.missing == {(A1, 7), (A1, 8)}
+    lacks = {(A1, seq): frozenset("abc") for seq in (7, 8)}
+    found = look_at(state, *told, answers=answers, lacks=lacks)
+    assert (found.closed, found.lost) == ({A1: 8}, ((A1, 7), (A1, 8)))
+    assert found.missing == set()
 
 
 def test_a_left_wheel_is_fenced_then_closed() -> None:
     state = committed((A1, None), (A2, None))
-    told = beat(open_=A2, spare=A3)
+    told = beat(open_=A2, spare=A3, wheels={A1: wheel_beat(7)})
     found = look(state, told)
     assert (found.fences, found.closed, keys(found)) == ([Fence("a", 1)], {}, [])
     answer = FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 7})
@@ -182,19 +321,20 @@ def test_a_closed_wheel_wholly_below_the_floor_is_unregistered(
     assert violations(state.progress, found.progress, found.unregistered) == []
 
 
-def test_lost_frames_are_recorded_once_and_only_of_registered_wheels() -> None:
-    state = committed((A1, None))
-    told = beat(open_=A1, spare=A2)
-    found = look(state, told, lost=[(A1, 4), (A1, 3), (A3, 1)])
+def test_with_one_member_its_own_word_is_enough() -> None:
+    state = committed((A1, None), n1=4)
+    told = beat(open_=A1, spare=A2, wheels={A1: wheel_beat(4)})
+    lacks = dict.fromkeys([(A1, 4), (A1, 3), (A3, 1)], frozenset("a"))
+    found = look(state, told, lacks=lacks)
     assert keys(found) == ["lost/a.1/3", "lost/a.1/4"]
-    assert keys(look(state.apply_all(found.records), told, lost=[(A1, 4)])) == []
+    assert keys(look(state.apply_all(found.records), told, lacks=lacks)) == []
 
 
 def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:
     state = committed((A1, None))
     assert state.progress is not None
     wrong = replace(state.progress, floor=9_999)
-    found = duties(state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, {"a": beat(open_=A1)}))
+    found = duties(state, wrong, FloorWatch(), ALONE, Situation(NOW_MS, "a", {"a": beat(open_=A1)}))
     assert found.progress.floor == 10
 
 
@@ -309,7 +449,7 @@ class Life:
         self.watch, self.answers = FloorWatch(), []
 
     def commit(self) -> None:
-        situation = Situation(self.now_ms, {"a": self.told}, self.answers)
+        situation = Situation(self.now_ms, "a", {"a": self.told}, self.answers)
         found = duties(self.state, self.step(), self.watch, ALONE, situation)
         self.answers += [self.promise(fence) for fence in found.fences]
         if self.random.random() < 0.1:

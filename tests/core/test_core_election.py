@@ -1,21 +1,25 @@
 """The election machine, alone with its tables."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from delaywheel_replica.core.beat import Role
 from delaywheel_replica.core.control import ControlState, leader_record
 from delaywheel_replica.core.election import (
+    ASKING_MS,
     IDLE_COMMIT_MS,
     LASTING_MS,
     MAX_SILENCE_MS,
     MIN_SILENCE_MS,
+    RANK_MS,
     Election,
     ElectionConfig,
 )
 from delaywheel_replica.core.election_events import (
+    CANDIDATE,
     ENDINGS,
+    IN_OFFICE,
     TRANSITIONS,
     BecomeLeader,
     CommitMark,
@@ -38,6 +42,7 @@ from delaywheel_replica.core.election_events import (
 )
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.status import Role
 
 WALL_MS = 1_000_000
 START_MS = 5_000
@@ -50,11 +55,10 @@ def tick(
     server_fresh: bool = True,
     holds_progress: bool = True,
     wall_ms: int | None = None,
-    heard_ms: int | None = None,
-    hears_enough: bool = True,
+    **more: Any,
 ) -> Tick:
     wall_ms = WALL_MS + now_ms if wall_ms is None else wall_ms
-    return Tick(now_ms, wall_ms, server_fresh, holds_progress, heard_ms, hears_enough)
+    return Tick(now_ms, wall_ms, server_fresh, holds_progress, **more)
 
 
 def control(token: str, *, due_ms: int | None = 0, tokens: int = 2) -> ControlState:
@@ -64,8 +68,25 @@ def control(token: str, *, due_ms: int | None = 0, tokens: int = 2) -> ControlSt
     return state
 
 
-def standby(*, alone: bool = True) -> Election:
-    return Election(ElectionConfig(run="r", alone=alone))
+def standby(*, nodes: int = 1, required: int | None = None, rank: int = 0) -> Election:
+    required = nodes // 2 + 1 if required is None else required
+    return Election(ElectionConfig(run="r", nodes=nodes, required=required, rank=rank))
+
+
+def asking() -> Election:
+    """The first of three; its turn has come."""
+    election = standby(nodes=3)
+    election.step(tick(START_MS - 2 * MIN_SILENCE_MS))
+    election.step(tick(START_MS - RANK_MS))
+    assert election.step(tick(START_MS)) == []
+    assert election.phase is Phase.ASKING
+    return election
+
+
+def with_votes(election: Election, now_ms: int, *nodes: str) -> Tick:
+    wish = election.vote_wish
+    round_ = 0 if wish is None else wish.round
+    return tick(now_ms, votes=frozenset(nodes), vote_round=round_)
 
 
 def initialising() -> Election:
@@ -110,6 +131,7 @@ def stopped() -> Election:
 
 IN_PHASE: dict[Phase, Callable[[], Election]] = {
     Phase.STANDBY: standby,
+    Phase.ASKING: asking,
     Phase.INITIALISING: initialising,
     Phase.MARKING: marking,
     Phase.READING: reading,
@@ -119,11 +141,14 @@ IN_PHASE: dict[Phase, Callable[[], Election]] = {
 }
 
 
-def events(token: str, mark: int) -> list[Event]:
+def events(election: Election, token: str, mark: int) -> list[Event]:
     """Every kind of event in every variant that a table tells apart."""
     now_ms = START_MS + 1
     return [
         tick(now_ms),
+        with_votes(election, now_ms, "b"),
+        tick(now_ms, heard_ms=now_ms),
+        *(tick(now_ms, unfit=reason) for reason in (Reason.CLOCK_OFF, Reason.HANDED_OVER)),
         tick(now_ms, server_fresh=False),
         tick(now_ms, holds_progress=False),
         tick(now_ms, hears_enough=False),
@@ -143,9 +168,10 @@ def events(token: str, mark: int) -> list[Event]:
 
 def test_every_phase_takes_every_event_as_the_table_says() -> None:
     seen: dict[tuple[Phase, type[Event]], set[Phase]] = {key: set() for key in TRANSITIONS}
-    for phase, make in IN_PHASE.items():
+    makers = [*IN_PHASE.items(), (Phase.STANDBY, ready)]
+    for phase, make in makers:
         for mark in (0, 1):
-            for event in events("r-1", mark):
+            for event in events(make(), "r-1", mark):
                 election = make()
                 if mark == 1 and phase is Phase.MARKING:
                     election.step(MarkReport(START_MS, "r-1", 0, Verdict.COMMITTED))
@@ -160,7 +186,7 @@ def test_every_phase_takes_every_event_as_the_table_says() -> None:
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.STOPPED])
 def test_another_candidacys_events_change_nothing(phase: Phase) -> None:
-    for event in events("r-0", 0):
+    for event in events(IN_PHASE[phase](), "r-0", 0):
         if not isinstance(event, Tick | Stop):
             election = IN_PHASE[phase]()
             assert election.step(event) == []
@@ -174,8 +200,8 @@ def test_a_mark_that_is_not_the_next_changes_nothing() -> None:
 
 
 def test_leaving_office_or_candidacy_destroys_the_producers_once() -> None:
-    for phase in set(Phase) - {Phase.STANDBY, Phase.STOPPED}:
-        for event in events("r-1", 0):
+    for phase in (*CANDIDATE, *IN_OFFICE):
+        for event in events(IN_PHASE[phase](), "r-1", 0):
             election = IN_PHASE[phase]()
             effects = election.step(event)
             destroyed = sum(isinstance(effect, DestroyProducers) for effect in effects)
@@ -187,6 +213,7 @@ def test_epoch_and_role_are_told_only_in_office() -> None:
         election = make()
         assert election.epoch == (41 if phase in {Phase.RESTING, Phase.LEADING} else None)
     assert [phase.role for phase in Phase] == [
+        Role.STANDBY,
         Role.STANDBY,
         Role.CANDIDATE,
         Role.CANDIDATE,
@@ -230,12 +257,20 @@ def end(election: Election, reason: Reason, now_ms: int) -> None:
     assert election.step(event) == [DestroyProducers(reason)]
 
 
-def stands_at(election: Election, from_ms: int) -> int:
-    """When a machine, ticked every 10 ms, stands again."""
-    for now_ms in range(from_ms, from_ms + 2 * MAX_SILENCE_MS, 10):
-        if election.step(tick(now_ms)):
+def stands_at(election: Election, from_ms: int, **told: Any) -> int:
+    """When a machine, ticked every 10 ms, stands again; who is asked agrees at once."""
+    for now_ms in range(from_ms, from_ms + 5 * MAX_SILENCE_MS, 10):
+        wish = election.vote_wish
+        if wish is not None:
+            told |= {"votes": frozenset("bcde"), "vote_round": wish.round}
+        if election.step(tick(now_ms, **told)):
             return now_ms
     pytest.fail("it never stands")
+
+
+def in_turn(found_ms: int, expected_ms: int, rank: int = 0) -> bool:
+    """Whether it is when the node's turn comes, once nothing else is waited for."""
+    return 0 <= found_ms - expected_ms - rank * RANK_MS <= RANK_MS + 20
 
 
 def keep_leading(election: Election, from_ms: int, to_ms: int, commit_ms: int = 20) -> None:
@@ -244,22 +279,68 @@ def keep_leading(election: Election, from_ms: int, to_ms: int, commit_ms: int = 
         election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, commit_ms))
 
 
-def test_a_node_alone_stands_at_once_and_others_after_the_silence() -> None:
+def ready() -> Election:
+    """The first of three, whose turn comes with the next tick."""
+    election = standby(nodes=3)
+    election.step(tick(START_MS - 2 * MIN_SILENCE_MS))
+    election.step(tick(START_MS - RANK_MS))
+    return election
+
+
+def test_a_node_alone_stands_at_once_and_others_in_turn_after_the_silence() -> None:
     assert stands_at(standby(), 0) == 0
-    assert stands_at(standby(alone=False), 0) == MIN_SILENCE_MS
+    assert [in_turn(stands_at(standby(nodes=3, rank=n), 0), MIN_SILENCE_MS, n) for n in range(3)]
 
 
 def test_hearing_a_leader_puts_the_standing_off() -> None:
-    election = standby(alone=False)
-    assert election.step(tick(0)) == []
-    assert election.step(tick(1_400, heard_ms=500)) == []
-    assert election.step(tick(1_500, heard_ms=500)) == [InitProducers("r-1")]
+    election = standby(nodes=3)
+    for now_ms in range(0, 5_000, 100):
+        assert election.step(tick(now_ms, heard_ms=now_ms - 100)) == []
+        assert election.phase is Phase.STANDBY
+    heard_ms = 4_800
+    found_ms = stands_at(election, 5_000, heard_ms=heard_ms)
+    assert in_turn(found_ms, heard_ms + MIN_SILENCE_MS)
 
 
-@pytest.mark.parametrize("what", ["server_fresh", "hears_enough"])
-def test_without_a_living_server_or_enough_peers_nobody_stands(what: str) -> None:
-    for now_ms in range(0, 3_000, 100):
-        assert standby().step(tick(now_ms, **{what: False})) == []
+def test_who_asks_in_vain_begins_a_new_round() -> None:
+    election = asking()
+    first = election.vote_wish
+    assert election.step(tick(START_MS + ASKING_MS - 1)) == []
+    assert election.vote_wish == first
+    assert election.step(tick(START_MS + ASKING_MS)) == []
+    assert (election.phase, election.vote_wish) == (Phase.STANDBY, None)
+    for now_ms in (START_MS + ASKING_MS + 10, START_MS + ASKING_MS + 10 + 2 * RANK_MS):
+        election.step(tick(now_ms))
+    second = election.vote_wish
+    assert first is not None
+    assert second is not None
+    assert second.round == first.round + 1
+
+
+def test_who_hands_over_alone_has_nobody_to_wait_for() -> None:
+    election = leading()
+    now_ms = START_MS + 10
+    jumped = tick(now_ms, wall_ms=0)
+    assert election.step(jumped) == [DestroyProducers(Reason.CLOCK_JUMPED)]
+    assert stands_at(election, now_ms) == now_ms + MIN_SILENCE_MS
+
+
+@pytest.mark.parametrize(
+    "what", [{"server_fresh": False}, {"hears_enough": False}, {"unfit": Reason.CLOCK_OFF}]
+)
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_without_a_living_server_enough_peers_or_a_clock_nobody_stands(
+    what: dict[str, Any], nodes: int
+) -> None:
+    election = standby(nodes=nodes)
+    for now_ms in range(0, 9_000, 100):
+        assert election.step(tick(now_ms, **what)) == []
+        assert election.phase is Phase.STANDBY
+    assert in_turn(stands_at(election, 9_000), 9_000)
+    if nodes > 1:
+        election = asking()
+        assert election.step(tick(START_MS + 10, **what)) == []
+        assert election.phase is Phase.STANDBY
 
 
 def test_every_candidacy_has_a_token_of_its_own() -> None:
@@ -270,14 +351,15 @@ def test_every_candidacy_has_a_token_of_its_own() -> None:
 
 
 def test_the_silence_doubles_with_failed_candidacies_up_to_its_most() -> None:
-    election = standby(alone=False)
+    election = standby(nodes=3)
     now_ms, silences = 0, []
     for _ in range(8):
         now_ms = stands_at(election, now_ms)
         election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
         silences.append(election.silence_ms)
-        assert stands_at(election, now_ms) == now_ms + election.silence_ms
-        now_ms += election.silence_ms
+        found_ms = stands_at(election, now_ms)
+        assert in_turn(found_ms, now_ms + election.silence_ms)
+        now_ms = found_ms
         election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN, touched=False))
     assert silences == [2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 64_000, 64_000]
 
@@ -330,6 +412,21 @@ def test_the_silence_falls_under_a_leader_that_lasts() -> None:
     assert election.silence_ms == MIN_SILENCE_MS
 
 
+@pytest.mark.parametrize(("every_ms", "silence_ms"), [(100, MIN_SILENCE_MS), (900, 8_000)])
+def test_the_silence_falls_under_another_leader_heard_without_a_break(
+    every_ms: int, silence_ms: int
+) -> None:
+    election = standby(nodes=3)
+    now_ms = 0
+    for _ in range(3):
+        now_ms = stands_at(election, now_ms)
+        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+    assert election.silence_ms == 8_000
+    for at_ms in range(now_ms, now_ms + LASTING_MS, 100):
+        election.step(tick(at_ms, heard_ms=at_ms - at_ms % every_ms))
+    assert election.silence_ms == silence_ms
+
+
 def test_idle_commits_keep_a_leader_in_office() -> None:
     election = leading()
     assert election.step(tick(START_MS + IDLE_COMMIT_MS - 1)) == []
@@ -346,6 +443,8 @@ def test_idle_commits_keep_a_leader_in_office() -> None:
         (tick(START_MS + MIN_SILENCE_MS + 1), Reason.COMMITS_TOO_OLD),
         (tick(START_MS + 1, server_fresh=False), Reason.SERVER_STALE),
         (tick(START_MS + 1, hears_enough=False), Reason.UNHEARD),
+        (tick(START_MS + 1, unfit=Reason.CLOCK_OFF), Reason.CLOCK_OFF),
+        (tick(START_MS + 1, unfit=Reason.HANDED_OVER), Reason.HANDED_OVER),
         (tick(START_MS, wall_ms=WALL_MS + START_MS + 501), Reason.CLOCK_JUMPED),
         (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), Reason.CLOCK_JUMPED),
     ],

@@ -86,7 +86,7 @@ class Rivals:
     def _new(self, node: int) -> Election:
         self.runs[node] += 1
         # Alone, wrongly: so that all of them stand as early and as often as can be.
-        return Election(ElectionConfig(run=f"{node}-{self.runs[node]}", ids=IDS, alone=True))
+        return Election(ElectionConfig(run=f"{node}-{self.runs[node]}", ids=IDS))
 
     def walk(self, steps: int) -> None:
         rules = {self.tick: 20, self.carry_out: 60, self.deliver: 60, self.restart: 1}

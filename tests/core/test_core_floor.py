@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.beat import WheelBeat
+from delaywheel_replica.core.control import ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.floor import (
     FRAME_GATES,
     FloorView,
@@ -229,10 +230,43 @@ def test_of_all_that_is_told_the_strongest_counts() -> None:
     assert ledger_told(beats) == {A1: 6, B1: 0}
 
 
+MEMBERS = ControlState(
+    nodes={node: NodeRecord(f"disk-{node}", 9) for node in "abc"},
+    wheels={A1: wheel_record_of("a", "b", closed_at=5), A2: wheel_record_of("a", "b")},
+)
+
+
 def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
-    closed = wheel_record_of(closed_at=5)
-    assert not wholly_below(A1, wheel_record_of(), 100, [beat(wheels={A1: wheel_beat(5)})])
-    assert wholly_below(A1, wheel_record_of(closed_at=0), 100, [])
-    for applied, top_slot, below in ((5, 99, True), (5, 100, False), (4, 99, False), (6, -1, True)):
-        told = [beat("b"), beat(wheels={A1: wheel_beat(applied, top_slot=top_slot)})]
-        assert wholly_below(A1, closed, 100, told) is below
+    def below(*told: WheelBeat, wheel: WheelId = A1, state: ControlState = MEMBERS) -> bool:
+        beats = {n: beat(n, wheels={wheel: w}) for n, w in zip("abc", told, strict=False)}
+        return wholly_below(wheel, state, 100, beats)
+
+    assert not below(wheel_beat(5, top_slot=99), wheel=A2)
+    for applied, top_slot, is_below in (
+        (5, 99, True),
+        (5, 100, False),
+        (4, 99, False),
+        (6, -1, True),
+    ):
+        assert below(wheel_beat(applied, top_slot=top_slot)) is is_below
+        assert below(wheel_beat(0), wheel_beat(applied, top_slot=top_slot)) is is_below
+    # Rows with a hole among them do not tell of every slot; lost frames do not matter.
+    hole = wheel_beat(5, top_slot=99, lacking=(3,))
+    assert not below(hole)
+    assert below(hole, state=replace(MEMBERS, lost=frozenset({(A1, 3)})))
+    # Whoever still has files of it above the floor holds it up, though it is no member.
+    whole = wheel_beat(5, top_slot=99)
+    for partly in (wheel_beat(3, top_slot=100), wheel_beat(9, top_slot=100)):
+        assert not below(whole, partly)
+        assert not below(whole, wheel_beat(0), partly)
+    # Only members hold it all.
+    assert not below(wheel_beat(0), wheel_beat(0), whole)
+
+
+def test_wholly_below_when_there_is_nothing_or_nobody_left() -> None:
+    empty = replace(MEMBERS, wheels={A1: wheel_record_of("a", "b", closed_at=0)})
+    assert wholly_below(A1, empty, 100, {})
+    assert not wholly_below(A1, empty, 100, {"a": beat(wheels={A1: wheel_beat(1, top_slot=100)})})
+    replaced = {node: NodeRecord("disk-new", 9) for node in "ab"}
+    assert wholly_below(A1, replace(MEMBERS, nodes=replaced), 100, {})
+    assert not wholly_below(A1, MEMBERS, 100, {})

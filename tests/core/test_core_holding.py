@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import WheelBeat
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.holding import holds_progress, takeable
+from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.control import ControlState, NodeRecord
+from delaywheel_replica.core.holding import held_prefix, holds_progress, takeable
 from delaywheel_replica.core.progress import Progress
-from support.core_values import beat, wheel_record_of
+from support.core_values import beat, wheel_beat, wheel_record_of
 
-A1 = WheelId("a", 1)
+A1, A2 = WheelId("a", 1), WheelId("a", 2)
 
 
 @pytest.mark.parametrize(
@@ -15,17 +19,17 @@ A1 = WheelId("a", 1)
     [
         (None, None, None, 0, 0),
         (None, None, 7, 5, 0),
-        (9, 7, None, 5, 7),
+        (9, 7, None, 5, 9),
         (7, 9, None, 5, 7),
         (7, 9, None, 8, 7),
         (6, 6, 7, 5, 6),
         (9, 9, 7, 5, 7),
-        # The operating system crashed: 6 to 8 were taken account of, and are gone.
+        # The operating system crashed: 6 to 8 were taken account of, and are not here.
         (5, 5, None, 8, 5),
-        (5, 5, 5, 8, 8),
+        (5, 5, 8, 8, 5),
     ],
 )
-def test_what_may_be_taken(
+def test_what_a_node_alone_may_take(
     applied: int | None,
     high_watermark: int | None,
     closed_at: int | None,
@@ -39,14 +43,97 @@ def test_what_may_be_taken(
         progress=Progress(0, None, {A1: taken}),
         wheels={A1: wheel_record_of(closed_at=closed_at)},
     )
-    assert takeable(state, beat(wheels=wheels)) == {A1: limit}
-    assert holds_progress(state, beat(wheels=wheels)) == (limit >= taken)
+    own = beat(wheels=wheels)
+    assert takeable(state, own, {"a": own}) == takeable(state, own, {}) == {A1: limit}
+    held = 0 if applied is None else applied
+    assert holds_progress(state, own) == (held >= taken)
 
 
 def test_nothing_counts_as_taken_before_the_first_leader() -> None:
     assert holds_progress(ControlState(), beat())
-    assert takeable(ControlState(wheels={A1: wheel_record_of()}), beat()) == {A1: 0}
+    assert takeable(ControlState(wheels={A1: wheel_record_of()}), beat(), {}) == {A1: 0}
 
 
 def test_a_wheel_that_is_taken_account_of_but_not_registered_is_not_held() -> None:
-    assert not holds_progress(ControlState(progress=Progress(0, None, {A1: 1})), beat())
+    own = beat(wheels={A1: wheel_beat(1)})
+    assert not holds_progress(ControlState(progress=Progress(0, None, {A1: 1})), own)
+
+
+THREE = ControlState(
+    nodes={node: NodeRecord(f"disk-{node}", 9) for node in "abcd"},
+    wheels={A1: wheel_record_of("a", "b", "c", min_insync=2)},
+)
+
+
+def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Beat:
+    wheel = wheel_beat(applied, high_watermark=high_watermark, **more)  # type: ignore[arg-type]
+    return beat(node, wheels={A1: wheel})
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "limit"),
+    [
+        (told("b", 9), [], 0),
+        (told("b", 9), [told("c", 7)], 7),
+        (told("b", 5), [told("c", 7)], 5),
+        (told("b", 9), [told("a", 8), told("c", 7)], 8),
+        # HW, whoever tells it, and whoever is heard no more.
+        (told("b", 9, 4), [told("a", 3, 6)], 6),
+        (told("b", 9), [replace(told("d", 0, 5), storage="x")], 5),
+        # What is held is held without a hole.
+        (told("b", 9), [told("c", 8, lacking=(6, 7))], 5),
+        (told("b", 9, lacking=(3,)), [told("c", 8)], 2),
+        # Only the members' storages count.
+        (told("b", 9), [told("d", 9)], 0),
+        (told("b", 9), [replace(told("c", 9), storage="disk-new")], 0),
+    ],
+)
+def test_what_w_members_hold_may_be_taken(own: Beat, others: list[Beat], limit: int) -> None:
+    beats = {each.node: each for each in others}
+    assert takeable(THREE, own, beats) == {A1: limit}
+
+
+def test_what_was_taken_may_be_though_fewer_are_known_to_hold_it_now() -> None:
+    state = replace(THREE, progress=Progress(0, None, {A1: 8}))
+    beats = {"c": told("c", 5)}
+    assert takeable(THREE, told("b", 9), beats) == {A1: 5}
+    assert takeable(state, told("b", 9), beats) == {A1: 8}
+    assert takeable(state, told("b", 6), beats) == {A1: 6}
+
+
+def test_a_replaced_members_old_copy_counts_no_more() -> None:
+    state = ControlState(
+        nodes={**THREE.nodes, "c": NodeRecord("disk-new", 9)}, wheels=dict(THREE.wheels)
+    )
+    assert takeable(state, told("b", 9), {"c": told("c", 9)}) == {A1: 0}
+
+
+def test_lost_frames_are_not_lacking() -> None:
+    lost = frozenset({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
+    state = ControlState(progress=Progress(0, None, {A1: 11}), wheels=THREE.wheels, lost=lost)
+    for lacking, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
+        own = told("b", 9, lacking=lacking)
+        assert held_prefix(state, A1, own) == prefix
+        assert holds_progress(state, own) == (prefix == 11)
+    assert takeable(state, told("b", 9, lacking=(6,)), {"c": told("c", 9)}) == {A1: 11}
+
+
+@given(
+    applied=st.integers(0, 12),
+    lacking=st.sets(st.integers(1, 12)),
+    lost=st.sets(st.integers(1, 15)),
+)
+def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost: set[int]) -> None:
+    there = sorted(seq for seq in lacking if seq <= applied)
+    state = ControlState(lost=frozenset((A1, seq) for seq in lost))
+    expected = 0
+    while expected + 1 in lost or (expected < applied and expected + 1 not in there):
+        expected += 1
+    assert held_prefix(state, A1, told("a", applied, lacking=tuple(there))) == expected
+
+
+def test_beyond_as_many_as_are_told_nothing_is_known() -> None:
+    lacking = tuple(range(1, MAX_LACKING + 1))
+    state = ControlState(lost=frozenset((A1, seq) for seq in lacking))
+    assert held_prefix(state, A1, told("a", 999, lacking=lacking)) == MAX_LACKING
+    assert held_prefix(state, A1, told("a", 999, lacking=lacking[:-1])) == 999

@@ -6,21 +6,24 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import beat, control, election
+from delaywheel_replica.core import control, election, status
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.cancelling import (
     CancelDecision,
     CancelView,
     after_writing,
     before_writing,
 )
-from delaywheel_replica.core.closing import Close, Fence, FenceAnswer, closing
+from delaywheel_replica.core.closing import AnswersWanted, Close, closing, wheels_to_close
 from delaywheel_replica.core.control import ControlState, NodeRecord
 from delaywheel_replica.core.election_events import ENDINGS, TRANSITIONS, Phase
 from delaywheel_replica.core.floor import FRAME_GATES
+from delaywheel_replica.core.holding import takeable
+from delaywheel_replica.core.losing import Sought, frames_lost
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.registration import Registered, register
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Answer
-from support.core_values import wheel_record_of
+from support.core_values import beat, wheel_beat, wheel_record_of
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -75,7 +78,7 @@ def test_transitions() -> None:
 def test_endings() -> None:
     words = {True: "yes", False: "no"}
     assert table("reason")[1:] == [
-        [reason.value, *(words[flag] for flag in (e.doubles, e.rivals, e.stands_at_once))]
+        [reason.value, *(words[flag] for flag in (e.doubles, e.rivals, e.stands_at_once, e.yields))]
         for reason, e in ENDINGS.items()
     ]
 
@@ -86,7 +89,9 @@ def test_times() -> None:
         election.MAX_SILENCE_MS,
         election.IDLE_COMMIT_MS,
         election.LASTING_MS,
-        beat.SERVER_FRESH_MS,
+        election.ASKING_MS,
+        election.RANK_MS,
+        status.SERVER_FRESH_MS,
     ]
 
 
@@ -134,12 +139,40 @@ def test_registration(row: list[str]) -> None:
         assert given.value == answer
 
 
-FIVE = wheel_record_of("a", "b", "c", "d", "e", min_insync=3)
+FIVE = ControlState(
+    nodes={node: NodeRecord(f"disk-{node}", 1) for node in "abcde"},
+    wheels={A1: wheel_record_of("a", "b", "c", "d", "e", min_insync=3)},
+)
+REPLACED = replace(FIVE, nodes={**FIVE.nodes, "c": NodeRecord("disk-new", 1)})
 FENCE = Fence("a", 1)
 
 
 def member(node: str, applied: int, *, complete: bool = True, storage: str = "") -> FenceAnswer:
-    return FenceAnswer(node, storage or f"disk-{node}", FENCE, {A1: applied}, complete)
+    storage = storage or f"disk-{node}"
+    return FenceAnswer(node, storage, FENCE, {A1: applied}, all_incomplete=not complete)
+
+
+def holding(nodes: str, seq: int) -> dict[str, Beat]:
+    return {node: beat(node, wheels={A1: wheel_beat(seq)}) for node in nodes}
+
+
+TO_CLOSE: dict[str, tuple[ControlState, dict[str, Beat], set[str]]] = {
+    "left": (FIVE, {"a": beat("a", last_number=1)}, set()),
+    "replaced": (replace(FIVE, nodes={"a": NodeRecord("disk-new", 1)}), {}, set()),
+    "silent": (FIVE, {"a": beat("a", open_=A1)}, {"a"}),
+    "superseded": (
+        replace(FIVE, wheels={**FIVE.wheels, WheelId("a", 2): wheel_record_of("a", "b")}),
+        {"a": beat("a", open_=A1)},
+        set(),
+    ),
+}
+
+
+def test_what_is_to_be_closed() -> None:
+    assert [row[0] for row in table("a wheel is")[1:]] == list(TO_CLOSE)
+    assert wheels_to_close(FIVE, {"a": beat("a", open_=A1)}) == []
+    for state, beats, silent in TO_CLOSE.values():
+        assert wheels_to_close(state, beats, silent) == [A1]
 
 
 ANSWERED = {
@@ -147,38 +180,82 @@ ANSWERED = {
     "R complete": [("a", True), ("b", True), ("c", True)],
     "all N": [("a", True), ("b", True), ("c", False), ("d", False), ("e", False)],
 }
-HOLDERS = {"any": 2, "fewer than W": 2, "W": 3}
+HOLDERS = {"any": "ab", "fewer than W": "ab", "W": "abc"}
 
 
 @pytest.mark.parametrize("row", table("answers of members")[1:])
 def test_closing(row: list[str]) -> None:
     answered, holders, result = row
-    answers = [
-        member(node, 7 if index < HOLDERS[holders] else 5, complete=complete)
-        for index, (node, complete) in enumerate(ANSWERED[answered])
-    ]
-    assert type(closing(A1, FIVE, answers)).__name__ == result
+    answers = [member(node, 7, complete=complete) for node, complete in ANSWERED[answered]]
+    beats = holding("abcde", 5) | holding(HOLDERS[holders], 7)
+    assert type(closing(A1, FIVE, answers, beats, taken=0)).__name__ == result
 
 
 MEMBERS = {
-    "answers, complete": [member("c", 9)],
-    "answers, incomplete": [member("c", 9, complete=False)],
-    "answers with another storage than it was registered with": [member("c", 9, storage="new")],
-    "has not answered for this wheel": [],
+    "answers, complete": (FIVE, [member("c", 9)]),
+    "answers, incomplete": (FIVE, [member("c", 9, complete=False)]),
+    "was replaced, answers or not": (REPLACED, [member("c", 9, storage="disk-new")]),
+    "has an answer from another storage": (FIVE, [member("c", 9, storage="disk-new")]),
+    "has not answered for this wheel": (FIVE, []),
 }
 
 
 @pytest.mark.parametrize("row", table("a member that")[1:])
 def test_members(row: list[str]) -> None:
-    what, for_r, for_all, for_end = row
+    what, for_r, for_all, for_end, may_hold = row
+    state, answers = MEMBERS[what]
+    storage = answers[0].storage if answers else "disk-c"
     others = [member("a", 7), member("b", 7)]
     incomplete = [member(node, 7, complete=False) for node in ("a", "b", "d", "e")]
-    with_r = type(closing(A1, FIVE, others + MEMBERS[what])).__name__
-    with_all = closing(A1, FIVE, incomplete + MEMBERS[what])
-    assert (with_r != "AnswersWanted") == (for_r == "yes")
-    assert (type(with_all).__name__ != "AnswersWanted") == (for_all == "yes")
+    everyone = holding("abcde", 9)
+    with_r = closing(A1, state, others + answers, everyone, taken=0)
+    with_all = closing(A1, state, incomplete + answers, everyone, taken=0)
+    assert isinstance(with_r, AnswersWanted) == (for_r == "no")
+    assert isinstance(with_all, AnswersWanted) == (for_all == "no")
     if for_all == "yes":
-        assert (with_all != Close(7)) == (for_end == "yes")
+        assert with_all == Close(9 if for_end == "yes" else 7)
+    own = replace(beat("c", wheels={A1: wheel_beat(9)}), storage=storage)
+    enough = [member(node, 9) for node in ("a", "b", "d")]
+    held = closing(A1, state, enough, holding("ab", 9) | {"c": own}, taken=0)
+    assert isinstance(held, Close) == (may_hold == "yes")
+
+
+def unacknowledged(told: Beat) -> Beat:
+    """The same, without a word about what is acknowledged."""
+    wheels = {w: replace(each, high_watermark=0) for w, each in told.wheels.items()}
+    return replace(told, wheels=wheels)
+
+
+OWN = unacknowledged(holding("a", 9)["a"])
+HELD = {node: unacknowledged(each) for node, each in holding("bc", 7).items()}
+TOLD = {"d": beat("d", wheels={A1: wheel_beat(0, high_watermark=6)})}
+CLOSED = replace(FIVE, wheels={A1: replace(FIVE.wheels[A1], closed_at=4)})
+TAKEABLE: dict[str, tuple[ControlState, Beat, dict[str, Beat], int]] = {
+    "not held by the leader's node": (FIVE, beat("a"), holding("bcd", 9), 0),
+    "not closed, held by W by their beats": (FIVE, OWN, HELD, 7),
+    "not closed, its HW told by anyone": (FIVE, OWN, TOLD, 6),
+    "closed at T": (CLOSED, OWN, {}, 4),
+}
+
+
+def test_what_may_be_taken() -> None:
+    assert [row[0] for row in table("wheel | enters V up to")[1:]] == list(TAKEABLE)
+    for state, own, others, limit in TAKEABLE.values():
+        assert takeable(state, own, others) == {A1: limit}
+
+
+SAID = {"said that they lack it": "abcde", "did not all say so": "abcd"}
+SEQS = {"any": 3, "≤ V, ≤ T, or ≤ what anyone has of the wheel": 3, "beyond all of these": 9}
+
+
+def test_lost_frames() -> None:
+    for who, seqs, result in table("all members, but for replaced ones,")[1:]:
+        said, _, shows = who.partition(", but one's newest beat ")
+        seq = SEQS[seqs]
+        lacking = {n: beat(n, wheels={A1: wheel_beat(5, lacking=(3,))}) for n in "abcde"}
+        beats = lacking | (holding("b", 5) if shows else {})
+        sought = Sought("a", beats, (), {(A1, seq): frozenset(SAID[said])})
+        assert bool(frames_lost(FIVE, {}, sought)) == (result == "lost")
 
 
 COPY = Position(A1, 1, 0)

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.beat import Role
+from delaywheel_replica.core.status import Role
 from delaywheel_replica.link import AskTopic, CommitSoon, TopicInfo
 from support.server_process import ServerProcess, wait_until
 

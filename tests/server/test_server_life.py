@@ -128,11 +128,15 @@ def test_what_was_acknowledged_is_there_after_kill_9(server: ServerProcess) -> N
 
 def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
     wait_until("a spare", lambda: state(server).spare is not None)
+    assert state(server).starts == 1
     server.kill()
     server.start(leads=False)
     (result,) = server.produce(row())
     assert result.handle.startswith("n1.2:")
     assert not server.describe().HasField("leader")
+    beat = server.cleaner.beat()
+    assert beat is not None
+    assert (beat.start, beat.count > 1) == (2, True)
     # A second restart without Kafka finds no spare: refused, and nothing is opened twice.
     server.kill()
     server.start(leads=False)
@@ -146,6 +150,7 @@ def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
 
 
 def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProcess) -> None:
+    wait_until("a spare", lambda: state(server).spare is not None)
     server.cleaner.answers_topics = False
     waits = [row(), pb.DelayedMessage(topic="in-doubt", delay_ms=60_000)]
     slow = server.stub.DelayProduce.future(pb.DelayProduceRequest(messages=waits), timeout=20)
@@ -202,18 +207,19 @@ def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
 ) -> None:
     server.produce(row())
     wait_until("a spare", lambda: state(server).spare is not None)
-    server.cleaner.fence("n1", 1, number=5)
-    answer = wait_until("the promise", lambda: server.cleaner.fenced(5))
-    assert (answer.applied, answer.complete) == ({ONE: 1}, True)
+    server.cleaner.fence("n1", 1)
+    answer = wait_until("the promise", lambda: server.cleaner.fenced("n1", 1))
+    assert (answer.applied, answer.is_complete(ONE)) == ({ONE: 1}, True)
     assert state(server).fenced == {"n1": 1}
     wait_until("the spare is open", lambda: state(server).open == TWO)
     server.wait_accepting()
     (result,) = server.produce(row())
     assert result.handle.startswith("n1.2:")
     # A promise about another node's wheels is kept as well, for ever the highest.
-    server.cleaner.fence("n9", 4, number=6)
-    server.cleaner.fence("n9", 3, number=7)
-    assert wait_until("the promise", lambda: server.cleaner.fenced(7)).applied == {}
+    server.cleaner.fence("n9", 4)
+    assert wait_until("the promise", lambda: server.cleaner.fenced("n9", 4)).applied == {}
+    server.cleaner.fence("n9", 3)
+    assert wait_until("the same", lambda: server.cleaner.fenced("n9", 3)).fence.upto == 4
     assert state(server).fenced == {"n1": 1, "n9": 4}
 
 

@@ -12,13 +12,14 @@ import pytest
 
 from delaywheel.dial import Dial
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import NodeFolder, NodeState, Spare, load_node_state, open_node_folder
+from delaywheel.nodefile import NodeFolder, load_node_state, open_node_folder
+from delaywheel.nodestate import NodeState, Spare
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import WheelState, list_wheels, load_meta
-from delaywheel_replica.core.beat import CleanerStatus, Role
+from delaywheel_replica.core.beat import Fence, FenceAnswer, Office
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.link import Fence, Fenced
+from delaywheel_replica.core.status import CleanerStatus, Role
 from delaywheel_replica.server import status as status_module
 from delaywheel_replica.server import wheels as wheels_module
 from delaywheel_replica.server.committer import Committer
@@ -42,7 +43,6 @@ class Bench:
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self.disk = disk
-        self.answers: list[Fenced] = []
         self.folder: NodeFolder = open_node_folder(
             disk, DATA, node="n1", cluster_id="c", boot_id="b"
         )
@@ -69,7 +69,6 @@ class Bench:
             self.view,
             self.committer,
             limits=WheelLimits(7200, 120, 1000, 1 << 20),
-            answer=self.answers.append,
             on_change=lambda: None,
         )
 
@@ -79,7 +78,14 @@ class Bench:
         assert state is not None
         return state
 
-    def hear(self, *, role: Role = Role.LEADING, floor: int = 0, **wheels: int | None) -> None:
+    def hear(
+        self,
+        *,
+        role: Role = Role.LEADING,
+        floor: int = 0,
+        fences: tuple[Fence, ...] = (),
+        **wheels: int | None,
+    ) -> None:
         """The cleaner tells a registry: number of the wheel -> T, or None while it is open."""
         members = {"n1": self.state.storage}
         self.view.cleaner.status = CleanerStatus(
@@ -95,8 +101,21 @@ class Bench:
                 WheelId("n1", int(name[1:])): WheelRecord(members, 1, 0, closed_at)
                 for name, closed_at in wheels.items()
             },
+            fences=fences,
         )
         self.keeper.work()
+
+    def want(self, *fences: Fence) -> None:
+        """The cleaner tells the same registry, and wants promises."""
+        status = self.view.cleaner.status
+        assert status is not None
+        self.view.cleaner.status = replace(status, fences=fences)
+        self.keeper.work()
+
+    @property
+    def answers(self) -> list[FenceAnswer]:
+        """What is told of promises."""
+        return list(self.view.answers.values())
 
     async def close(self) -> None:
         """Ends the writer's thread, if there is one."""
@@ -189,24 +208,59 @@ async def test_a_promise_is_durable_before_it_is_answered(bench: Bench) -> None:
     bench.hear(w1=None)
     bench.hear(w1=None, w2=None)
     await bench.write()
-    bench.keeper.fence(Fence(7, "n1", 1))
     bench.disk.faults.append(Fault("write", path_part="node.json"))
-    bench.keeper.work()
+    bench.want(Fence("n1", 1))
     assert (bench.answers, bench.state.fenced) == ([], {})
-    bench.keeper.fence(Fence(8, "n1", 1))
     bench.keeper.work()
-    assert bench.answers == [Fenced(8, {ONE: 1}, complete=True)]
+    answer = FenceAnswer("n1", bench.state.storage, Fence("n1", 1), {ONE: 1})
+    assert bench.answers == [answer]
     assert bench.state.fenced == {"n1": 1}
     assert bench.state.open == TWO
     assert load_meta(bench.disk, DATA, ONE).state is WheelState.FENCED
     assert await bench.write() == "n1.2"
 
 
+async def test_what_may_be_lost_is_said_of_each_wheel_for_as_long_as_it_is_so(
+    bench: Bench,
+) -> None:
+    bench.hear(w1=None)
+    bench.hear(w1=None, w2=None)
+    await bench.write()
+    bench.folder.save(all_incomplete=True)
+    bench.view.cleaner.status = None
+    bench.keeper.work()
+    bench.hear(fences=(Fence("n1", 1),), w1=None, w2=None)
+    (answer,) = bench.answers
+    assert not answer.is_complete(ONE)
+    bench.keeper.work()
+    (answer,) = bench.answers
+    assert (answer.all_incomplete, answer.incomplete) == (False, frozenset({ONE}))
+    bench.hear(fences=(Fence("n1", 1),), w1=1, w2=None)
+    bench.keeper.work()
+    (answer,) = bench.answers
+    assert answer.is_complete(ONE)
+
+
+async def test_the_beat_says_office_floor_and_its_place_in_the_order(bench: Bench) -> None:
+    bench.folder.save(starts=4)
+    assert (bench.view.beat().floor, bench.view.beat().office) == (None, None)
+    bench.hear(floor=17, fences=(Fence("n9", 1),), w1=None)
+    status = bench.view.cleaner.status
+    assert status is not None
+    bench.view.cleaner.status = status = replace(status, epoch=41, fills={TWO: 3})
+    beat = bench.view.beat(9)
+    assert (beat.order, beat.floor) == ((4, 9), 17)
+    assert beat.office == Office(41, (Fence("n9", 1),), {TWO: 3})
+    bench.view.cleaner.status = replace(status, role=Role.STANDBY)
+    assert bench.view.beat().office is None
+    bench.view.cleaner.status = replace(status, monotonic_ms=monotonic_ms() - 1_000)
+    assert (bench.view.beat().floor, bench.view.beat().office) == (17, None)
+
+
 async def test_a_fence_takes_the_spare_with_it(bench: Bench) -> None:
     bench.hear(w1=None)
     bench.hear(w1=None, w2=None)
-    bench.keeper.fence(Fence(7, "n1", 2))
-    bench.keeper.work()
+    bench.want(Fence("n1", 2))
     assert (bench.state.open, bench.state.spare) == (None, None)
     # Nothing at or below the promise is ever taken again.
     bench.hear(w1=None, w2=None)
@@ -221,8 +275,7 @@ async def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more
     bench.hear(w1=None)
     bench.hear(w1=None, w2=None)
     await bench.write()
-    bench.keeper.fence(Fence(7, "n1", 1))
-    bench.keeper.work()
+    bench.want(Fence("n1", 1))
     bench.hear(w1=1, w2=None)
     assert load_meta(bench.disk, DATA, ONE).final_seq == 1
     above = bench.view.held[ONE].top_slot + 1
@@ -278,6 +331,19 @@ async def test_no_crash_while_opening_opens_a_wheel_twice(disk: SimulatedDisk) -
     await bench.close()
 
 
+async def test_alone_it_lacks_what_its_cleaner_could_not_read(bench: Bench) -> None:
+    bench.hear(w1=None)
+    await bench.write()
+    assert bench.view.lacks() == {}
+    assert bench.view.cleaner.status is not None
+    bad = frozenset({(ONE, 1), (ONE, 2), (TWO, 5), (TWO, 6)})
+    bench.view.cleaner.status = replace(
+        bench.view.cleaner.status, unreadable=bad, lost=frozenset({(TWO, 6)})
+    )
+    # The second frame of the open wheel was never written: it may still come.
+    assert bench.view.lacks() == dict.fromkeys([(ONE, 1), (TWO, 5)], frozenset({"n1"}))
+
+
 async def test_a_wheel_that_could_not_be_made_is_left(bench: Bench) -> None:
     bench.disk.faults.append(Fault("write", path_part="meta.json"))
     bench.hear(w1=None)
@@ -293,8 +359,7 @@ async def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(bench: Bench)
     await bench.write()
     (top_slot,) = (line.top_slot for line in [bench.committer.line] if line is not None)
     bench.disk.faults += [Fault("write", path_part="node.json") for _ in range(9)]
-    bench.keeper.fence(Fence(7, "n9", 1))
-    bench.hear(floor=top_slot + 1, w1=None, w2=None)
+    bench.hear(floor=top_slot + 1, fences=(Fence("n9", 1),), w1=None, w2=None)
     folder = DATA / "wheels" / "n1.1" / "slots"
     assert [
         name for hour in disk_names(bench, folder) for name in disk_names(bench, folder / hour)

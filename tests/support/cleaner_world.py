@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,8 +21,9 @@ from delaywheel.identity import WheelId
 from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
-from delaywheel_replica.link import Fence, Fenced, Link, Message, Stop, Topics, Wake
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
 from support.due_wheels import Sent, Wheels, Written
 
 NODE = "n1"
@@ -45,8 +46,8 @@ class PretendedServer:
     def __init__(self, data: Path, link: Link, wheels: Wheels) -> None:
         self.draining = False
         self.silent = False
-        # Answers to what a cleaner of a life before asked: they come before each new one.
-        self.late_answers: list[Fenced] = []
+        # While it is set, answers are made to lower promises than are wanted.
+        self.answers_lower = False
         self.topics: dict[str, Topics] = {}
         self._link = link
         self._wheels = wheels
@@ -104,18 +105,22 @@ class PretendedServer:
                     self._take(message)
 
     def _take(self, message: Message) -> None:
-        match message:
-            case Fence():
-                for late in self.late_answers:
-                    self._link.send(late)
-                applied = {
-                    wheel: seq
-                    for wheel, seq in self._wheels.last_seqs().items()
-                    if wheel.node == message.node and wheel.number <= message.upto
-                }
-                self._link.send(Fenced(message.number, applied, complete=True))
-            case Topics():
-                self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
+        if isinstance(message, Topics):
+            self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
+
+    def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[FenceAnswer, ...]:
+        status = self.status()
+        fences = () if status is None else status.fences
+        return tuple(self._answer(fence, seqs) for fence in fences)
+
+    def _answer(self, fence: Fence, seqs: Mapping[WheelId, int]) -> FenceAnswer:
+        upto = fence.upto - 1 if self.answers_lower else fence.upto
+        applied = {
+            wheel: seq
+            for wheel, seq in seqs.items()
+            if wheel.node == fence.origin and wheel.number <= upto
+        }
+        return FenceAnswer(NODE, STORAGE, Fence(fence.origin, upto), applied)
 
     def _take_wheels(self) -> None:
         status = self.status()
@@ -167,7 +172,12 @@ class PretendedServer:
                     if wheel is not None
                 },
             )
-            status = ServerStatus(beat, os.getpid(), time.monotonic_ns() // 1_000_000)
+            status = ServerStatus(
+                beat,
+                os.getpid(),
+                time.monotonic_ns() // 1_000_000,
+                answers=self._answers(seqs),
+            )
             self._row.write(status.to_json())
             self._link.send(Wake())
 

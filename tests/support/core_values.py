@@ -3,9 +3,16 @@
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.control import Leader, WheelRecord
 from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.status import (
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+    VoteWish,
+)
 
 NODES = ("a", "b", "c", "d", "e")
 
@@ -30,6 +37,15 @@ wheel_beats = st.builds(
     seal_seq=seqs,
     ledger_seq=seqs,
     top_slot=st.integers(-1, 2**33),
+    lacking=st.sets(st.integers(1, 99), max_size=3).map(lambda lacking: tuple(sorted(lacking))),
+)
+fences = st.builds(Fence, node_ids, st.integers(1, 9))
+frame_names = st.tuples(wheel_ids, st.integers(1, 99))
+offices = st.builds(
+    Office,
+    epoch=seqs,
+    fences=st.lists(fences, max_size=2).map(tuple),
+    fills=st.dictionaries(wheel_ids, seqs, max_size=2),
 )
 beats = st.builds(
     Beat,
@@ -43,8 +59,33 @@ beats = st.builds(
     draining=st.booleans(),
     complete=st.booleans(),
     wheels=st.dictionaries(wheel_ids, wheel_beats, max_size=3),
+    start=st.integers(0, 9),
+    count=seqs,
+    floor=st.none() | slots,
+    office=st.none() | offices,
+    heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
 )
-server_statuses = st.builds(ServerStatus, beat=beats, pid=st.integers(1, 99), monotonic_ms=times_ms)
+answers = st.builds(
+    FenceAnswer,
+    node=node_ids,
+    storage=st.text(max_size=8),
+    fence=fences,
+    applied=st.dictionaries(wheel_ids, seqs, max_size=2),
+    incomplete=st.frozensets(wheel_ids, max_size=2),
+    all_incomplete=st.booleans(),
+)
+server_statuses = st.builds(
+    ServerStatus,
+    beat=beats,
+    pid=st.integers(1, 99),
+    monotonic_ms=times_ms,
+    peers=st.dictionaries(node_ids, st.builds(PeerSight, beats, st.none() | times_ms), max_size=2),
+    leader_heard_ms=st.none() | times_ms,
+    answers=st.lists(answers, max_size=2).map(tuple),
+    votes=st.frozensets(node_ids, max_size=2),
+    vote_round=st.integers(0, 9),
+    lacks=st.dictionaries(frame_names, st.frozensets(node_ids, max_size=2), max_size=2),
+)
 wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatmap(
     lambda members: st.builds(
         WheelRecord,
@@ -52,6 +93,7 @@ wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatm
         min_insync=st.integers(1, len(members)),
         seal_slot=slots,
         closed_at=st.none() | seqs,
+        fill=seqs,
     )
 )
 cleaner_statuses = st.builds(
@@ -71,6 +113,11 @@ cleaner_statuses = st.builds(
     kafka_error=st.none() | st.text(max_size=8),
     counters=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
     unavailable_topics=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    fences=st.lists(fences, max_size=2).map(tuple),
+    fills=st.dictionaries(wheel_ids, seqs, max_size=2),
+    vote_wish=st.none() | st.builds(VoteWish, st.integers(1, 9), times_ms),
+    unreadable=st.frozensets(frame_names, max_size=2),
+    lost=st.frozensets(frame_names, max_size=2),
 )
 
 
@@ -84,8 +131,9 @@ def beat(
     storage: str | None = None,
     wheels: dict[WheelId, WheelBeat] | None = None,
     wall_ms: int = 0,
+    heard: dict[str, int] | None = None,
 ) -> Beat:
-    """A beat of a node whose storage is named after it."""
+    """A beat of a node whose storage is named after it; `heard` says how long ago."""
     named = [wheel.number for wheel in (open_, spare) if wheel is not None]
     return Beat(
         node=node,
@@ -98,6 +146,7 @@ def beat(
         draining=draining,
         complete=True,
         wheels=wheels or {},
+        heard={peer: Heard("boot", ago_ms) for peer, ago_ms in (heard or {}).items()},
     )
 
 
@@ -107,20 +156,27 @@ def wheel_beat(
     seal: tuple[int, int] = (0, 0),
     ledger_seq: int | None = None,
     top_slot: int = -1,
+    lacking: tuple[int, ...] = (),
+    high_watermark: int | None = None,
 ) -> WheelBeat:
-    """How far a wheel is held; published as far as it is held unless told otherwise."""
+    """How far a wheel is held; published and acknowledged as far unless told otherwise."""
     return WheelBeat(
         applied=applied,
-        high_watermark=applied,
+        high_watermark=applied if high_watermark is None else high_watermark,
         seal_slot=seal[0],
         seal_seq=seal[1],
         ledger_seq=applied if ledger_seq is None else ledger_seq,
         top_slot=top_slot,
+        lacking=lacking,
     )
 
 
 def wheel_record_of(
-    *nodes: str, min_insync: int = 1, seal_slot: int = 0, closed_at: int | None = None
+    *nodes: str,
+    min_insync: int = 1,
+    seal_slot: int = 0,
+    closed_at: int | None = None,
+    fill: int = 0,
 ) -> WheelRecord:
     """A registered wheel whose members' storages are named after them."""
     return WheelRecord(
@@ -128,4 +184,5 @@ def wheel_record_of(
         min_insync=min_insync,
         seal_slot=seal_slot,
         closed_at=closed_at,
+        fill=fill,
     )

@@ -50,16 +50,16 @@ def is_done(row: Row, progress: Progress) -> bool:
 
 def verdicts(
     frames: Sequence[Written],
-    unreadable: Collection[tuple[WheelId, int]],
+    lost: Collection[tuple[WheelId, int]],
     before: Progress,
     after: Progress,
 ) -> list[Verdict]:
-    """Everything between two states of progress, in order."""
+    """Everything between two states of progress, in order; lost frames are not looked at."""
     seen = [
         frame
         for frame in frames
         if frame.seq <= after.seqs.get(frame.wheel, 0)
-        and (frame.wheel, frame.seq) not in unreadable
+        and (frame.wheel, frame.seq) not in lost
         and frame.slot >= before.floor
     ]
     rows = [

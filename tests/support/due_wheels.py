@@ -12,7 +12,7 @@ import numpy as np
 from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk
-from delaywheel.format import Kind
+from delaywheel.format import MAGIC, Kind
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
@@ -77,13 +77,20 @@ class Wheels:
 
     def damage(self, frame: Written) -> None:
         """Makes a frame unreadable, on the medium."""
+        self._overwrite(frame, b"XXXX")
+
+    def repair(self, frame: Written) -> None:
+        """Makes a damaged frame what it was."""
+        self._overwrite(frame, MAGIC)
+
+    def _overwrite(self, frame: Written, start: bytes) -> None:
         reader = WheelReader(self.disk, self.data, frame.wheel)
         offset = int(reader.rows(frame.seq, frame.seq)["offset"][0])
         reader.close()
         path = layout.slot_path(layout.wheel_folder(self.data, frame.wheel), frame.slot)
         with path.open("r+b") as file:
             file.seek(offset)
-            file.write(b"XXXX")
+            file.write(start)
 
     def close(self) -> None:
         """Closes all files."""

@@ -17,15 +17,14 @@ from pathlib import Path
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
-from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
 from delaywheel_replica.core.control import ControlState, Leader, WheelRecord
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.link import (
     AskTopic,
-    Fence,
-    Fenced,
     Link,
     Message,
     Stop,
@@ -69,7 +68,7 @@ class FakeCleaner:
         self._row = RowWriter(data / "cleaner.row")
         self._boot = read_boot_id()
         self._lock = threading.Lock()
-        self._fenced: dict[int, Fence] = {}
+        self._fences: dict[str, Fence] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
 
@@ -105,16 +104,17 @@ class FakeCleaner:
         document = self._server_row.read()
         return None if document is None else ServerStatus.from_json(document).beat
 
-    def fence(self, node: str, upto: int, number: int) -> None:
-        """Asks for a promise."""
-        self._link.send(Fence(number, node, upto))
+    def fence(self, node: str, upto: int) -> None:
+        """Wants a promise, and no other about this node any more."""
+        self._fences[node] = Fence(node, upto)
+        self._link.send(Wake())
 
-    def fenced(self, number: int) -> Fenced | None:
+    def fenced(self, node: str, upto: int) -> FenceAnswer | None:
         """The answer to a fence, once it is there."""
-        for message in self.received:
-            if isinstance(message, Fenced) and message.number == number:
-                return message
-        return None
+        document = self._server_row.read()
+        answers = () if document is None else ServerStatus.from_json(document).answers
+        wanted = (a for a in answers if a.fence.origin == node and a.fence.upto >= upto)
+        return next(wanted, None)
 
     def _live(self) -> None:
         self._run()
@@ -170,12 +170,11 @@ class FakeCleaner:
             self._link.send(Wake())
 
     def _close(self, beat: Beat) -> None:
-        """Asks for a fence of each wheel to be closed, and closes it at the answer."""
+        """Wants a fence of each wheel to be closed, and closes it at the answer."""
         for wheel in wheels_to_close(self.state, {beat.node: beat}):
-            number = 1_000_000 + wheel.number
-            answer = self.fenced(number)
+            answer = self.fenced(wheel.node, wheel.number)
             if answer is None:
-                self._link.send(Fence(number, wheel.node, wheel.number))
+                self.fence(wheel.node, wheel.number)
                 continue
             self._change(wheel, closed_at=answer.applied.get(wheel, 0))
 
@@ -204,5 +203,6 @@ class FakeCleaner:
             control_offset=7,
             wheels=self.state.wheels,
             kafka_error=self.kafka_error,
+            fences=tuple(self._fences.values()),
         )
         self._row.write(status.to_json())

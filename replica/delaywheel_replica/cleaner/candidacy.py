@@ -1,4 +1,4 @@
-"""The slow calls of a candidacy, on a thread of their own: checks, inits, marks, reading.
+"""The slow calls of a candidacy, in the background: checks, inits, marks, reading.
 
 The main thread goes on stamping its row meanwhile. Each call ends with one event for the election
 machine (core/election.py), which alone decides what comes next; there is at most one call at a
@@ -8,10 +8,10 @@ time.
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower, ControlTopicBroken
 from delaywheel_replica.cleaner.ports import (
     IDS,
@@ -22,7 +22,8 @@ from delaywheel_replica.cleaner.ports import (
     Record,
     Refusal,
 )
-from delaywheel_replica.core.control import leader_record
+from delaywheel_replica.cleaner.runner import Runner, ThreadRunner
+from delaywheel_replica.core.control import ControlState, leader_record
 from delaywheel_replica.core.election_events import (
     ControlRead,
     Event,
@@ -34,11 +35,11 @@ from delaywheel_replica.core.election_events import (
 from delaywheel_replica.core.reports import Verdict
 
 CALL_MS = 5_000
+FOLLOW_S = 1.0
+"""A candidacy never waits longer for a reading that was begun before it."""
 
-
-def monotonic_ms() -> int:
-    """CLOCK_MONOTONIC in milliseconds: the same clock in all processes of one machine."""
-    return time.monotonic_ns() // 1_000_000
+FOLLOW_AGAIN_S = 1.0
+READ_AGAIN_S = 0.01
 
 
 class Candidacy:
@@ -46,7 +47,6 @@ class Candidacy:
 
     Attributes:
         producers: Of the newest candidacy.
-        error: Why the last call failed, for people; None once one went well.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class Candidacy:
         node: str,
         control_topic: str,
         on_event: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+        runner: Runner | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -65,18 +67,26 @@ class Candidacy:
             follower: Of the control topic; left alone by others while a call runs.
             node: This node's id.
             control_topic: Where marks go.
-            on_event: Called on another thread when `events` has something.
+            on_event: Called in the background when `events` has something.
+            clock: None: the machine's.
+            runner: Of the calls; None: threads.
         """
         self.producers: ProducersPort | None = None
-        self.error: str | None = None
+        self._error: str | None = None
+        self._follow_error: str | None = None
+        self._marked: set[int] = set()
         self._kafka = kafka
         self._follower = follower
         self._node = node
         self._control_topic = control_topic
         self._on_event = on_event
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="candidacy")
-        self._inits = ThreadPoolExecutor(IDS, thread_name_prefix="init")
+        # Each is counted on one side only.
+        self._started = 0
+        self._ended = 0
+        self._follow_at = 0.0
+        self._clock = clock or SystemClock()
+        self._runner = runner or ThreadRunner(IDS)
 
     def events(self) -> list[Event]:
         """How the calls ended, since the last look.
@@ -92,6 +102,25 @@ class Candidacy:
                 raise event
             found.append(event)
         return found
+
+    @property
+    def error(self) -> str | None:
+        """Why the last call failed, for people; None once one went well."""
+        return self._error or self._follow_error
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is under way: the follower is left alone then."""
+        return self._started > self._ended
+
+    def follow(self) -> None:
+        """Reads the control topic to its end for the first time, if Kafka lets us, now and then.
+
+        Who stands by needs it as well: the wheels that are registered for its node are there.
+        """
+        if not self.is_busy and self._clock.monotonic() >= self._follow_at:
+            self._follow_at = self._clock.monotonic() + FOLLOW_AGAIN_S
+            self._start(self._follow)
 
     def init(self, token: str, *, has_wheels: bool) -> None:
         """Makes the producers and inits every id; ends with InitsDone or InitFailed."""
@@ -115,49 +144,84 @@ class Candidacy:
             self.producers = None
 
     def close(self) -> None:
-        """Ends the threads; what still runs is left to its time-outs."""
+        """Ends what runs in the background, or leaves it to its time-outs."""
         self.destroy()
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._inits.shutdown(wait=False, cancel_futures=True)
+        self._runner.close()
 
-    def _start(self, call: Callable[[], Event]) -> None:
+    def _start(self, call: Callable[[], Event | None]) -> None:
+        self._started += 1
+
         def run() -> None:
             try:
-                self._events.put(call())
+                event = call()
+                self._ended += 1
+                if event is not None:
+                    self._events.put(event)
             except BaseException as error:  # noqa: BLE001 - raised again where it is heard
                 self._events.put(error)
             self._on_event()
 
-        self._thread.submit(run)
+        self._runner.start(run)
+
+    def _follow(self) -> None:
+        try:
+            self._follower.read_to_end(FOLLOW_S)
+        except (ControlUnreadable, ControlTopicBroken) as error:
+            self._follow_error = str(error)
+        else:
+            self._follow_error = None
 
     def _init(self, producers: ProducersPort, token: str, *, has_wheels: bool) -> Event:
+        self._marked.clear()
+        self._follower.expect(token)
         try:
             self._kafka.check(has_wheels=has_wheels)
         except (KafkaAway, Refusal) as refusal:
-            self.error = str(refusal)
-            return InitFailed(monotonic_ms(), token, Verdict.UNKNOWN, touched=False)
-        ends = list(self._inits.map(lambda number: producers.init(number, CALL_MS), range(IDS)))
+            self._error = str(refusal)
+            return InitFailed(self._clock.monotonic_ms(), token, Verdict.UNKNOWN, touched=False)
+        ends = self._runner.together(
+            [partial(producers.init, number, CALL_MS) for number in range(IDS)]
+        )
         failed = [end for end in ends if end.verdict is not Verdict.CONTINUE]
         if not failed:
-            return InitsDone(monotonic_ms(), token)
-        self.error = failed[0].cause
+            return InitsDone(self._clock.monotonic_ms(), token)
+        self._error = failed[0].cause
         fenced = any(end.verdict is Verdict.FENCED for end in failed)
-        return InitFailed(monotonic_ms(), token, Verdict.FENCED if fenced else Verdict.UNKNOWN)
+        return InitFailed(
+            self._clock.monotonic_ms(), token, Verdict.FENCED if fenced else Verdict.UNKNOWN
+        )
 
     def _mark(self, producers: ProducersPort, token: str, index: int) -> Event:
         key, value = leader_record(index, self._node, token)
         producers.begin(index)
         record = Record(self._control_topic, key.encode(), value, [], partition=0)
         ended = producers.commit(index, record, CALL_MS)
-        if ended.verdict is not Verdict.COMMITTED:
-            self.error = ended.cause
-        return MarkReport(monotonic_ms(), token, index, ended.verdict)
+        if ended.verdict is Verdict.COMMITTED:
+            self._marked.add(index)
+        else:
+            self._error = ended.cause
+        return MarkReport(self._clock.monotonic_ms(), token, index, ended.verdict)
 
     def _read(self, token: str) -> Event:
         try:
-            state = self._follower.read_to_end(CALL_MS / 1000)
+            state = self._read_marks()
         except (ControlUnreadable, ControlTopicBroken) as error:
-            self.error = str(error)
-            return ReadFailed(monotonic_ms(), token)
-        self.error = None
-        return ControlRead(monotonic_ms(), token, state)
+            self._error = str(error)
+            return ReadFailed(self._clock.monotonic_ms(), token)
+        self._error = self._follow_error = None
+        return ControlRead(self._clock.monotonic_ms(), token, state)
+
+    def _read_marks(self) -> ControlState:
+        """Reads to the end, until every mark that was committed has come by.
+
+        A commit is answered before its markers are written: the last stable offset may lie below
+        the mark for a moment still, and what is newest there is not the newest.
+        """
+        deadline = self._clock.monotonic() + CALL_MS / 1000
+        while True:
+            state = self._follower.read_to_end(max(0.0, deadline - self._clock.monotonic()))
+            if self._follower.marks >= self._marked:
+                return state
+            if self._clock.monotonic() >= deadline:
+                raise ControlUnreadable("the control topic does not show what was committed to it")
+            self._runner.pause(READ_AGAIN_S)

@@ -28,6 +28,7 @@ class ControlFollower:
     Attributes:
         state: What was read, since the end was reached once.
         offset: How far; -1: the end was not reached yet.
+        marks: The ids of which a mark with the token of `expect` was read.
     """
 
     def __init__(self, kafka: KafkaPort) -> None:
@@ -35,8 +36,15 @@ class ControlFollower:
         self._reader: ControlPort | None = None
         self._read = ControlState()
         self._ended = False
+        self._token = ""
         self.state = ControlState()
         self.offset = -1
+        self.marks: frozenset[int] = frozenset()
+
+    def expect(self, token: str) -> None:
+        """A candidacy begins: from now on its marks are watched for, be they newest or not."""
+        self._token = token
+        self.marks = frozenset()
 
     def poll(self) -> bool:
         """Takes in what arrived, without waiting; whether there was anything.
@@ -94,6 +102,7 @@ class ControlFollower:
         try:
             for record in records:
                 self._read = self._read.apply(record.key, record.value, record.offset)
+                self.marks |= self._read.marked(self._token)
                 if self._ended:
                     self.offset = record.offset
         except ControlRecordMalformedError as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic as monotonic_clock
 from typing import Protocol
 
@@ -25,9 +25,10 @@ from delaywheel_replica.cleaner import outcomes
 from delaywheel_replica.cleaner.deadletters import DeadLetters, Hold, Plan, condemn
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record
 from delaywheel_replica.cleaner.producers import is_aftermath
-from delaywheel_replica.cleaner.rows import DueRows, Outcome
+from delaywheel_replica.cleaner.rows import DueRows, LostFrame, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.cleaner.steps import Step
+from delaywheel_replica.cleaner.unreadable import FrameName
 from delaywheel_replica.core.control import ControlRecord, ControlState
 from delaywheel_replica.core.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.floor import FloorWatch
@@ -45,9 +46,14 @@ class ReaderPort(Protocol):
     def start(self, progress: Progress) -> None:
         """Begins from a committed progress; forgets the limits."""
 
-    def update(
-        self, limits: Mapping[WheelId, int], lost: Collection[tuple[WheelId, int]] = ()
-    ) -> None:
+    @property
+    def unreadable(self) -> frozenset[FrameName]:
+        """Frames that something waits for."""
+
+    def lost_frame(self, wheel: WheelId, seq: int) -> LostFrame | None:
+        """What is known of a frame that is to be given up; None: it can be read."""
+
+    def update(self, limits: Mapping[WheelId, int], lost: Collection[FrameName] = ()) -> None:
         """Says how far each wheel may be taken, and which frames are known to be lost."""
 
     def next_due_ms(self) -> int | None:
@@ -118,6 +124,7 @@ class Forwarder:
         self._pace: Pace = first_pace(caps)
         self._monotonic = monotonic
         self._watch = FloorWatch()
+        self._missing: frozenset[FrameName] = frozenset()
         self._turn = 0
         self._forwarding = False
         self._reading = False
@@ -131,6 +138,11 @@ class Forwarder:
     def forwarding(self) -> bool:
         """Whether messages go out, not only idle commits."""
         return self._forwarding
+
+    @property
+    def unreadable(self) -> frozenset[FrameName]:
+        """Frames that are waited for: they have to be looked for at the other members."""
+        return self._missing | self._reader.unreadable if self._reading else self._missing
 
     @property
     def pause_s(self) -> float:
@@ -168,7 +180,7 @@ class Forwarder:
         """One transaction: what was planned with all duties, or the duties alone."""
         step = None if planned is None else planned.step
         progress = self.state.progress if step is None else step.after
-        todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        todo, lost = self._duties(progress, situation)
         began = self._monotonic()
         self._next_begin = began + BEGIN_PAUSE_S
         number, self._turn = self._turn, (self._turn + 1) % IDS
@@ -178,6 +190,8 @@ class Forwarder:
         counted: Counter[str] = Counter(transactions=1)
         if planned is not None:
             counted += self._write(number, planned, timeout_ms)
+        self._producers.write_own(number, outcomes.lost(self._names, lost))
+        counted["lost_frames"] += len(lost)
         control = [self._control(record) for record in todo.all_records]
         self._producers.write_own(number, control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
@@ -193,9 +207,27 @@ class Forwarder:
                 self._dead_letters.failed(step.messages)
         return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind)
 
+    def _duties(
+        self, progress: Progress | None, situation: Situation
+    ) -> tuple[Duties, list[LostFrame]]:
+        """The duties, and what is to be told of the frames that they give up.
+
+        A frame that turns out to be readable here was repaired meanwhile: it is not given up.
+        """
+        todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        found = {frame: self._reader.lost_frame(*frame) for frame in todo.lost}
+        readable = {frame for frame, lost in found.items() if lost is None}
+        if readable:
+            lacks = {f: nodes for f, nodes in situation.lacks.items() if f not in readable}
+            situation = replace(situation, lacks=lacks)
+            todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        lost = [frame for frame in found.values() if frame is not None]
+        return todo, [frame for frame in lost if not _was_done(frame, self.state.progress)]
+
     def _committed(self, step: Step | None, todo: Duties) -> None:
         self.state = self.state.apply_all(todo.all_records)
         self._watch = todo.watch
+        self._missing = todo.missing
         if step is not None:
             self._dead_letters.committed()
             self._reader.done(step, todo.progress)
@@ -220,19 +252,25 @@ class Forwarder:
             )
             self._producers.write_own(number, letter)
         self._producers.write_own(number, outcomes.dropped(names, step.dropped))
-        self._producers.write_own(number, outcomes.lost(names, step.lost))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
         return Counter(
             forwarded=len(step.messages) - len(dead),
             dead_lettered=len(dead),
             cancelled=cancelled,
             duplicates=len(step.dropped) - cancelled,
-            lost_frames=len(step.lost),
         )
 
     def _control(self, record: ControlRecord) -> Record:
         key, value = record
         return Record(self._names.control, key.encode(), value, [], partition=0)
+
+
+def _was_done(frame: LostFrame, progress: Progress | None) -> bool:
+    """Whether nothing is lost with a frame: all its messages were taken."""
+    if progress is None or frame.slot == 0:
+        return False
+    is_past = frame.slot * 1000 + 999 <= progress.due_ms
+    return is_past and frame.seq <= progress.seq(frame.wheel)
 
 
 def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:

@@ -14,20 +14,21 @@ carried out, and what it wants to know is told:
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
-from delaywheel_replica.cleaner.candidacy import Candidacy, monotonic_ms
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.settings import MAX_CALL_MS
-from delaywheel_replica.core.beat import Beat, Role, ServerStatus
-from delaywheel_replica.core.closing import Fence, FenceAnswer, wheels_to_close
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.closing import wheels_to_close
 from delaywheel_replica.core.control import ControlState, Leader
 from delaywheel_replica.core.duties import ControlIncompleteError, Situation
 from delaywheel_replica.core.election import Election, ElectionConfig
@@ -47,8 +48,12 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
+from delaywheel_replica.core.fitness import Fitness, heard_beats
 from delaywheel_replica.core.holding import holds_progress, takeable
+from delaywheel_replica.core.losing import FrameName
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.silence import silent_nodes
+from delaywheel_replica.core.status import Role, ServerStatus, VoteWish
 
 TICK_S = 0.1
 MIN_CALL_MS = 2_000
@@ -58,11 +63,6 @@ STOP_S = 5.0
 log = structlog.get_logger(__name__)
 
 MakeForwarder = Callable[[ControlState, ProducersPort], Forwarder]
-
-
-def wall_ms() -> int:
-    """Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class View:
     control_offset: int
     lateness_ms: int
     error: str | None
+    unreadable: frozenset[FrameName] = frozenset()
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    vote_wish: VoteWish | None = None
 
 
 class Leadership:
@@ -87,6 +91,8 @@ class Leadership:
         candidacy: Candidacy,
         follower: ControlFollower,
         make_forwarder: MakeForwarder,
+        *,
+        clock: Clock | None = None,
     ) -> None:
         """Stands by.
 
@@ -95,17 +101,25 @@ class Leadership:
             candidacy: Carries out its slow effects.
             follower: Of the control topic.
             make_forwarder: Makes what forwards, for one leadership.
+            clock: None: the machine's.
         """
         self._config = config
         self._election = Election(config)
         self._candidacy = candidacy
         self._follower = follower
         self._make_forwarder = make_forwarder
+        self._clock = clock or SystemClock()
+        self._fitness = Fitness(config.max_clock_skew_ms)
+        self._control_offset = -1
+        self._control_moved_ms = self._clock.monotonic_ms()
+        self._office_since_ms = 0
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
-        self._answers: dict[tuple[str, str], FenceAnswer] = {}
-        self._fences: list[Fence] = []
+        self._answers: tuple[FenceAnswer, ...] = ()
+        self._fences: tuple[Fence, ...] = ()
+        self._fills: Mapping[WheelId, int] = {}
         self._commit_wanted = False
+        self._replacements: dict[str, str] = {}
         self._stop_by: float | None = None
         self._error: str | None = None
         self._counters: Counter[str] = Counter()
@@ -122,24 +136,20 @@ class Leadership:
         forwarder = self._forwarder
         return self._counters if forwarder is None else self._counters + forwarder.counters
 
-    @property
-    def fences(self) -> list[Fence]:
-        """What the members have to be asked for, so that wheels can be closed."""
-        return self._fences
-
     def commit_soon(self) -> None:
         """Something waits for a commit."""
         self._commit_wanted = True
 
-    def answer(self, answer: FenceAnswer) -> None:
-        """A member has fenced."""
-        self._answers[answer.node, answer.fence.origin] = answer
-        self._commit_wanted = True
+    def replace(self, node: str, storage: str) -> None:
+        """The operator says that a node has a new disk: it counts from now on."""
+        if self._replacements.get(node) != storage:
+            self._replacements[node] = storage
+            self._commit_wanted = True
 
     def stop(self) -> None:
         """The node stops: close its wheel if this one leads, then end."""
         if self._stop_by is None:
-            self._stop_by = time.monotonic() + STOP_S
+            self._stop_by = self._clock.monotonic() + STOP_S
 
     def turn(self, server: ServerStatus | None) -> float:
         """Does what there is to do; how many seconds it may rest then, unless woken.
@@ -152,12 +162,20 @@ class Leadership:
             self._step(event)
         self._step(self._tick())
         if self._stop_by is not None and self._may_stop(self._stop_by):
-            self._step(Stop(monotonic_ms()))
+            self._step(Stop(self._clock.monotonic_ms()))
         if self._election.phase in IN_OFFICE:
             return self._lead()
-        if self._election.phase is Phase.STANDBY:
-            self._follower.poll()
+        self._follow()
         return TICK_S
+
+    def _follow(self) -> None:
+        """Who stands by keeps up with the control topic; alone, it reads it when it stands."""
+        if self._election.phase not in {Phase.STANDBY, Phase.ASKING} or self._candidacy.is_busy:
+            return
+        if self._follower.offset >= 0:
+            self._follower.poll()
+        elif not self._config.alone:
+            self._candidacy.follow()
 
     def view(self) -> View:
         """What others may know."""
@@ -176,6 +194,10 @@ class Leadership:
             error=self._candidacy.error or self._error
             if forwarder is None
             else self._error or forwarder.held,
+            unreadable=frozenset() if forwarder is None else forwarder.unreadable,
+            fences=self._fences,
+            fills=self._fills,
+            vote_wish=self._election.vote_wish,
         )
 
     def _lateness_ms(self) -> int:
@@ -188,29 +210,42 @@ class Leadership:
             due_ms = forwarder.next_due_ms()
         else:
             due_ms = None if progress is None else progress.due_ms
-        return 0 if due_ms is None else max(0, wall_ms() - due_ms)
+        return 0 if due_ms is None else max(0, self._clock.wall_ms() - due_ms)
 
     def close(self) -> None:
         """Lets go of everything."""
-        self._step(Stop(monotonic_ms()))
+        self._step(Stop(self._clock.monotonic_ms()))
         self._candidacy.close()
         self._follower.close()
 
     def _take_server(self, server: ServerStatus | None) -> None:
         before, self._server = self._server, server
-        if server is not None and (before is None or _uses(before.beat) != _uses(server.beat)):
-            self._commit_wanted = True  # it wants a wheel, or one can be closed
+        if server is None:
+            return
+        if before is None or _uses(before) != _uses(server):
+            self._commit_wanted = True  # a node wants a wheel, or one can be closed
+        if server.answers != self._answers:
+            self._answers = server.answers
+            self._commit_wanted = True
 
     def _tick(self) -> Tick:
-        now_ms, server = monotonic_ms(), self._server
-        state = None if self._forwarder is None else self._forwarder.state
+        now_ms, wall_ms, server = self._clock.monotonic_ms(), self._clock.wall_ms(), self._server
+        if self._follower.offset != self._control_offset:
+            self._control_offset, self._control_moved_ms = self._follower.offset, now_ms
+        if server is None:
+            return Tick(now_ms=now_ms, wall_ms=wall_ms, server_fresh=False)
+        state = self._shown if self._forwarder is None else self._forwarder.state
         return Tick(
             now_ms=now_ms,
-            wall_ms=wall_ms(),
-            server_fresh=server is not None and server.is_fresh(now_ms),
-            holds_progress=server is not None
-            and state is not None
-            and holds_progress(state, server.beat),
+            wall_ms=wall_ms,
+            server_fresh=server.is_fresh(now_ms),
+            holds_progress=self._forwarder is not None and holds_progress(state, server.beat),
+            heard_ms=server.leader_heard_ms,
+            hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
+            unfit=self._fitness.look(state, server, now_ms, wall_ms),
+            votes=server.votes,
+            vote_round=server.vote_round,
+            control_quiet_ms=now_ms - self._control_moved_ms,
         )
 
     def _step(self, event: Event) -> None:
@@ -251,7 +286,7 @@ class Leadership:
         self._follower.pause()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
-        self._answers.clear()
+        self._office_since_ms = self._clock.monotonic_ms()
         self._commit_wanted = True
 
     def _leave_office(self) -> None:
@@ -261,7 +296,7 @@ class Leadership:
             self._forwarder = None
             self._follower.resume()
         self._candidacy.destroy()
-        self._fences = []
+        self._fences, self._fills = (), {}
 
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
@@ -269,15 +304,15 @@ class Leadership:
         assert server is not None  # without one, the machine has left office
         if forwarder.pause_s > 0:
             return forwarder.pause_s
-        now_ms = wall_ms()
-        limits = takeable(forwarder.state, server.beat)
+        now_ms = self._clock.wall_ms()
+        limits = takeable(forwarder.state, server.beat, _beats(server))
         planned = forwarder.next_step(now_ms, limits)
         if not (self._commit_wanted or (planned is not None and planned.step)):
             return self._rest(forwarder, now_ms)
-        done = self._transact(forwarder, planned, server.beat, now_ms)
+        done = self._transact(forwarder, planned, server, now_ms)
         if done is None or self._election.phase not in IN_OFFICE:
             return TICK_S
-        return forwarder.pause_s if done.behind else self._rest(forwarder, wall_ms())
+        return forwarder.pause_s if done.behind else self._rest(forwarder, self._clock.wall_ms())
 
     def _rest(self, forwarder: Forwarder, now_ms: int) -> float:
         """Until the next due, and no longer than a tick."""
@@ -286,14 +321,22 @@ class Leadership:
         return max(forwarder.pause_s, 0.001, min(rest_s, TICK_S))
 
     def _transact(
-        self, forwarder: Forwarder, planned: Planned | None, beat: Beat, now_ms: int
+        self, forwarder: Forwarder, planned: Planned | None, server: ServerStatus, now_ms: int
     ) -> Transacted | None:
-        lost = () if planned is None else planned.step.lost
         situation = Situation(
             now_ms=now_ms,
-            beats={beat.node: beat},
-            answers=list(self._answers.values()),
-            lost=[(frame.wheel, frame.seq) for frame in lost],
+            node=server.beat.node,
+            beats=_beats(server),
+            answers=server.answers,
+            lacks=server.lacks,
+            silent=silent_nodes(
+                server,
+                forwarder.state.nodes,
+                required=self._config.required,
+                now_ms=self._clock.monotonic_ms(),
+            ),
+            in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
+            replacements=self._replacements,
         )
         timeout_ms = min(max(MIN_CALL_MS, self._election.silence_ms), MAX_CALL_MS)
         try:
@@ -302,14 +345,14 @@ class Leadership:
             self._error = str(error)
             return None
         self._commit_wanted = False
-        self._fences = done.duties.fences
+        self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._error = None if done.verdict is Verdict.COMMITTED else done.cause
         if done.verdict is not Verdict.COMMITTED:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
         for node, refusal in done.duties.refused.items():
             self._error = f"node {node} gets no wheel: {refusal}"
         report = TransactionReport(
-            monotonic_ms(), self._election.token, done.verdict, done.commit_ms
+            self._clock.monotonic_ms(), self._election.token, done.verdict, done.commit_ms
         )
         self._step(report)
         return done
@@ -317,14 +360,24 @@ class Leadership:
     def _may_stop(self, stop_by: float) -> bool:
         """Whether a stopping node has nothing left to do."""
         forwarder, server = self._forwarder, self._server
-        if forwarder is None or server is None or time.monotonic() >= stop_by:
+        if forwarder is None or server is None or self._clock.monotonic() >= stop_by:
             return True
         beat = server.beat
         return beat.open is None and not wheels_to_close(forwarder.state, {beat.node: beat})
 
 
-def _uses(beat: Beat) -> tuple[object, ...]:
-    return beat.open, beat.spare, beat.draining, beat.last_number, beat.storage
+def _beats(server: ServerStatus) -> dict[str, Beat]:
+    """The newest beat of each node, its own included."""
+    others = {node: sight.beat for node, sight in server.peers.items()}
+    return {**others, server.beat.node: server.beat}
+
+
+def _uses(server: ServerStatus) -> list[tuple[object, ...]]:
+    """What makes a leader's duties."""
+    return [
+        (beat.open, beat.spare, beat.draining, beat.last_number, beat.storage)
+        for _, beat in sorted(_beats(server).items())
+    ]
 
 
 def _is_older(state: ControlState, than: ControlState) -> bool:

@@ -17,9 +17,10 @@ from time import sleep
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.reader import WheelReader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
+from delaywheel_replica.cleaner.unreadable import FrameName
 
 _FRAMES_BETWEEN_PAUSES = 8
 _PAUSE_S = 50e-6
@@ -30,7 +31,8 @@ class Loaded:
     """A second as it was read."""
 
     second: Second
-    damaged: list[tuple[WheelId, DamagedFrame]]
+    damaged: list[FrameName]
+    """Frames that could not be read: without them the second is not whole."""
 
 
 def load_second(
@@ -47,7 +49,7 @@ def load_second(
     Unless it is hurried, it pauses after every few frames: small ones are read with the
     interpreter's lock held, and the thread that forwards would wait for it in each system call.
     """
-    damaged: list[tuple[WheelId, DamagedFrame]] = []
+    damaged: list[FrameName] = []
 
     def readable() -> Iterator[Frame]:
         for wheel in sorted(readers):
@@ -57,7 +59,7 @@ def load_second(
                 if isinstance(frame, Frame):
                     yield frame
                 else:
-                    damaged.append((wheel, frame))
+                    damaged.append((wheel, frame.seq))
                 if not hurried and frame.seq % _FRAMES_BETWEEN_PAUSES == 0:
                     sleep(_PAUSE_S)
 
@@ -121,6 +123,11 @@ class Loader:
         if loaded is not None:
             self._forget()
         return loaded
+
+    def read_anew(self) -> None:
+        """Keep nothing of what was read: frames were put in their places meanwhile."""
+        assert self._slot is None
+        self._open_readers(frozenset())
 
     def drop(self) -> None:
         """Forget the second being loaded, when it is there."""

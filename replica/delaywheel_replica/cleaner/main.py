@@ -15,20 +15,21 @@ import os
 import select
 import signal
 import sys
-import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import structlog
 
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
-from delaywheel_replica.cleaner.candidacy import Candidacy, monotonic_ms
+from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.clients import KafkaClients
+from delaywheel_replica.cleaner.clocks import SystemClock
 from delaywheel_replica.cleaner.deadletters import DeadLetters
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
-from delaywheel_replica.cleaner.leadership import Leadership, wall_ms
+from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import (
@@ -40,22 +41,19 @@ from delaywheel_replica.cleaner.settings import (
 from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics, Topic, TopicState
 from delaywheel_replica.cleaner.trials import Trials
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.beat import CleanerStatus, ServerStatus
-from delaywheel_replica.core.closing import Fence as WantedFence
-from delaywheel_replica.core.closing import FenceAnswer
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
 from delaywheel_replica.core.election_events import Phase
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.core.quorum import required_answers
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.inheritance import exit_with_supervisor
 from delaywheel_replica.link import (
     AskTopic,
     CommitSoon,
-    Fence,
-    Fenced,
     Link,
     Message,
     Stop,
@@ -71,7 +69,6 @@ ROW_S = 0.1
 TOPICS_TOLD = 100
 """Of the topics that take nothing so many are named: a row has a fixed size."""
 
-FENCE_AGAIN_S = 1.0
 FIRST_CAP_MESSAGES = 500
 FIRST_CAP_BYTES = 1 << 20
 UNLIMITED_BYTES = (1 << 31) - 1
@@ -87,16 +84,13 @@ class Cleaner:
         self._link = link
         # Written to by other threads, to end the main thread's rest.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._run = os.urandom(8).hex()
+        self._clock = SystemClock()
         self._server_row = RowReader(config.data_dir / "server.row")
         self._row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
         self._row_at = 0.0
         self._told: object = None
         self._server: ServerStatus | None = None
-        self._fences: dict[int, tuple[WantedFence, float]] = {}
-        # Answers to what a cleaner before this one asked may still be on their way.
-        self._fence_number = int.from_bytes(os.urandom(6))
 
         settings = _kafka_settings(config)
         create = None
@@ -115,21 +109,18 @@ class Cleaner:
         kafka = KafkaClients(settings, replication_factor=config.control_replication_factor)
         follower = ControlFollower(kafka)
         self._leadership = Leadership(
-            ElectionConfig(
-                run=self._run,
-                ids=IDS,
-                alone=len(config.members) == 1,
-                max_clock_skew_ms=config.max_clock_skew_ms,
-            ),
+            _election_config(config),
             Candidacy(
                 kafka,
                 follower,
                 node=config.node_id,
                 control_topic=settings.names.control,
                 on_event=self._awake,
+                clock=self._clock,
             ),
             follower,
             self._forwarder,
+            clock=self._clock,
         )
 
     def run(self) -> None:
@@ -140,12 +131,11 @@ class Cleaner:
         while True:
             self._read_server()
             rest_s = self._leadership.turn(self._server)
-            self._ask_fences()
             self._tell_topics()
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return
-            rest_s = min(rest_s, max(0.0, self._row_at + ROW_S - time.monotonic()))
+            rest_s = min(rest_s, max(0.0, self._row_at + ROW_S - self._clock.monotonic()))
             # A rest is rounded up: what is due must not be looked for before it is.
             if poller.poll(int(rest_s * 1000 + 0.999)):
                 self._receive()
@@ -181,6 +171,7 @@ class Cleaner:
                 max_messages=config.transaction_messages,
                 max_bytes=config.transaction_bytes,
             ),
+            monotonic=self._clock.monotonic,
         )
 
     def _read_server(self) -> None:
@@ -206,40 +197,8 @@ class Cleaner:
                 self._topics.ask([message.name])
             case Stop():
                 self._leadership.stop()
-            case Fenced():
-                self._take_fenced(message)
             case _:
                 pass  # a wake-up: the turn that follows is the answer
-
-    def _take_fenced(self, fenced: Fenced) -> None:
-        wanted, _ = self._fences.pop(fenced.number, (None, 0.0))
-        if wanted is None or self._server is None:
-            return
-        beat = self._server.beat
-        answer = FenceAnswer(
-            node=beat.node,
-            storage=beat.storage,
-            fence=wanted,
-            applied=fenced.applied,
-            complete=fenced.complete,
-        )
-        self._leadership.answer(answer)
-
-    def _ask_fences(self) -> None:
-        """Asks the server, again if it does not answer: a message may be dropped."""
-        now = time.monotonic()
-        wanted = self._leadership.fences
-        self._fences = {
-            number: (fence, asked_at)
-            for number, (fence, asked_at) in self._fences.items()
-            if fence in wanted and now - asked_at < FENCE_AGAIN_S
-        }
-        asked = {fence for fence, _ in self._fences.values()}
-        for fence in wanted:
-            if fence not in asked:
-                self._fence_number += 1
-                self._fences[self._fence_number] = fence, now
-                self._link.send(Fence(self._fence_number, fence.origin, fence.upto))
 
     def _tell_topics(self) -> None:
         news = self._topics.news()
@@ -249,8 +208,8 @@ class Cleaner:
     def _write_row(self, *, now: bool = False) -> None:
         """Tells the server, at once when something changed that it waits for."""
         view = self._leadership.view()
-        told = view.role, view.epoch, view.state, view.error
-        at = time.monotonic()
+        told = replace(view, lateness_ms=0)
+        at = self._clock.monotonic()
         changed = told != self._told
         if not (now or changed or at - self._row_at >= ROW_S):
             return
@@ -258,8 +217,8 @@ class Cleaner:
             node=self._config.node_id,
             boot=self._boot,
             pid=os.getpid(),
-            monotonic_ms=monotonic_ms(),
-            wall_ms=wall_ms(),
+            monotonic_ms=self._clock.monotonic_ms(),
+            wall_ms=self._clock.wall_ms(),
             role=view.role,
             epoch=view.epoch,
             leader=view.leader,
@@ -270,11 +229,28 @@ class Cleaner:
             kafka_error=view.error,
             counters=self._leadership.counters,
             unavailable_topics=self._dead_letters.unavailable_topics[:TOPICS_TOLD],
+            fences=view.fences,
+            fills=view.fills,
+            vote_wish=view.vote_wish,
+            unreadable=view.unreadable,
+            lost=frozenset(view.state.lost),
         )
         self._row.write(status.to_json())
         self._row_at, self._told = at, told
         if changed:
             self._link.send(Wake())
+
+
+def _election_config(config: Config) -> ElectionConfig:
+    members = sorted(config.members)
+    return ElectionConfig(
+        run=os.urandom(8).hex(),
+        ids=IDS,
+        nodes=len(members),
+        required=required_answers(len(members), config.min_insync_members),
+        rank=members.index(config.node_id),
+        max_clock_skew_ms=config.max_clock_skew_ms,
+    )
 
 
 def _kafka_settings(config: Config) -> KafkaSettings:

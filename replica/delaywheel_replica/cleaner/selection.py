@@ -6,10 +6,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from delaywheel.disk import Disk
+from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
+from delaywheel.reader import WheelReader
+from delaywheel_replica.cleaner.rows import LostFrame
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.steps import Draft, Step
 from delaywheel_replica.cleaner.tail import Tail
+from delaywheel_replica.cleaner.unreadable import FrameName
 from delaywheel_replica.cleaner.window import Window
 from delaywheel_replica.core.progress import Progress
 
@@ -17,6 +21,8 @@ __all__ = ["DueReader", "Step"]
 
 _WAIT_FOR_LOADING_S = 0.02
 """How long a step with nothing in it waits for the second that is due but not loaded yet."""
+LOOK_AGAIN_MS = 100
+"""So often frames that could not be read are looked at again."""
 
 
 class DueReader:
@@ -26,27 +32,51 @@ class DueReader:
     `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it
     also preloads), `done` after the commit. `next_step` changes no progress: a step that was
     not committed is simply asked for again.
+
+    A frame that cannot be read is never taken: its wheel, or its second, waits until it can be,
+    or is lost. `unreadable` names what is waited for.
     """
 
     def __init__(self, disk: Disk, data: Path, *, preload_thread: bool = True) -> None:
+        self._disk = disk
+        self._data = data
         self._wheels = WheelNumbers()
         self._window = Window(disk, data, self._wheels, thread=preload_thread)
         self._tail = Tail(disk, data, self._window)
         self._limits: dict[WheelId, int] = {}
         self._progress = Progress(due_ms=-1, position=None)
         self._step: Step | None = None  # the last one made, if not done
+        self._lost: Collection[FrameName] = ()
+        self._looked_ms: int | None = None
 
     def start(self, progress: Progress) -> None:
         """Begin from a committed progress; forgets everything loaded and every limit."""
         self._progress = progress
         self._step = None
         self._limits = {}
+        self._looked_ms = None
         self._window.start(progress.due_ms)
         self._tail.start(progress)
 
-    def update(
-        self, limits: Mapping[WheelId, int], lost: Collection[tuple[WheelId, int]] = ()
-    ) -> None:
+    @property
+    def unreadable(self) -> frozenset[FrameName]:
+        """Frames that something waits for: the first of each wheel and second."""
+        return frozenset([*self._tail.unreadable(), *self._window.unreadable()])
+
+    def lost_frame(self, wheel: WheelId, seq: int) -> LostFrame | None:
+        """What the index says of a frame that is to be given up; None: it can be read."""
+        reader = WheelReader(self._disk, self._data, wheel)
+        try:
+            frame = reader.frame(seq) if reader.has(seq) else None
+        finally:
+            reader.close()
+        if frame is None:
+            return LostFrame(wheel, seq, 0, 0, 0, DamageReason.GONE.name)
+        if isinstance(frame, Frame):
+            return None
+        return LostFrame(wheel, seq, frame.slot, frame.messages, frame.cancels, frame.reason.name)
+
+    def update(self, limits: Mapping[WheelId, int], lost: Collection[FrameName] = ()) -> None:
         """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
 
         Until the limits cover V, every step is empty: a leader rests until it holds V.
@@ -55,8 +85,10 @@ class DueReader:
             self._wheels.add(wheel)
             self._tail.follow(wheel)
         self._limits = dict(limits)
-        if len(lost) != len(self._tail.lost):
-            self._tail.lose(lost)
+        if lost is not self._lost:
+            self._lost = lost
+            self._tail.lost = frozenset(lost)
+            self._looked_ms = None
 
     def next_due_ms(self) -> int | None:
         """The earliest due beyond progress among what is loaded, for the caller's timer.
@@ -77,13 +109,14 @@ class DueReader:
             cap_bytes: so many bytes of keys, values and headers at most.
         """
         draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes)
+        self._look_again(now_ms)
         if self._may_move(now_ms):
             self._read(now_ms, wait_s=0)
             self._take(draft, now_ms)
             if draft.is_empty and self._window.is_waited_for(now_ms):
                 self._read(now_ms, _WAIT_FOR_LOADING_S)
                 self._take(draft, now_ms)
-        self._step = draft.step(self._tail, now_ms)
+        self._step = draft.step(now_ms)
         return self._step
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
@@ -101,14 +134,20 @@ class DueReader:
         for wheel in step.after.seqs.keys() - progress.seqs.keys():
             self._limits.pop(wheel, None)
             self._tail.forget(wheel)
-        self._tail.lose([(lost.wheel, lost.seq) for lost in step.lost])
         self._tail.drop_taken(progress)
-        self._window.advance(progress.due_ms, self._tail.late_slots())
+        self._window.advance(progress, self._tail.late_slots())
 
     def close(self) -> None:
         """End the preload thread and close files."""
         self._window.close()
         self._tail.close()
+
+    def _look_again(self, now_ms: int) -> None:
+        looked_ms = self._looked_ms
+        if looked_ms is None or abs(now_ms - looked_ms) >= LOOK_AGAIN_MS:
+            self._looked_ms = now_ms
+            self._tail.look_again()
+            self._window.look_again(self._tail.readers, self._tail.lost)
 
     def _may_move(self, now_ms: int) -> bool:
         """Whether the clock has passed w, and this node holds everything in V."""
@@ -124,10 +163,8 @@ class DueReader:
         while True:
             if progress.position is None:
                 tail.admit(self._limits, progress)
-            damaged = window.take(wait_s)
-            for wheel, frame in damaged or ():
-                tail.keep_unreadable(wheel, frame, progress)
-            if damaged is None and not window.begin(now_ms, tail.readers, tail.admitted, tail.lost):
+            taken = window.take(wait_s)
+            if not (taken or window.begin(now_ms, tail.readers, tail.admitted, tail.lost)):
                 return
 
     def _take(self, draft: Draft, now_ms: int) -> None:

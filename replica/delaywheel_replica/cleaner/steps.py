@@ -33,7 +33,6 @@ from numpy.typing import NDArray
 from delaywheel_replica.cleaner.rows import (
     DroppedRows,
     DueRows,
-    LostFrame,
     Records,
     join_rows,
     record_lengths_bytes,
@@ -54,13 +53,12 @@ class Step:
     """Where this step leads, with the floor of `before`; the caller may raise the floor."""
     messages: DueRows
     dropped: DroppedRows
-    lost: tuple[LostFrame, ...]
     behind: bool
     """More is due than this step takes: ask again at once after `done`."""
 
     def __bool__(self) -> bool:
         """Whether it holds anything: without, a commit would only move progress."""
-        return bool(len(self.messages) or len(self.dropped) or self.lost)
+        return bool(len(self.messages) or len(self.dropped))
 
 
 class _Part(NamedTuple):
@@ -144,7 +142,7 @@ class Draft:
         self._due_ms, self._position = due_ms, None
         self._full = True  # V rested meanwhile
 
-    def step(self, tail: Tail, now_ms: int) -> Step:
+    def step(self, now_ms: int) -> Step:
         """The step as it was filled."""
         before = self._before
         after = Progress(self._due_ms, self._position, self._seqs, before.floor)
@@ -163,7 +161,6 @@ class Draft:
             after=after,
             messages=join_rows(forwarded, self._wheels.names),
             dropped=_joined(dropped, self._wheels),
-            lost=tail.unreadable_up_to(after.seqs),
             behind=self._full or after.position is not None or after.due_ms < now_ms,
         )
 

@@ -1,26 +1,26 @@
 """New frames, found by following the wheels' indexes.
 
 What is *admitted* of a wheel is a seq A >= V: every frame up to A is accounted for, in one of
-four ways. A step may lead to V' = A; it may not lead beyond.
+three ways. A step may lead to V' = A; it may not lead beyond.
 
 ====================================  ====================================================
 a frame <= A, its slot                is
 ====================================  ====================================================
-below the floor, or it is lost        skipped: done, or told as lost
+below the floor, or it is lost        skipped: done, or given up
 past or covered (see window.py)       in its second in memory
 future                                in its file: read with its whole second
-unreadable                            kept here as lost, to be told by the step whose V' has it
 ====================================  ====================================================
 
 Frames > V with messages due by w are *late*: they are kept here in order, for a step must take
 them together with their seq. A frame whose second is not in memory yet holds up its wheel, and
-only its wheel, until that is loaded.
+only its wheel, until that is loaded. So does one that cannot be read, until it can be, or is lost.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.disk import Disk
-from delaywheel.format import HOLE_ROW, INDEX_ROW, Kind, message_counts
+from delaywheel.format import HOLE_ROW, INDEX_ROW, Frame, Kind, message_counts
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel_replica.cleaner.rows import LostFrame
 from delaywheel_replica.cleaner.seconds import Second
+from delaywheel_replica.cleaner.unreadable import Awaited, FrameName
 from delaywheel_replica.cleaner.window import Window
 from delaywheel_replica.core.progress import Progress
 
@@ -63,14 +63,14 @@ class Tail:
         self.readers: dict[WheelId, WheelReader] = {}
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
-        self.unreadable: dict[tuple[WheelId, int], LostFrame] = {}
-        self.lost: set[tuple[WheelId, int]] = set()
+        self._awaited: dict[WheelId, Awaited] = {}
+        self.lost: AbstractSet[FrameName] = frozenset()
 
     def start(self, progress: Progress) -> None:
         """Begin anew: admitted is what progress covers."""
         self.admitted = dict(progress.seqs)
         self.late.clear()
-        self.unreadable.clear()
+        self._awaited.clear()
         self._late_messages = 0
 
     def follow(self, wheel: WheelId) -> None:
@@ -82,6 +82,7 @@ class Tail:
     def forget(self, wheel: WheelId) -> None:
         """This wheel is unregistered."""
         self.admitted.pop(wheel, None)
+        self._awaited.pop(wheel, None)
         reader = self.readers.pop(wheel, None)
         if reader is not None:
             reader.close()
@@ -89,34 +90,31 @@ class Tail:
     def admit(self, limits: Mapping[WheelId, int], progress: Progress) -> None:
         """Admit new frames, up to the limit of each wheel."""
         for wheel, limit in limits.items():
-            while self.admitted[wheel] < limit and self._admit_some(wheel, limit, progress):
+            while (
+                self.admitted[wheel] < limit
+                and wheel not in self._awaited
+                and self._admit_some(wheel, limit, progress)
+            ):
                 pass
 
+    def unreadable(self) -> Iterator[FrameName]:
+        """The frames that wheels rest in front of, and some behind them."""
+        for awaited in self._awaited.values():
+            yield from awaited.told()
+
+    def look_again(self) -> None:
+        """See whether wheels can go on that rest in front of what could not be read."""
+        for wheel, awaited in list(self._awaited.items()):
+            awaited.look_again(self.readers, self.lost)
+            if (wheel, self.admitted[wheel] + 1) not in awaited:
+                del self._awaited[wheel]
+
     def drop_taken(self, progress: Progress) -> None:
-        """Progress stands here now: what it covers is late or unreadable no more."""
+        """Progress stands here now: what it covers is late no more."""
         for wheel, late in self.late.items():
             while late and late[0].seq <= progress.seq(wheel):
                 taken = late.popleft()
                 self._late_messages -= taken.end - taken.begin
-
-    def unreadable_up_to(self, seqs: Mapping[WheelId, int]) -> tuple[LostFrame, ...]:
-        """The frames up to these seqs that cannot be read, in order."""
-        frames = self.unreadable.values()
-        return tuple(sorted(lost for lost in frames if lost.seq <= seqs.get(lost.wheel, 0)))
-
-    def lose(self, frames: Collection[tuple[WheelId, int]]) -> None:
-        """It is committed that these are lost: they are not looked at again."""
-        for frame in frames:
-            self.lost.add(frame)
-            self.unreadable.pop(frame, None)
-
-    def keep_unreadable(self, wheel: WheelId, frame: DamagedFrame, progress: Progress) -> None:
-        """A frame could not be read: something is lost, unless all of it was done."""
-        is_done = frame.seq <= progress.seq(wheel) and frame.slot * 1000 + 999 <= progress.due_ms
-        if not is_done and (wheel, frame.seq) not in self.lost:
-            self.unreadable[wheel, frame.seq] = LostFrame(
-                wheel, frame.seq, frame.slot, frame.messages, frame.cancels, frame.reason.name
-            )
 
     def close(self) -> None:
         """Close the indexes."""
@@ -131,43 +129,52 @@ class Tail:
         """Admit the frames of some index rows; False: no more for now."""
         first = self.admitted[wheel] + 1
         rows = self.readers[wheel].rows(first, min(limit, first + _ROWS_AT_ONCE - 1))
+        if not len(rows):
+            return self._pass_lost(wheel, limit)
         self._window.note(rows["slot"])
         numbers = self._touched(wheel, first, rows, progress)
-        slots = rows["slot"][numbers]
         end = self._first_to_wait(numbers, rows, progress)
+        frames, unreadable = self._read(wheel, first, rows, numbers[numbers < end])
+        if not rows["length"].all():
+            unreadable += self._not_lost(wheel, first, np.flatnonzero(rows == _HOLE)).tolist()
+        if unreadable and min(unreadable) < end:
+            end = min(unreadable)
+            self._awaited[wheel] = Awaited([(wheel, first + number) for number in unreadable])
         late: list[LateFrame] = []
-        for slot in set(slots.tolist()):
-            chosen = numbers[(slots == slot) & (numbers < end)]
-            late += self._admit_frames(
-                wheel, slot, (chosen + first).tolist(), rows[chosen], progress
-            )
+        for slot, found in frames.items():
+            inside = [frame for frame in found if frame.seq < first + end]
+            if inside:
+                late += self._admit_frames(slot, inside, progress)
         if late:
             self.late.setdefault(wheel, deque()).extend(sorted(late, key=itemgetter(0)))
             self._late_messages += sum(frame.end - frame.begin for frame in late)
         self.admitted[wheel] = first + end - 1
-        return end == len(rows) > 0
+        return end == len(rows)
+
+    def _pass_lost(self, wheel: WheelId, limit: int) -> bool:
+        """Admit what is lost and has no row here; False: there is nothing of it."""
+        before = seq = self.admitted[wheel]
+        while seq < limit and (wheel, seq + 1) in self.lost:
+            seq += 1
+        self.admitted[wheel] = seq
+        return seq > before
 
     def _touched(
         self, wheel: WheelId, first: int, rows: NDArray[np.void], progress: Progress
     ) -> NDArray[np.intp]:
-        """Which of the rows from seq `first` on are for past or covered slots, or are holes."""
+        """Which of the rows from seq `first` on are for past or covered slots."""
         slots = rows["slot"]
         # The second of w may lie beyond what is covered, just after a start.
         edge = max(self._window.covered_to, progress.due_ms // 1000)
         touched = (slots <= edge) & (slots >= progress.floor)
-        if not rows["length"].all():
-            for number in np.flatnonzero(rows == _HOLE).tolist():
-                self._keep_hole(wheel, first + number, progress)
-        numbers = np.flatnonzero(touched)
-        if self.lost:
-            known = [(wheel, first + number) in self.lost for number in numbers.tolist()]
-            numbers = numbers[~np.array(known, np.bool_)]
-        return numbers
+        return self._not_lost(wheel, first, np.flatnonzero(touched))
 
-    def _keep_hole(self, wheel: WheelId, seq: int, progress: Progress) -> None:
-        frame = self.readers[wheel].frame(seq)
-        assert isinstance(frame, DamagedFrame)
-        self.keep_unreadable(wheel, frame, progress)
+    def _not_lost(self, wheel: WheelId, first: int, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Which of some rows speak of frames that are not given up."""
+        if not self.lost:
+            return numbers
+        known = [(wheel, first + number) in self.lost for number in numbers.tolist()]
+        return numbers[~np.array(known, np.bool_)]
 
     def _first_to_wait(
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress
@@ -184,24 +191,28 @@ class Tail:
         held = late[np.isin(slots, waiting) | (before >= LATE_MESSAGES)]
         return int(held[0]) if len(held) else len(rows)
 
-    def _admit_frames(
-        self,
-        wheel: WheelId,
-        slot: int,
-        seqs: list[int],
-        rows: NDArray[np.void],
-        progress: Progress,
-    ) -> list[LateFrame]:
+    def _read(
+        self, wheel: WheelId, first: int, rows: NDArray[np.void], numbers: NDArray[np.intp]
+    ) -> tuple[dict[int, list[Frame]], list[int]]:
+        """Read the frames of some rows, by slot; also the rows of those that cannot be."""
+        frames: dict[int, list[Frame]] = {}
+        unreadable: list[int] = []
+        slots = rows["slot"][numbers]
+        for slot in sorted(set(slots.tolist())):
+            chosen = numbers[slots == slot]
+            frames[slot] = []
+            for frame in self.readers[wheel].frames(slot, (chosen + first).tolist(), rows[chosen]):
+                if isinstance(frame, DamagedFrame):
+                    unreadable.append(frame.seq - first)
+                else:
+                    frames[slot].append(frame)
+        return frames, unreadable
+
+    def _admit_frames(self, slot: int, frames: list[Frame], progress: Progress) -> list[LateFrame]:
         """Admit frames of one past or covered slot; those that are late are returned."""
-        frames = []
-        for frame in self.readers[wheel].frames(slot, seqs, rows):
-            if isinstance(frame, DamagedFrame):
-                self.keep_unreadable(wheel, frame, progress)
-            else:
-                frames.append(frame)
         second = self._window.open(slot)
         if second is None:
-            self._window.put_aside(frames)
+            self._window.put_aside(slot, frames)
             return []
         late = []
         if slot * 1000 <= progress.due_ms:

@@ -10,6 +10,10 @@ covered    from there up to `covered_to`             all that exist, or being lo
 future     beyond                                    no
 =========  ========================================  =====================================
 
+A second with a frame that cannot be read is *blocked*: it is not in memory, but is loaded again
+once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
+beyond is loaded; if it is past, the late frames that want it wait.
+
 Seconds that exist are found by listing folders, an hour at a time; frames that come later
 are told by `note`. Loaded are the seconds up to a little beyond now, and in a catch-up only
 as many as hold `LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
@@ -27,10 +31,12 @@ from numpy.typing import NDArray
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.reader import WheelReader
 from delaywheel_replica.cleaner.loading import Loader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
+from delaywheel_replica.cleaner.unreadable import Awaited, FrameName
+from delaywheel_replica.core.progress import Progress
 
 PRELOAD_MS = 1500
 """A second is loaded when its first millisecond is this near: half a second or more ahead."""
@@ -87,6 +93,7 @@ class Window:
         self._loader = Loader(disk, data, wheels, thread=thread)
         self._known = KnownSlots()
         self._seconds: dict[int, Second] = {}
+        self._blocked: dict[int, Awaited] = {}
         self._arrived: list[Frame] = []  # frames admitted for the second being loaded
         self._wanted: int | None = None  # a past second that a late frame waits for
         self._first = 0  # the first slot that is not past
@@ -97,15 +104,17 @@ class Window:
         self._loader.drop()
         self._known.forget()
         self._seconds.clear()
+        self._blocked.clear()
         self._arrived.clear()
         self._wanted = None
         self._first = (due_ms + 1) // 1000
         self.covered_to = self._first - 1
 
-    def advance(self, due_ms: int, pinned: AbstractSet[int]) -> None:
+    def advance(self, progress: Progress, pinned: AbstractSet[int]) -> None:
         """Progress stands here now; past seconds beyond the bound are freed, `pinned` stay."""
-        self._first = (due_ms + 1) // 1000
+        self._first = (progress.due_ms + 1) // 1000
         self.covered_to = max(self.covered_to, self._first - 1)
+        self._blocked = {s: a for s, a in self._blocked.items() if s >= progress.floor}
         held = 0
         for slot in sorted(self._seconds, reverse=True):
             if slot < self._first:
@@ -121,10 +130,8 @@ class Window:
 
     def loaded_to_ms(self) -> int:
         """The last due up to which all that is admitted is in memory."""
-        loading = self._loader.slot
-        if loading is not None and loading >= self._first:
-            return loading * 1000 - 1
-        return self.covered_to * 1000 + 999
+        absent = [slot for slot in (self._loader.slot, *self._blocked) if slot is not None]
+        return min((s for s in absent if s >= self._first), default=self.covered_to + 1) * 1000 - 1
 
     def is_waited_for(self, now_ms: int) -> bool:
         """Whether what is being loaded is wanted now."""
@@ -158,7 +165,7 @@ class Window:
         A past second that is not in memory is loaded for it.
         """
         second = self._seconds.get(slot)
-        if second is not None or slot == self._loader.slot:
+        if second is not None or slot == self._loader.slot or slot in self._blocked:
             return second
         if slot < self._first:
             self._wanted = slot
@@ -168,31 +175,46 @@ class Window:
         second = self._seconds[slot] = Second(slot, self._wheels)
         return second
 
-    def put_aside(self, frames: list[Frame]) -> None:
-        """Frames for the second being loaded: they are added when that is there."""
-        assert all(frame.slot == self._loader.slot for frame in frames)
-        self._arrived += frames
+    def put_aside(self, slot: int, frames: list[Frame]) -> None:
+        """Frames admitted for a second being loaded: they are added when that is there.
 
-    def take(self, wait_s: float) -> list[tuple[WheelId, DamagedFrame]] | None:
-        """Take over the second that was loaded; None = it is not there yet, or none was begun.
-
-        Returns:
-            What of it could not be read.
+        A blocked one is read with all that is admitted by then.
         """
+        if slot not in self._blocked:
+            assert slot == self._loader.slot
+            self._arrived += frames
+
+    def take(self, wait_s: float) -> bool:
+        """Take over the second that was loaded; False = it is not there yet, or none was begun."""
         loaded = self._loader.take(wait_s)
         if loaded is None:
-            return None
-        loaded.second.add(sorted(self._arrived, key=_place))
+            return False
+        if loaded.damaged:
+            self._blocked[loaded.second.slot] = Awaited(loaded.damaged)
+        else:
+            loaded.second.add(sorted(self._arrived, key=_place))
+            self._seconds[loaded.second.slot] = loaded.second
         self._arrived = []
-        self._seconds[loaded.second.slot] = loaded.second
-        return loaded.damaged
+        return True
+
+    def unreadable(self) -> Iterator[FrameName]:
+        """The frames that seconds are blocked by."""
+        for awaited in self._blocked.values():
+            yield from awaited.told()
+
+    def look_again(
+        self, readers: Mapping[WheelId, WheelReader], lost: AbstractSet[FrameName]
+    ) -> None:
+        """See whether blocked seconds can be loaded now."""
+        for awaited in self._blocked.values():
+            awaited.look_again(readers, lost)
 
     def begin(
         self,
         now_ms: int,
         readers: Mapping[WheelId, WheelReader],
         seqs: Mapping[WheelId, int],
-        lost: AbstractSet[tuple[WheelId, int]],
+        lost: AbstractSet[FrameName],
     ) -> bool:
         """Begin to load what comes next, if nothing is being loaded.
 
@@ -211,6 +233,13 @@ class Window:
         if self._wanted is not None:
             slot, self._wanted = self._wanted, None
             return slot
+        for slot, awaited in self._blocked.items():
+            if not awaited:
+                del self._blocked[slot]
+                self._loader.read_anew()
+                return slot
+        if any(slot >= self._first for slot in self._blocked):
+            return None
         if last <= self.covered_to or self._ahead() >= LOADED_AHEAD_MESSAGES:
             return None
         found = self._known.next(self.covered_to + 1, last, readers)

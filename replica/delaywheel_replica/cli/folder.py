@@ -21,9 +21,9 @@ from delaywheel.row import RowReader
 from delaywheel.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import Failure
-from delaywheel_replica.core.beat import CleanerStatus
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.server.scan import Scanner, cancelled_keys, key_of
 from delaywheel_replica.server.stored import progress_message, rows_after, stored_message
 

@@ -1,34 +1,20 @@
-"""What processes and nodes tell of themselves.
+"""What nodes tell one another of themselves.
 
-A `Beat` is what a node's server tells: its wheels and how far it holds each. The server writes
-it, with its process' stamp, into the row that its cleaner reads (`ServerStatus`); between nodes
-it is what goes to the peers. `CleanerStatus` is the cleaner's row for its server: what the
-control topic says and how forwarding goes. Both are whole states, never changes: a reader that
-missed some loses nothing.
+A `Beat` is what a node's server tells: its wheels and how far it holds each. It goes to every
+peer, and with its process' stamp into the row that its cleaner reads (core/status.py). It is a
+whole state, never a change: a reader that missed some loses nothing.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import Leader, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
-from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.seal import Seal
 
-SERVER_FRESH_MS = 500
-"""A server that has not stamped its row for so long does not count as living."""
-
-
-class Role(StrEnum):
-    """What a cleaner does now."""
-
-    STANDBY = "standby"
-    CANDIDATE = "candidate"
-    RESTING = "resting"
-    LEADING = "leading"
+MAX_LACKING = 100
+"""Of one wheel, so many lacking frames are told at once: rows and beats have bounded sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +22,15 @@ class WheelBeat:
     """How far a node holds one wheel.
 
     Attributes:
-        applied: the greatest seq up to which the node holds it.
+        applied: the greatest seq of which the node has a row; with an origin's own open wheel,
+            the last seq written.
         high_watermark: the greatest seq that the node knows to be held by W members.
         seal_slot: with `seal_seq` the newest seal known of it; at first (first slot, 0).
         seal_seq: see `seal_slot`.
         ledger_seq: frames up to here are in the published ledger.
         top_slot: the greatest slot that one of its frames has; -1: it has none.
+        lacking: seqs up to `applied` that cannot be read here and are not known to be lost or
+            finished, ascending; after `MAX_LACKING` of them, no more are told.
     """
 
     applied: int
@@ -50,6 +39,18 @@ class WheelBeat:
     seal_seq: int
     ledger_seq: int
     top_slot: int
+    lacking: tuple[int, ...] = ()
+
+    @property
+    def prefix(self) -> int:
+        """Every frame up to here is held: what counts for "W members hold it"."""
+        return self.lacking[0] - 1 if self.lacking else self.applied
+
+    def shows(self, seq: int) -> bool:
+        """Whether it says that a frame is held."""
+        if seq > self.applied or seq in self.lacking:
+            return False
+        return len(self.lacking) < MAX_LACKING or seq < self.lacking[-1]
 
     @property
     def seal(self) -> Seal:
@@ -65,6 +66,7 @@ class WheelBeat:
             "seal_seq": self.seal_seq,
             "ledger_seq": self.ledger_seq,
             "top_slot": self.top_slot,
+            "lacking": list(self.lacking),
         }
 
     @classmethod
@@ -82,12 +84,76 @@ class WheelBeat:
             seal_seq=fields.integer("seal_seq", at_least=0),
             ledger_seq=fields.integer("ledger_seq", at_least=0),
             top_slot=fields.integer("top_slot", at_least=-1),
+            lacking=fields.integers("lacking"),
         )
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Fence:
+    """Asks every member: promise to take no more of this node's wheels up to `upto`."""
+
+    origin: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What a leader tells while it leads. All of it is repeated with every beat.
+
+    Attributes:
+        epoch: of its leadership.
+        fences: promises that it wants of every member.
+        fills: wheel -> the seq up to which members that have fenced it may still fetch it, from
+            anyone, so that it can be closed there.
+    """
+
+    epoch: int
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "epoch": self.epoch,
+            "fences": [[fence.origin, fence.upto] for fence in self.fences],
+            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        fills = fields.object("fills")
+        return cls(
+            epoch=fields.integer("epoch", at_least=0),
+            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
+            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """That a node heard another one directly.
+
+    Attributes:
+        boot: the boot id that the newest beat heard said: answers of an older boot no longer
+            count with whoever says this.
+        ago_ms: how long ago, when this was told.
+    """
+
+    boot: str
+    ago_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """What a node tells of itself.
+
+    Of two beats of one storage the one with the greater (start, count) is newer; see `order`.
 
     Attributes:
         node: who.
@@ -100,6 +166,11 @@ class Beat:
         draining: it takes no more messages and wants no wheel.
         complete: it holds all that it ever acknowledged.
         wheels: every wheel of which it has files, its own and others', and its spare.
+        start: how often the node has started on this storage.
+        count: of its beats since that start.
+        floor: the greatest committed floor it knows of; None before the first.
+        office: told only while its cleaner is in office and both of its processes live.
+        heard: every other node that it ever heard directly since its start.
     """
 
     node: str
@@ -112,6 +183,16 @@ class Beat:
     draining: bool
     complete: bool
     wheels: Mapping[WheelId, WheelBeat] = field(default_factory=dict)
+    start: int = 0
+    count: int = 0
+    floor: int | None = None
+    office: Office | None = None
+    heard: Mapping[str, Heard] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Grows from beat to beat of one storage."""
+        return self.start, self.count
 
     @property
     def named(self) -> tuple[WheelId, ...]:
@@ -131,6 +212,11 @@ class Beat:
             "draining": self.draining,
             "complete": self.complete,
             "wheels": {str(wheel): beat.to_json() for wheel, beat in self.wheels.items()},
+            "start": self.start,
+            "count": self.count,
+            "floor": self.floor,
+            "office": None if self.office is None else self.office.to_json(),
+            "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
         }
 
     @classmethod
@@ -142,6 +228,8 @@ class Beat:
         """
         fields = document if isinstance(document, Fields) else Fields(document)
         wheels = fields.object("wheels")
+        heard = fields.object("heard")
+        office = fields.optional_object("office")
         return cls(
             node=fields.text("node"),
             storage=fields.text("storage"),
@@ -156,109 +244,52 @@ class Beat:
                 parse_wheel(name): WheelBeat.from_json(wheels.object(name))
                 for name in wheels.names()
             },
+            start=fields.integer("start", at_least=0),
+            count=fields.integer("count", at_least=0),
+            floor=fields.optional_integer("floor"),
+            office=None if office is None else Office.from_json(office),
+            heard={name: Heard(*heard.pair(name)) for name in heard.names()},
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStatus:
-    """The server's row: its node's beat, stamped by this process.
+class FenceAnswer:
+    """A member's promise, saved before it was told, and what it holds.
 
     Attributes:
-        beat: what it tells.
-        pid: the server process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of
-            one machine.
-    """
-
-    beat: Beat
-    pid: int
-    monotonic_ms: int
-
-    def is_fresh(self, now_monotonic_ms: int) -> bool:
-        """Whether the server lives, as far as its row tells."""
-        return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return self.beat.to_json() | {"pid": self.pid, "monotonic_ms": self.monotonic_ms}
-
-    @classmethod
-    def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            MalformedError: it is something else.
-        """
-        fields = Fields(document)
-        return cls(
-            beat=Beat.from_json(fields),
-            pid=fields.integer("pid"),
-            monotonic_ms=fields.integer("monotonic_ms"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CleanerStatus:
-    """The cleaner's row.
-
-    Attributes:
-        node: who.
-        boot: the machine's boot id.
-        pid: the cleaner process.
-        monotonic_ms: CLOCK_MONOTONIC when it was written.
-        wall_ms: its wall clock then.
-        role: what it does.
-        epoch: of its own leadership, while it rests or leads.
-        leader: who leads, as far as it read the control topic.
-        progress: the committed one, None before the first leader.
-        control_offset: how far it has read the control topic; -1: never.
-        wheels: the registered wheels.
-        lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
-        kafka_error: why it does not lead or forward, for people.
-        counters: since the process started.
-        unavailable_topics: topics that are dead-lettered until they answer again.
+        node: the member.
+        storage: uuid of its data folder.
+        fence: what it promised.
+        applied: wheel -> the greatest seq of it that the member has; a wheel not named: nothing.
+        incomplete: those of these wheels, or wheels it does not hold, of which the member may
+            have lost what it acknowledged.
+        all_incomplete: that is so of every wheel.
     """
 
     node: str
-    boot: str
-    pid: int
-    monotonic_ms: int
-    wall_ms: int
-    role: Role
-    epoch: int | None = None
-    leader: Leader | None = None
-    progress: Progress | None = None
-    control_offset: int = -1
-    wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
-    lateness_ms: int = 0
-    kafka_error: str | None = None
-    counters: Mapping[str, int] = field(default_factory=dict)
-    unavailable_topics: tuple[str, ...] = ()
+    storage: str
+    fence: Fence
+    applied: Mapping[WheelId, int] = field(default_factory=dict)
+    incomplete: frozenset[WheelId] = frozenset()
+    all_incomplete: bool = False
 
-    @property
-    def floor(self) -> int | None:
-        """The committed floor, None before the first leader."""
-        return None if self.progress is None else self.progress.floor
+    def covers(self, wheel: WheelId) -> bool:
+        """Whether the promise is about this wheel."""
+        return wheel.node == self.fence.origin and wheel.number <= self.fence.upto
+
+    def is_complete(self, wheel: WheelId) -> bool:
+        """Whether the member holds all that it ever acknowledged of this wheel."""
+        return not self.all_incomplete and wheel not in self.incomplete
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        leader = self.leader
         return {
             "node": self.node,
-            "boot": self.boot,
-            "pid": self.pid,
-            "monotonic_ms": self.monotonic_ms,
-            "wall_ms": self.wall_ms,
-            "role": self.role.value,
-            "epoch": self.epoch,
-            "leader": None if leader is None else {"node": leader.node, "epoch": leader.epoch},
-            "progress": None if self.progress is None else self.progress.to_json(),
-            "control_offset": self.control_offset,
-            "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
-            "lateness_ms": self.lateness_ms,
-            "kafka_error": self.kafka_error,
-            "counters": dict(self.counters),
-            "unavailable_topics": list(self.unavailable_topics),
+            "storage": self.storage,
+            "fence": [self.fence.origin, self.fence.upto],
+            "applied": {str(wheel): seq for wheel, seq in self.applied.items()},
+            "incomplete": sorted(str(wheel) for wheel in self.incomplete),
+            "all_incomplete": self.all_incomplete,
         }
 
     @classmethod
@@ -268,35 +299,19 @@ class CleanerStatus:
         Raises:
             MalformedError: it is something else.
         """
-        fields = Fields(document)
-        leader = fields.optional_object("leader")
-        progress = fields.optional_object("progress")
-        wheels = fields.object("wheels")
-        counters = fields.object("counters")
+        fields = document if isinstance(document, Fields) else Fields(document)
+        applied = fields.object("applied")
+        origin, upto = fields.pair("fence")
         return cls(
             node=fields.text("node"),
-            boot=fields.text("boot"),
-            pid=fields.integer("pid"),
-            monotonic_ms=fields.integer("monotonic_ms"),
-            wall_ms=fields.integer("wall_ms"),
-            role=fields.choice("role", Role),
-            epoch=fields.optional_integer("epoch"),
-            leader=None if leader is None else _leader(leader),
-            progress=None if progress is None else Progress.from_json(progress),
-            control_offset=fields.integer("control_offset", at_least=-1),
-            wheels={
-                parse_wheel(name): WheelRecord.from_json(wheels.object(name))
-                for name in wheels.names()
+            storage=fields.text("storage"),
+            fence=Fence(origin, upto),
+            applied={
+                parse_wheel(name): applied.integer(name, at_least=0) for name in applied.names()
             },
-            lateness_ms=fields.integer("lateness_ms"),
-            kafka_error=fields.optional_text("kafka_error"),
-            counters={name: counters.integer(name) for name in counters.names()},
-            unavailable_topics=fields.texts("unavailable_topics"),
+            incomplete=frozenset(map(parse_wheel, fields.texts("incomplete"))),
+            all_incomplete=fields.boolean("all_incomplete"),
         )
-
-
-def _leader(fields: Fields) -> Leader:
-    return Leader(fields.text("node"), fields.integer("epoch"))
 
 
 def _text(wheel: WheelId | None) -> str | None:

@@ -1,59 +1,40 @@
 """Fence, recover, close: how a wheel that nobody writes any more gets its end.
 
-A wheel is to be closed when its node's newest beat knows its number and uses it neither as its
-open wheel nor as its spare. Then its members promise to take no more of that node's wheels up to
-X and answer with what they hold; of enough answers the greatest is T; when enough members hold
-everything through T, the leader commits ``wheel/X closed at T``, and only what is committed
-counts.
+A registered wheel is to be closed when one of these holds:
 
-| answers of members | holders of all through T | result |
+| a wheel is | when |
+|---|---|
+| left | its node's newest beat knows its number and uses it neither as open nor as spare |
+| replaced | its node has another storage by now |
+| silent | its node is heard by too few (core/silence.py) |
+| superseded | its node was given a later one with other members, or another W |
+
+Then its members promise to take no more of that node's wheels up to X, and answer with what they
+hold. Of enough answers the greatest is T, or V, or the committed fill, where one of those is
+greater. When enough members hold everything through T, the leader commits ``wheel/X closed at
+T``, and only what is committed counts. Until then it commits T as the wheel's fill, and then
+tells it: up to there, members that have fenced the wheel may take it after all. What they take
+so may be acknowledged; since no end is found below a committed fill, answers that were given
+before stay good, as old as they may be.
+
+| answers of members | hold all through T | result |
 |---|---|---|
 | fewer than R complete, not all N | any | `AnswersWanted` |
 | R complete, or all N | fewer than W | `HoldersWanted(T)` |
 | R complete, or all N | W, or all that were not replaced; or T = 0 | `Close(T)` |
 
-A member that was replaced (it answers with another storage) holds nothing of the wheel: it counts
-only towards "all N".
+A member that was replaced holds nothing, and that is known without asking it: it counts only
+towards "all N". Another storage that merely answers under a member's name counts for nothing: the
+member's own may come back.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, WheelRecord
-from delaywheel_replica.core.quorum import held_by
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class Fence:
-    """A request to every member: promise to take no more of this node's wheels up to `upto`."""
-
-    origin: str
-    upto: int
-
-
-@dataclass(frozen=True, slots=True)
-class FenceAnswer:
-    """A member's promise, saved before it was told, and what it holds.
-
-    Attributes:
-        node: the member.
-        storage: uuid of its data folder.
-        fence: what it promised.
-        applied: wheel -> the seq up to which it holds it; a wheel not named: nothing.
-        complete: it holds all that it ever acknowledged.
-    """
-
-    node: str
-    storage: str
-    fence: Fence
-    applied: Mapping[WheelId, int] = field(default_factory=dict)
-    complete: bool = True
-
-    def covers(self, wheel: WheelId) -> bool:
-        """Whether the promise is about this wheel."""
-        return wheel.node == self.fence.origin and wheel.number <= self.fence.upto
+from delaywheel_replica.core.holding import member_prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,31 +56,46 @@ class Close:
     final_seq: int
 
 
-def wheels_to_close(state: ControlState, beats: Mapping[str, Beat]) -> list[WheelId]:
-    """The open wheels that their nodes use no more, in order.
+Closing = AnswersWanted | HoldersWanted | Close
 
-    A wheel above one that its node still uses has to wait: promises are kept as one highest
-    number per node, so fencing it would fence the wheel in use.
+
+def wheels_to_close(
+    state: ControlState, beats: Mapping[str, Beat], silent: Collection[str] = ()
+) -> list[WheelId]:
+    """The open wheels that are to be closed, in order.
+
+    A wheel that was left waits while its node still uses one below it: promises are kept as one
+    highest number per node, so fencing it would fence the wheel in use.
 
     Args:
         state: what is committed.
         beats: the newest beat of each node.
+        silent: nodes whose wheels are all given up.
     """
-    return sorted(
+    newest: dict[str, WheelId] = {}
+    unclosed = sorted(wheel for wheel, record in state.wheels.items() if record.closed_at is None)
+    for wheel in unclosed:
+        newest[wheel.node] = wheel
+    return [
         wheel
-        for wheel, record in state.wheels.items()
-        if record.closed_at is None and _is_left(state, wheel, record, beats.get(wheel.node))
-    )
+        for wheel in unclosed
+        if wheel.node in silent
+        or wheel.node not in state.remaining(state.wheels[wheel])
+        or not _is_alike(state.wheels[wheel], state.wheels[newest[wheel.node]])
+        or _is_left(state, wheel, beats.get(wheel.node))
+    ]
 
 
-def _is_left(state: ControlState, wheel: WheelId, record: WheelRecord, beat: Beat | None) -> bool:
+def _is_alike(record: WheelRecord, newest: WheelRecord) -> bool:
+    return record.members == newest.members and record.min_insync == newest.min_insync
+
+
+def _is_left(state: ControlState, wheel: WheelId, beat: Beat | None) -> bool:
     if beat is None or not is_registered(state, beat):
         return False
     if any(named.number <= wheel.number for named in beat.named):
         return False
-    # A node with a new disk knows none of its old numbers and will never use them.
-    replaced = record.members.get(wheel.node) != beat.storage
-    return replaced or wheel.number <= beat.last_number
+    return wheel.number <= beat.last_number
 
 
 def is_registered(state: ControlState, beat: Beat) -> bool:
@@ -108,40 +104,70 @@ def is_registered(state: ControlState, beat: Beat) -> bool:
     return known is not None and known.storage == beat.storage
 
 
-def fences_wanted(
-    wheels: Collection[WheelId], answers: Collection[FenceAnswer], state: ControlState
-) -> list[Fence]:
+def closing(
+    wheel: WheelId,
+    state: ControlState,
+    answers: Collection[FenceAnswer],
+    beats: Mapping[str, Beat],
+    *,
+    taken: int,
+) -> Closing:
+    """How far the closing of a wheel is.
+
+    Args:
+        wheel: to be closed.
+        state: what is committed, with what the same transaction has changed already.
+        answers: at most one of each node for one origin; a newer one replaces the older.
+        beats: the newest beat of each node.
+        taken: V of the wheel as the same transaction leaves it.
+    """
+    record = state.wheels[wheel]
+    remaining = state.remaining(record)
+    counted = [
+        answer
+        for answer in answers
+        if remaining.get(answer.node) == answer.storage and answer.covers(wheel)
+    ]
+    complete = sum(answer.is_complete(wheel) for answer in counted)
+    if complete < record.required_answers and len(counted) < len(remaining):
+        return AnswersWanted()
+    final_seq = max([taken, record.fill, *(answer.applied.get(wheel, 0) for answer in counted)])
+    prefixes = member_prefixes(state, wheel, record, beats)
+    holders = sum(prefix >= final_seq for prefix in prefixes)
+    if final_seq > 0 and holders < min(record.min_insync, len(remaining)):
+        return HoldersWanted(final_seq)
+    return Close(final_seq)
+
+
+def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
     """One fence for each node whose wheels cannot be closed for lack of answers."""
     upto: dict[str, int] = {}
-    for wheel in wheels:
-        if isinstance(closing(wheel, state.wheels[wheel], answers), AnswersWanted):
+    for wheel, result in results.items():
+        if isinstance(result, AnswersWanted):
             upto[wheel.node] = max(wheel.number, upto.get(wheel.node, 0))
     return sorted(Fence(origin, number) for origin, number in upto.items())
 
 
-def closing(
-    wheel: WheelId, record: WheelRecord, answers: Collection[FenceAnswer]
-) -> AnswersWanted | HoldersWanted | Close:
-    """How far the closing of a wheel is, by the newest answers of its members.
+def fills_wanted(
+    state: ControlState, results: Mapping[WheelId, Closing]
+) -> dict[WheelId, WheelRecord]:
+    """The records to be committed before members may be told up to where they may fetch.
 
     Args:
-        wheel: to be closed.
-        record: its registration, which pins its members.
-        answers: at most one of each node for one origin; a newer one replaces the older.
+        state: what is committed.
+        results: of the wheels that are to be closed.
     """
-    answered = {
-        answer.node: answer
-        for answer in answers
-        if answer.node in record.members and answer.covers(wheel)
+    return {
+        wheel: replace(state.wheels[wheel], fill=result.final_seq)
+        for wheel, result in results.items()
+        if isinstance(result, HoldersWanted) and result.final_seq > state.wheels[wheel].fill
     }
-    same = [answer for node, answer in answered.items() if answer.storage == record.members[node]]
-    complete = sum(answer.complete for answer in same)
-    if complete < record.required_answers and len(answered) < len(record.members):
-        return AnswersWanted()
-    held = [answer.applied.get(wheel, 0) for answer in same]
-    final_seq = max(held, default=0)
-    replaced = len(answered) - len(same)
-    holders_wanted = max(1, min(record.min_insync, len(record.members) - replaced))
-    if held_by(held, holders_wanted) < final_seq:
-        return HoldersWanted(final_seq)
-    return Close(final_seq)
+
+
+def fills_told(state: ControlState) -> dict[WheelId, int]:
+    """Wheel -> up to where members may take what they have fenced, as it is committed."""
+    return {
+        wheel: record.fill
+        for wheel, record in state.wheels.items()
+        if record.closed_at is None and record.fill > 0
+    }

@@ -77,12 +77,14 @@ class WheelRecord:
         seal_slot: the floor at registration, which is the wheel's first seal: no frame of it
             is ever for a slot below.
         closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
+        fill: no end is found below; members that have fenced the wheel may take it up to here.
     """
 
     members: Mapping[str, str]
     min_insync: int
     seal_slot: int
     closed_at: int | None = None
+    fill: int = 0
 
     @property
     def required_answers(self) -> int:
@@ -96,6 +98,7 @@ class WheelRecord:
             "min_insync": self.min_insync,
             "seal_slot": self.seal_slot,
             "closed_at": self.closed_at,
+            "fill": self.fill,
         }
 
     @classmethod
@@ -112,6 +115,7 @@ class WheelRecord:
             min_insync=fields.integer("min_insync", at_least=1),
             seal_slot=fields.integer("seal_slot"),
             closed_at=fields.optional_integer("closed_at", at_least=0),
+            fill=fields.integer("fill", at_least=0),
         )
         if record.min_insync > len(record.members):
             raise MalformedError(f"min_insync {record.min_insync} of {len(record.members)}")
@@ -155,6 +159,18 @@ class ControlState:
         for key, value in records:
             state = state.apply(key, value, offset)
         return state
+
+    def remaining(self, record: WheelRecord) -> dict[str, str]:
+        """A wheel's members with their storages, without those that were replaced since."""
+        return {
+            node: storage
+            for node, storage in record.members.items()
+            if node not in self.nodes or self.nodes[node].storage == storage
+        }
+
+    def marked(self, token: str) -> frozenset[int]:
+        """The transactional ids with which a candidacy's mark is the newest."""
+        return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
     def leader(self, ids: int) -> Leader | None:
         """Who leads: the one candidate whose token stands newest with every id.

@@ -1,30 +1,39 @@
 """What a leader puts beside the messages in its next transaction.
 
-`duties` looks at what is committed, at the progress that the transaction will reach and at the
-beats, and says which control records go with it, in this order:
+`duties` looks at what is committed, at the progress that the transaction will reach and at what
+the nodes tell, and says which control records go with it, in this order:
 
 1. the first progress of an empty cluster;
-2. frames that nobody can read are recorded as lost;
-3. wheels that nobody writes any more are closed, where enough members answered;
-4. closed wheels wholly below the floor are unregistered;
-5. the floor moves;
-6. nodes without a spare get one, sealed at that floor.
+2. nodes that the operator replaced get their new storage;
+3. frames that nobody can read are recorded as lost;
+4. wheels that nobody is to write any more are closed, where enough members answered and hold
+   them; where enough answered and too few hold, the end that was found is committed as a fill;
+5. closed wheels wholly below the floor are unregistered;
+6. the floor moves;
+7. nodes without a spare of today's members get one, sealed at that floor; and a member that was
+   never given a wheel is entered with its storage.
 
-The order matters: a wheel registered in this very transaction must not hold back its floor, and
-its first seal is the floor that the transaction commits. The progress record itself goes last.
+Each looks at what those before it have changed. A wheel registered in this very transaction must
+not hold back its floor, and its first seal is the floor that the transaction commits. The
+progress record itself goes last. What no transaction can do, but the nodes can, is told beside:
+fences, fills and frames to be looked for.
 """
 
 from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import (
     Close,
-    Fence,
-    FenceAnswer,
+    Closing,
+    HoldersWanted,
     closing,
     fences_wanted,
+    fills_told,
+    fills_wanted,
+    is_registered,
     wheels_to_close,
 )
 from delaywheel_replica.core.control import (
@@ -32,6 +41,7 @@ from delaywheel_replica.core.control import (
     ControlState,
     NodeRecord,
     lost_record,
+    node_record,
     progress_record,
     unregister_records,
     wheel_record,
@@ -45,8 +55,10 @@ from delaywheel_replica.core.floor import (
     watch_seals,
     wholly_below,
 )
+from delaywheel_replica.core.losing import FrameName, Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress, first_progress
 from delaywheel_replica.core.registration import Refusal, register
+from delaywheel_replica.core.silence import SILENT_MS
 
 
 class ControlIncompleteError(Exception):
@@ -74,15 +86,23 @@ class Situation:
 
     Attributes:
         now_ms: its wall clock.
+        node: its own.
         beats: the newest beat of each node, its own included.
         answers: the newest fence answer of each member for each origin.
-        lost: frames that the transaction skips because no member can read them.
+        lacks: frames that were looked for -> the members that do not have them.
+        silent: nodes that are heard by too few.
+        in_office_ms: for how long it has led: silence counts only after it could have heard.
+        replacements: node -> its new storage, as the operator wishes.
     """
 
     now_ms: int
+    node: str
     beats: Mapping[str, Beat]
     answers: Collection[FenceAnswer] = ()
-    lost: Collection[tuple[WheelId, int]] = ()
+    lacks: Mapping[FrameName, AbstractSet[str]] = field(default_factory=dict)
+    silent: AbstractSet[str] = frozenset()
+    in_office_ms: int = 0
+    replacements: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +114,9 @@ class Duties:
         progress: what to commit, last.
         watch: to be given to the next call.
         fences: to be asked of every member now.
+        fills: wheel -> up to where members may fetch what they have fenced, as committed before.
+        missing: frames that must be there and that no member shows: to be looked for.
+        lost: the frames that the transaction gives up.
         closed: the wheels that the transaction closes, with their final seqs.
         unregistered: the wheels that the transaction removes.
         refused: nodes that want a wheel and get none.
@@ -103,6 +126,9 @@ class Duties:
     progress: Progress
     watch: FloorWatch
     fences: list[Fence] = field(default_factory=list)
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    missing: frozenset[FrameName] = frozenset()
+    lost: tuple[FrameName, ...] = ()
     closed: Mapping[WheelId, int] = field(default_factory=dict)
     unregistered: frozenset[WheelId] = frozenset()
     refused: Mapping[str, Refusal] = field(default_factory=dict)
@@ -135,22 +161,14 @@ def duties(
             was given a wheel of which nothing is known.
     """
     _refuse_forgotten(state, situation)
-    if progress is None:
-        if state.wheels:
-            raise ControlIncompleteError(f"{len(state.wheels)} wheels and no progress record")
-        progress = first_progress(situation.now_ms, cluster.late_window_s)
-    committed_floor = progress.floor if state.progress is None else state.progress.floor
-    progress = replace(progress, floor=committed_floor)
-
-    records = _lost(state, situation)
-    closed = _closed(state, situation)
-    records += [
-        wheel_record(wheel, replace(state.wheels[wheel], closed_at=final_seq))
-        for wheel, final_seq in closed.items()
-    ]
-    unregistered = _unregistered(state, progress, situation)
+    progress = _begun(state, progress, cluster, situation)
+    records = _replaced(state, situation)
+    endings = _endings(state.apply_all(records), progress, situation)
+    records += endings.records
+    after = state.apply_all(records)
+    unregistered = _unregistered(state, after, progress, situation)
     for wheel in sorted(unregistered):
-        records += unregister_records(state, wheel)
+        records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     after = state.apply_all(records)
 
@@ -163,17 +181,30 @@ def duties(
     )
     watch = watch_seals(watch, view)
     floor = floor_after(view, watch, late_window_s=cluster.late_window_s)
-    progress = replace(progress, floor=floor)
     registrations, refused = _registered(after, floor, cluster, situation)
     return Duties(
         records=records + registrations,
-        progress=progress,
+        progress=replace(progress, floor=floor),
         watch=watch,
-        fences=fences_wanted(wheels_to_close(state, situation.beats), situation.answers, state),
-        closed=closed,
+        fences=fences_wanted(endings.closings),
+        fills=fills_told(state),
+        missing=frames_missing(after, endings.ends, situation.beats),
+        lost=endings.lost,
+        closed=endings.closed,
         unregistered=unregistered,
         refused=refused,
     )
+
+
+def _begun(
+    state: ControlState, progress: Progress | None, cluster: Cluster, situation: Situation
+) -> Progress:
+    """The progress to reach, with the committed floor; an empty cluster's first."""
+    if progress is None:
+        if state.wheels:
+            raise ControlIncompleteError(f"{len(state.wheels)} wheels and no progress record")
+        return first_progress(situation.now_ms, cluster.late_window_s)
+    return progress if state.progress is None else replace(progress, floor=state.progress.floor)
 
 
 def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
@@ -191,24 +222,82 @@ def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
             )
 
 
-def _lost(state: ControlState, situation: Situation) -> list[ControlRecord]:
-    new = set(situation.lost) - state.lost
-    return [lost_record(wheel, seq) for wheel, seq in sorted(new) if wheel in state.wheels]
+def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
+    """The number goes on: a name that the old storage has used is never given again."""
+    return [
+        node_record(node, replace(state.nodes[node], storage=storage))
+        for node, storage in sorted(situation.replacements.items())
+        if node in state.nodes and state.nodes[node].storage != storage
+    ]
 
 
-def _closed(state: ControlState, situation: Situation) -> dict[WheelId, int]:
-    closed: dict[WheelId, int] = {}
-    for wheel in wheels_to_close(state, situation.beats):
-        result = closing(wheel, state.wheels[wheel], situation.answers)
-        if isinstance(result, Close):
-            closed[wheel] = result.final_seq
-    return closed
+@dataclass(frozen=True, slots=True)
+class _Endings:
+    """What is given up and what is ended."""
+
+    records: list[ControlRecord]
+    closings: Mapping[WheelId, Closing]
+    ends: Mapping[WheelId, int]
+    lost: tuple[FrameName, ...]
+    closed: Mapping[WheelId, int]
+
+
+def _endings(state: ControlState, progress: Progress, situation: Situation) -> _Endings:
+    """A frame that is lost is waited for no more: the ends are looked at again then."""
+    closings = _closings(state, progress, situation)
+    ends = _ends(state, progress, closings)
+    lost = _lost(state, ends, situation)
+    records = [lost_record(wheel, seq) for wheel, seq in lost]
+    if lost:
+        closings = _closings(state.apply_all(records), progress, situation)
+    closed = {w: result.final_seq for w, result in closings.items() if isinstance(result, Close)}
+    records += [
+        wheel_record(wheel, replace(state.wheels[wheel], closed_at=final_seq))
+        for wheel, final_seq in closed.items()
+    ]
+    records += [wheel_record(*filled) for filled in fills_wanted(state, closings).items()]
+    return _Endings(records, closings, ends, tuple(lost), closed)
+
+
+def _closings(
+    state: ControlState, progress: Progress, situation: Situation
+) -> dict[WheelId, Closing]:
+    """How far each wheel is that is to be closed."""
+    silent = situation.silent if situation.in_office_ms >= SILENT_MS else frozenset()
+    return {
+        wheel: closing(wheel, state, situation.answers, situation.beats, taken=progress.seq(wheel))
+        for wheel in wheels_to_close(state, situation.beats, silent)
+    }
+
+
+def _ends(
+    state: ControlState, progress: Progress, closings: Mapping[WheelId, Closing]
+) -> dict[WheelId, int]:
+    """Up to where each wheel's frames have to be there."""
+    ends: dict[WheelId, int] = {}
+    for wheel, record in state.wheels.items():
+        result = closings.get(wheel)
+        found = result.final_seq if isinstance(result, HoldersWanted | Close) else 0
+        ends[wheel] = max(progress.seq(wheel), found, record.closed_at or 0)
+    return ends
+
+
+def _lost(
+    state: ControlState, ends: Mapping[WheelId, int], situation: Situation
+) -> list[FrameName]:
+    if not situation.lacks:
+        return []
+    sought = Sought(situation.node, situation.beats, situation.answers, situation.lacks)
+    return frames_lost(state, ends, sought)
 
 
 def _unregistered(
-    state: ControlState, progress: Progress, situation: Situation
+    state: ControlState, after: ControlState, progress: Progress, situation: Situation
 ) -> frozenset[WheelId]:
-    """Closed wheels that are done with; not while a millisecond is being split: V rests then."""
+    """Closed wheels that are done with; not while a millisecond is being split: V rests then.
+
+    Not those that are closed just now: their members are to learn it.
+    """
     if progress.position is not None:
         return frozenset()
     return frozenset(
@@ -216,7 +305,7 @@ def _unregistered(
         for wheel, record in state.wheels.items()
         if record.closed_at is not None
         and progress.seq(wheel) >= record.closed_at
-        and wholly_below(wheel, record, progress.floor, list(situation.beats.values()))
+        and wholly_below(wheel, after, progress.floor, situation.beats)
     )
 
 
@@ -228,11 +317,14 @@ def _registered(
     members = _members(state, cluster, situation)
     if members is None:
         return records, refused
+    after = state
     for node, beat in sorted(situation.beats.items()):
-        if not _wants_wheel(beat):
+        if node not in members or node in situation.silent:
+            continue
+        if not _wants_wheel(state, beat, members, cluster):
             continue
         answer = register(
-            state.apply_all(records),
+            after,
             node,
             beat.storage,
             beat.last_number,
@@ -244,11 +336,25 @@ def _registered(
             refused[node] = answer
         else:
             records += answer.records
+            after = after.apply_all(answer.records)
+    records += [
+        node_record(node, NodeRecord(storage, 0))
+        for node, storage in sorted(members.items())
+        if node not in after.nodes
+    ]
     return records, refused
 
 
-def _wants_wheel(beat: Beat) -> bool:
-    return beat.spare is None and not beat.draining
+def _wants_wheel(
+    state: ControlState, beat: Beat, members: Mapping[str, str], cluster: Cluster
+) -> bool:
+    """Whether a node has no spare, or one of which others are members than today's."""
+    if beat.draining:
+        return False
+    if beat.spare is None or not is_registered(state, beat):
+        return True
+    spare = state.wheels.get(beat.spare)
+    return spare is not None and (spare.members, spare.min_insync) != (members, cluster.min_insync)
 
 
 def _members(state: ControlState, cluster: Cluster, situation: Situation) -> dict[str, str] | None:

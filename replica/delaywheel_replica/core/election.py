@@ -9,9 +9,14 @@ and how old a leader's last commit may be.
 
 Phases (transitions in `TRANSITIONS`):
 
-    STANDBY -> INITIALISING -> MARKING -> READING -> RESTING -> LEADING
-       ^            |             |          |          |          |
-       +------------+-------------+----------+----------+----------+      STOPPED: for good
+    STANDBY -> ASKING -> INITIALISING -> MARKING -> READING -> RESTING -> LEADING
+       ^         |            |             |          |          |          |
+       +---------+------------+-------------+----------+----------+----------+   STOPPED: for good
+
+ASKING is a pre-vote, as in Raft: a node that alone hears no leader must not disturb one that
+others hear. R nodes, itself counted, have to hear none; where R is no majority the control topic
+has to be silent as well. Whoever agrees has then heard a leader, in a way, and so has whoever
+stands: candidates do not follow each other at once. Where R is 1 nobody is asked.
 
 RESTING is a leader that forwards nothing yet: it makes idle commits until it holds every frame
 that the progress record counts as taken and its clock has passed w, for until then it could
@@ -23,11 +28,12 @@ Invariants:
 - Producers exist in no phase but INITIALISING to LEADING; leaving those always destroys them.
 - Events that name another candidacy's token change nothing.
 - The silence asked for stays within its bounds, doubles with every failed candidacy and every
-  leadership that ends unasked, and falls only under a leader that has lasted.
+  leadership that ends unasked, and falls only under a leader that lasts, its own or another's.
 """
 
 from dataclasses import dataclass
 from typing import assert_never
+from zlib import crc32
 
 from delaywheel_replica.core.election_events import (
     ENDINGS,
@@ -55,12 +61,24 @@ from delaywheel_replica.core.election_events import (
 )
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import ACTIONS, Action, Verdict
+from delaywheel_replica.core.status import VoteWish
 
 MIN_SILENCE_MS = 1_000
 MAX_SILENCE_MS = 64_000
 IDLE_COMMIT_MS = 300
 LASTING_MS = 10_000
+UNBROKEN_MS = 500
+"""A leader that is heard at least so often is heard without a break."""
+
 RECENT_COMMITS = 16
+ASKING_MS = 1_000
+"""Who does not get enough votes within this time begins to wait anew."""
+
+RANK_MS = 150
+"""A node waits so much longer than the one before it, and up to so much by chance."""
+
+YIELDING = 3
+"""Whoever should not lead lets so many silences pass, in which another one may stand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +88,24 @@ class ElectionConfig:
     Attributes:
         run: a text that no other run of any cleaner process has; tokens are made from it.
         ids: how many transactional ids the cluster has; never changes.
-        alone: the cluster has no other node, so nobody else can lead.
+        nodes: how many nodes the cluster has.
+        required: R: so many have to hear no leader, itself counted.
+        rank: of this node among them, from 0.
         max_clock_skew_ms: how far the wall clock may part from the monotonic one within one
             candidacy and leadership.
-        stagger_ms: how much longer than asked for this node waits, so that not all stand at
-            once.
     """
 
     run: str
     ids: int = 2
-    alone: bool = True
+    nodes: int = 1
+    required: int = 1
+    rank: int = 0
     max_clock_skew_ms: int = 500
-    stagger_ms: int = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else can lead."""
+        return self.nodes == 1
 
 
 class Election:
@@ -93,10 +117,19 @@ class Election:
         self._phase = Phase.STANDBY
         self._token = ""
         self._silence_ms = MIN_SILENCE_MS
-        # When a leader was last heard, or something happened that counts as that.
-        self._heard_ms: int | None = None
-        # How long after it this node may stand.
+        # When this node last did something that counts as having heard a leader.
+        self._acted_ms: int | None = None
+        # How long after that it may stand.
         self._wait_ms = 0 if config.alone else MIN_SILENCE_MS
+        # Since when nothing but its turn is waited for; None: something else is.
+        self._ready_ms: int | None = None
+        # Of the asking. Votes for what another run of the process asked must not count.
+        self._round = crc32(config.run.encode())
+        self._asked_ms = 0
+        # It stood though it lagged, for nobody else did.
+        self._stood_lagging = False
+        # Since when a leader is heard without a break.
+        self._led_since_ms: int | None = None
         # The next mark to be reported.
         self._mark = 0
         # Wall clock minus monotonic clock when this candidacy began.
@@ -126,6 +159,13 @@ class Election:
     def silence_ms(self) -> int:
         """The silence now asked for."""
         return self._silence_ms
+
+    @property
+    def vote_wish(self) -> VoteWish | None:
+        """What the others are to be asked now."""
+        if self._phase is not Phase.ASKING:
+            return None
+        return VoteWish(self._round, self._silence_ms)
 
     def step(self, event: Event) -> list[Effect]:
         """Takes one event; the effects are to be carried out in order.
@@ -172,7 +212,10 @@ class Election:
 
     def _tick(self, tick: Tick) -> list[Effect]:
         if self._phase is Phase.STANDBY:
-            return self._stand(tick) if self._may_stand(tick) else []
+            self._follow(tick)
+            return self._call(tick) if self._may_stand(tick) else []
+        if self._phase is Phase.ASKING:
+            return self._count_votes(tick)
         reason = self._why_not_in_office(tick)
         if reason is not None:
             return self._end(reason, tick.now_ms)
@@ -184,19 +227,82 @@ class Election:
             effects.append(IdleCommit(self._token))
         return effects
 
+    def _follow(self, tick: Tick) -> None:
+        """A leader that is heard without a break shows that shorter silences are enough again.
+
+        Or one whose own candidacies failed would for ever be slower than those who should not lead.
+        """
+        is_heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < UNBROKEN_MS
+        if not is_heard:
+            self._led_since_ms = None
+        elif self._led_since_ms is None:
+            self._led_since_ms = tick.now_ms
+        elif tick.now_ms - self._led_since_ms >= LASTING_MS // 2:
+            self._silence_ms = MIN_SILENCE_MS
+
     def _may_stand(self, tick: Tick) -> bool:
-        if self._heard_ms is None:
-            self._heard_ms = tick.now_ms
-        heard_ms = max(self._heard_ms, tick.heard_ms or self._heard_ms)
-        wait_ms = self._wait_ms + self._config.stagger_ms
-        return tick.server_fresh and tick.hears_enough and tick.now_ms - heard_ms >= wait_ms
+        """Whether everything was as it has to be for as long as this node lets others go first."""
+        if not (self._has_waited(tick) and self._can_stand(tick)):
+            self._ready_ms = None
+            return False
+        if self._ready_ms is None:
+            self._ready_ms = tick.now_ms
+        return tick.now_ms - self._ready_ms >= self._stagger_ms(tick)
+
+    def _has_waited(self, tick: Tick) -> bool:
+        """Whether nobody leads, as far as this node knows."""
+        if self._acted_ms is None:
+            self._acted_ms = tick.now_ms
+        if tick.heard_ms is None:
+            return tick.now_ms - self._acted_ms >= self._wait_ms
+        if tick.heard_ms > self._acted_ms:
+            self._wait_ms = 0  # another one has stood: what this one waited for is over
+        is_silent = tick.now_ms - tick.heard_ms >= self._silence_ms
+        return is_silent and tick.now_ms - self._acted_ms >= self._wait_ms
+
+    def _can_stand(self, tick: Tick) -> bool:
+        return tick.server_fresh and tick.hears_enough and tick.unfit is not Reason.CLOCK_OFF
+
+    def _stagger_ms(self, tick: Tick) -> int:
+        """By rank, and by chance: a text that no other run has says which. Who lags is last."""
+        if self._config.alone:
+            return 0
+        chance = crc32(f"{self._config.run}-{self._candidacies}-{self._round}".encode())
+        lagging_ms = YIELDING * self._silence_ms if tick.unfit is Reason.HANDED_OVER else 0
+        return lagging_ms + self._config.rank * RANK_MS + chance % RANK_MS
+
+    def _call(self, tick: Tick) -> list[Effect]:
+        """Asks the others, if there is anybody to be asked."""
+        self._round += 1
+        self._asked_ms = tick.now_ms
+        self._ready_ms = None
+        self._stood_lagging = tick.unfit is Reason.HANDED_OVER
+        self._phase = Phase.ASKING
+        return self._count_votes(tick)
+
+    def _count_votes(self, tick: Tick) -> list[Effect]:
+        # A vote that was given just before the asking may be told only now.
+        heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < self._silence_ms
+        if heard or not self._can_stand(tick):
+            return self._stand_by(tick)
+        votes = tick.votes if tick.vote_round == self._round else frozenset()
+        config = self._config
+        is_majority = 2 * config.required > config.nodes
+        is_quiet = is_majority or tick.control_quiet_ms >= self._silence_ms
+        if len(votes) + 1 >= config.required and is_quiet:
+            return self._stand(tick)
+        return self._stand_by(tick) if tick.now_ms - self._asked_ms >= ASKING_MS else []
+
+    def _stand_by(self, tick: Tick) -> list[Effect]:
+        self._phase = Phase.STANDBY
+        self._acted_ms, self._wait_ms = tick.now_ms, 0
+        return []
 
     def _stand(self, tick: Tick) -> list[Effect]:
-        """A candidacy begins. It counts as having heard a leader."""
+        """A candidacy begins."""
         self._candidacies += 1
         self._token = f"{self._config.run}-{self._candidacies}"
         self._phase = Phase.INITIALISING
-        self._heard_ms = tick.now_ms
         self._clock_offset_ms = tick.wall_ms - tick.now_ms
         return [InitProducers(self._token)]
 
@@ -234,7 +340,13 @@ class Election:
             (not tick.hears_enough, Reason.UNHEARD),
             (abs(drift_ms) > self._config.max_clock_skew_ms, Reason.CLOCK_JUMPED),
         )
-        return next((reason for failed, reason in checks if failed), None)
+        return next((reason for failed, reason in checks if failed), self._why_unfit(tick))
+
+    def _why_unfit(self, tick: Tick) -> Reason | None:
+        """Who stood because nobody else did gets the time to catch up."""
+        if self._stood_lagging and tick.unfit is Reason.HANDED_OVER:
+            return tick.unfit if self._has_lasted(tick.now_ms) else None
+        return tick.unfit
 
     def _may_forward(self, tick: Tick) -> bool:
         if self._progress is None:
@@ -271,14 +383,14 @@ class Election:
         elif self._config.alone and not ending.rivals:
             self._wait_ms = MIN_SILENCE_MS
         else:
-            self._wait_ms = self._silence_ms
-        self._heard_ms = now_ms
+            self._wait_ms = self._silence_ms * (YIELDING if ending.yields else 1)
+        self._acted_ms = now_ms
         self._phase = Phase.STANDBY
         self._epoch = None
         return [DestroyProducers(reason)]
 
     def _stop(self) -> list[Effect]:
-        had_producers = self._phase is not Phase.STANDBY
+        had_producers = self._phase not in {Phase.STANDBY, Phase.ASKING}
         self._phase = Phase.STOPPED
         self._epoch = None
         return [DestroyProducers(Reason.STOPPED)] if had_producers else []

@@ -6,15 +6,16 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from delaywheel_replica.core.beat import Role
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.status import Role
 
 
 class Phase(StrEnum):
     """Where a node stands between standby and leader."""
 
     STANDBY = "standby"
+    ASKING = "asking"
     INITIALISING = "initialising"
     MARKING = "marking"
     READING = "reading"
@@ -30,6 +31,7 @@ class Phase(StrEnum):
 
 _ROLES = {
     Phase.STANDBY: Role.STANDBY,
+    Phase.ASKING: Role.STANDBY,
     Phase.INITIALISING: Role.CANDIDATE,
     Phase.MARKING: Role.CANDIDATE,
     Phase.READING: Role.CANDIDATE,
@@ -56,6 +58,8 @@ class Reason(StrEnum):
     SERVER_STALE = "SERVER_STALE"
     UNHEARD = "UNHEARD"
     CLOCK_JUMPED = "CLOCK_JUMPED"
+    CLOCK_OFF = "CLOCK_OFF"
+    HANDED_OVER = "HANDED_OVER"
     STOPPED = "STOPPED"
 
 
@@ -68,8 +72,14 @@ class Tick:
         wall_ms: wall clock, read at the same moment.
         server_fresh: the server's row was stamped lately.
         holds_progress: every frame <= V at or above the floor is held (lost ones apart).
-        heard_ms: when another leader was last heard, by the monotonic clock; None: never.
+        heard_ms: when another leader was last heard, or a vote given to one, by the monotonic
+            clock; None: never, or the connection to it broke.
         hears_enough: R members are heard, itself counted.
+        unfit: why this node should not lead, though it could (core/fitness.py): its clock is off,
+            CLOCK_OFF, or it lags, HANDED_OVER.
+        votes: who else said, in this round of asking, that it hears no leader.
+        vote_round: see `votes`.
+        control_quiet_ms: for how long nothing new stands in the control topic.
     """
 
     now_ms: int
@@ -78,6 +88,10 @@ class Tick:
     holds_progress: bool = False
     heard_ms: int | None = None
     hears_enough: bool = True
+    unfit: Reason | None = None
+    votes: frozenset[str] = frozenset()
+    vote_round: int = 0
+    control_quiet_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +236,10 @@ Effect = (
 )
 
 TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
-    (Phase.STANDBY, Tick): frozenset({Phase.STANDBY, Phase.INITIALISING}),
+    (Phase.STANDBY, Tick): frozenset({Phase.STANDBY, Phase.ASKING, Phase.INITIALISING}),
     (Phase.STANDBY, Stop): frozenset({Phase.STOPPED}),
+    (Phase.ASKING, Tick): frozenset({Phase.ASKING, Phase.STANDBY, Phase.INITIALISING}),
+    (Phase.ASKING, Stop): frozenset({Phase.STOPPED}),
     (Phase.INITIALISING, InitsDone): frozenset({Phase.MARKING}),
     (Phase.INITIALISING, InitFailed): frozenset({Phase.STANDBY}),
     (Phase.MARKING, MarkReport): frozenset({Phase.MARKING, Phase.READING, Phase.STANDBY}),
@@ -245,11 +261,13 @@ class Ending:
         doubles: the silence asked for doubles.
         rivals: somebody else stands: the whole silence is waited for, even by a node alone.
         stands_at_once: a leader that had lasted stands again without waiting.
+        yields: another one should lead: this node waits longer than those.
     """
 
     doubles: bool = True
     rivals: bool = False
     stands_at_once: bool = False
+    yields: bool = False
 
 
 ENDINGS: dict[Reason, Ending] = {
@@ -263,7 +281,9 @@ ENDINGS: dict[Reason, Ending] = {
     Reason.COMMITS_TOO_OLD: Ending(),
     Reason.SERVER_STALE: Ending(),
     Reason.UNHEARD: Ending(),
-    Reason.CLOCK_JUMPED: Ending(),
+    Reason.CLOCK_JUMPED: Ending(yields=True),
+    Reason.CLOCK_OFF: Ending(doubles=False, yields=True),
+    Reason.HANDED_OVER: Ending(doubles=False, yields=True),
 }
 """Kafka away doubles nothing: no id was touched, so nobody was disturbed, and a long outage
 must not be followed by a minute in which nobody dares to stand."""

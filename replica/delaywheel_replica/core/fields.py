@@ -97,6 +97,32 @@ class Fields:
             raise MalformedError(f"{name}: {value!r} is no list of strings")
         return tuple(value)
 
+    def items(self, name: str) -> list[Any]:
+        """The list of this name, whatever is in it."""
+        value = self._get(name)
+        if not isinstance(value, list):
+            raise MalformedError(f"{name}: {value!r} is no list")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        """The list of integers of this name."""
+        value = self.items(name)
+        if not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+            raise MalformedError(f"{name}: {value!r} is no list of integers")
+        return tuple(value)
+
+    def pair(self, name: str) -> tuple[Any, Any]:
+        """The list of two of this name."""
+        return _pair(name, self._get(name))
+
+    def pairs(self, name: str) -> list[tuple[Any, Any]]:
+        """The list of lists of two of this name."""
+        return [_pair(name, value) for value in self.items(name)]
+
+    def is_null(self, name: str) -> bool:
+        """Whether null is there."""
+        return self._get(name) is None
+
     def names(self) -> list[str]:
         """The names of all fields."""
         return list(self._document)
@@ -105,6 +131,13 @@ class Fields:
         if name not in self._document:
             raise MalformedError(f"{name} is missing")
         return self._document[name]
+
+
+def _pair(name: str, value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise MalformedError(f"{name}: {value!r} is no list of two")
+    first, second = value
+    return first, second
 
 
 def parse_wheel(text: str) -> WheelId:

@@ -15,13 +15,14 @@ Invariants:
   gates, spares included: a frame that such a wheel may still take lies at or above the floor.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.holding import member_prefixes
 from delaywheel_replica.core.progress import Progress, time_floor
 from delaywheel_replica.core.seal import Seal
 
@@ -115,7 +116,10 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
 
 
 def seals_told(beats: Iterable[Beat]) -> dict[WheelId, Seal]:
-    """Of each wheel the seal that promises most, whoever told it."""
+    """Of each wheel the seal that promises most, whoever told it, and however long ago.
+
+    A seal is never broken: what an old beat tells, or one of another storage, is as true.
+    """
     told: dict[WheelId, Seal] = {}
     for beat in beats:
         for wheel, wheel_beat in beat.wheels.items():
@@ -135,15 +139,28 @@ def ledger_told(beats: Iterable[Beat]) -> dict[WheelId, int]:
     return published
 
 
-def wholly_below(wheel: WheelId, record: WheelRecord, floor: int, beats: Collection[Beat]) -> bool:
-    """Whether a closed wheel has nothing at or above the floor, by one who holds all of it."""
-    final_seq = record.closed_at
-    if final_seq is None:
+def wholly_below(
+    wheel: WheelId, state: ControlState, floor: int, beats: Mapping[str, Beat]
+) -> bool:
+    """Whether a closed wheel has nothing at or above the floor.
+
+    It takes the word of one member who holds all of it, since only that one knows the slot of
+    every frame; and that of everyone who tells of it, so that nobody is left with files of it
+    that the floor has not passed.
+
+    Args:
+        wheel: a registered one.
+        state: what is committed.
+        floor: every slot below is done.
+        beats: the newest beat of each node.
+    """
+    record = state.wheels[wheel]
+    if record.closed_at is None:
         return False
-    if final_seq == 0:
+    told = [beat.wheels[wheel].top_slot for beat in beats.values() if wheel in beat.wheels]
+    if any(top_slot >= floor for top_slot in told):
+        return False
+    if record.closed_at == 0 or not state.remaining(record):
         return True
-    return any(
-        held.applied >= final_seq and held.top_slot < floor
-        for beat in beats
-        if (held := beat.wheels.get(wheel)) is not None
-    )
+    prefixes = member_prefixes(state, wheel, record, beats)
+    return any(prefix >= record.closed_at for prefix in prefixes)

@@ -1,58 +1,109 @@
-"""What a leader may take, and whether it holds what counts as taken.
+"""Who holds how much of a wheel, and so what a leader may take.
 
-Only frames that the leader holds and knows to be held by W members, or that lie within a committed
-end T, may enter V. A leader forwards nothing until it holds everything up to V: what it lacks it
-could not tell from a retry.
+Only frames that the leader's node holds and knows to be held by W members, or that lie within a
+committed end T, may enter V. A leader forwards nothing until it holds everything up to V: what it
+lacks it could not tell from a retry.
 
 | wheel | may be taken up to |
 |---|---|
 | not held here | nothing |
-| not closed | what is held here, and by W members |
-| closed at T, held here in part | what is held here |
-| closed at T, held here whole | T, or V where V is greater |
+| not closed | what is held here, and by W members: by their word, anyone's HW, or V |
+| closed at T | what is held here, and T |
 
-V greater than T: a crash of the operating system took frames that had been taken account of, and
-the wheel was closed at what was left. There is nothing between T and V any more, so nothing is
-waited for; that those frames are gone was settled when T was committed.
+V <= T always: an end is never found below what was taken account of (core/closing.py). "Held up
+to a seq" means every frame up to there; those that are committed as lost, or whose slots are
+finished, are not lacking.
 """
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, WheelBeat
+from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
 from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.quorum import held_by
+
+_NOTHING = WheelBeat(0, 0, 0, 0, 0, -1)
 
 
-def takeable(state: ControlState, beat: Beat) -> dict[WheelId, int]:
+def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
+    """Up to which seq a node holds every frame of a wheel, lost ones apart."""
+    told = beat.wheels.get(wheel, _NOTHING)
+    for seq in told.lacking:
+        if (wheel, seq) not in state.lost:
+            return seq - 1
+    if len(told.lacking) >= MAX_LACKING:
+        return told.lacking[-1]  # perhaps it lacks more than it told
+    return _beyond_lost(state.lost, wheel, told.applied)
+
+
+def member_beats(
+    state: ControlState, record: WheelRecord, beats: Mapping[str, Beat]
+) -> dict[str, Beat]:
+    """The beats of a wheel's members, from the storages that it was registered with."""
+    return {
+        node: beats[node]
+        for node, storage in state.remaining(record).items()
+        if node in beats and beats[node].storage == storage
+    }
+
+
+def member_prefixes(
+    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+) -> list[int]:
+    """Up to which seq each member is known to hold a wheel; one not heard of is left out."""
+    members = member_beats(state, record, beats)
+    return [held_prefix(state, wheel, beat) for beat in members.values()]
+
+
+def takeable(state: ControlState, own: Beat, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
     """Up to which seq each registered wheel may be taken.
 
     Args:
         state: what is committed.
-        beat: of the leader's own node.
+        own: beat of the leader's own node.
+        beats: the newest beat of each node.
     """
-    taken = {} if state.progress is None else state.progress.seqs
+    everyone = {**beats, own.node: own}
     return {
-        wheel: _limit(record, beat.wheels.get(wheel), taken.get(wheel, 0))
+        wheel: min(held_prefix(state, wheel, own), _limit(state, wheel, record, everyone))
         for wheel, record in state.wheels.items()
     }
 
 
-def holds_progress(state: ControlState, beat: Beat) -> bool:
+def holds_progress(state: ControlState, own: Beat) -> bool:
     """Whether the leader's node holds every frame that the committed progress takes account of.
 
     Args:
         state: what is committed.
-        beat: of the leader's own node.
+        own: beat of the leader's own node.
     """
     if state.progress is None:
         return True
-    limits = takeable(state, beat)
-    return all(limits.get(wheel, 0) >= seq for wheel, seq in state.progress.seqs.items())
+    return all(
+        wheel in state.wheels and held_prefix(state, wheel, own) >= seq
+        for wheel, seq in state.progress.seqs.items()
+    )
 
 
-def _limit(record: WheelRecord, held: WheelBeat | None, taken: int) -> int:
-    if held is None:
-        return 0
-    if record.closed_at is None:
-        return min(held.applied, held.high_watermark)
-    if held.applied < record.closed_at:
-        return held.applied
-    return max(record.closed_at, taken)
+def _limit(
+    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+) -> int:
+    if record.closed_at is not None:
+        return record.closed_at
+    # What was taken stays so, though by now fewer may be known to hold it: no end is below V.
+    taken = 0 if state.progress is None else state.progress.seq(wheel)
+    told = [
+        wheel_beat.high_watermark
+        for beat in beats.values()
+        if (wheel_beat := beat.wheels.get(wheel)) is not None
+    ]
+    held = held_by(member_prefixes(state, wheel, record, beats), record.min_insync)
+    return max([taken, held, *told])
+
+
+def _beyond_lost(lost: AbstractSet[tuple[WheelId, int]], wheel: WheelId, seq: int) -> int:
+    """The seq before the next frame that is not lost."""
+    while (wheel, seq + 1) in lost:
+        seq += 1
+    return seq

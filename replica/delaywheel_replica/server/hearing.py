@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import structlog
 
-from delaywheel_replica.core.beat import CleanerStatus
-from delaywheel_replica.link import Fence, Link, LinkMessageError, Topics
+from delaywheel_replica.core.status import CleanerStatus
+from delaywheel_replica.link import Link, LinkMessageError, Topics
 from delaywheel_replica.server.status import BEAT_S, CleanerRow, NodeView
 
 _log = structlog.get_logger(__name__)
@@ -24,7 +24,6 @@ class Hearing:
         row: CleanerRow,
         view: NodeView,
         *,
-        on_fence: Callable[[Fence], None],
         on_topics: Callable[[Topics], None],
         on_registry: Callable[[], None],
     ) -> None:
@@ -34,14 +33,12 @@ class Hearing:
             link: to the cleaner.
             row: of the cleaner.
             view: where the newest status is put.
-            on_fence: a promise is asked for.
             on_topics: the cleaner knows something about topics.
-            on_registry: role, wheels or floor changed.
+            on_registry: role, wheels, fences or floor changed.
         """
         self._link = link
         self._row = row
         self._view = view
-        self._on_fence = on_fence
         self._on_topics = on_topics
         self._on_registry = on_registry
         self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -66,13 +63,9 @@ class Hearing:
     def _receive(self) -> None:
         try:
             for message in self._link.receive():
-                match message:
-                    case Fence():
-                        self._on_fence(message)
-                    case Topics():
-                        self._on_topics(message)
-                    case _:
-                        pass  # a wake-up; the row is read below
+                if isinstance(message, Topics):
+                    self._on_topics(message)
+                # Anything else is a wake-up; the row is read below.
         except LinkMessageError as error:
             _log.warning("link message ignored", error=str(error))
         except EOFError:
@@ -97,4 +90,5 @@ def _registry(status: CleanerStatus | None) -> object:
     """What the wheel keeper acts upon."""
     if status is None:
         return None
-    return status.role, status.wheels, status.floor, status.control_offset >= 0
+    known = status.control_offset >= 0
+    return status.role, status.wheels, status.fences, status.floor, known

@@ -17,8 +17,8 @@ from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.beat import CleanerStatus
 from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.server.references import Reference
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Found, Scanner, cancelled_keys, key_of

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import structlog
@@ -100,7 +99,6 @@ class Server:
             self._view,
             self._committer,
             limits=_wheel_limits(config),
-            answer=partial(link.send, wait_s=1.0),
             on_change=self._changed,
         )
         self._books = Books(
@@ -137,7 +135,6 @@ class Server:
             self._link,
             cleaner_row,
             self._view,
-            on_fence=self._keeper.fence,
             on_topics=topics.learn,
             on_registry=self._keeper.wake,
         )
@@ -270,9 +267,12 @@ def _take_folder(disk: PosixDisk, config: Config, boot_id: str, cleaner_row: Cle
         disk, data, node=config.node_id, cluster_id=config.cluster_id, boot_id=boot_id
     )
     os_crashed = folder.state.boot_id != boot_id
-    if os_crashed and config.flush == "async":
-        # Durable before the new boot id is: a second crash must not hide the first.
-        folder.save(all_incomplete=True)
+    # Durable before the new boot id is: a second crash must not hide the first.
+    perhaps_lost = os_crashed and config.flush == "async"
+    folder.save(
+        starts=folder.state.starts + 1,
+        all_incomplete=folder.state.all_incomplete or perhaps_lost,
+    )
     # Floors are committed facts, however old the row is that tells one.
     last_status = cleaner_row.read_any()
     floor = (last_status.floor if last_status is not None else None) or 0

@@ -16,13 +16,12 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolder
 from delaywheel.row import RowReader, RowWriter
-from delaywheel_replica.core.beat import Beat, CleanerStatus, Role, ServerStatus, WheelBeat
+from delaywheel_replica.core.beat import Beat, FenceAnswer, Office, WheelBeat
 from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.committer import Line
 
 BEAT_S: Final = 0.1
-# The cleaner writes its row at least every 100 ms; one that is silent for so long is not asked.
-CLEANER_FRESH_MS: Final = 1_000
 
 
 def wall_ms() -> int:
@@ -59,9 +58,7 @@ class Cleaner:
     def fresh(self) -> CleanerStatus | None:
         """The status, if the cleaner lives; what it says is committed stays true without that."""
         status = self.status
-        if status is None or monotonic_ms() - status.monotonic_ms >= CLEANER_FRESH_MS:
-            return None
-        return status
+        return status if status is not None and status.is_fresh(monotonic_ms()) else None
 
     def leading(self) -> CleanerStatus | None:
         """The status, if the cleaner lives and leads."""
@@ -71,10 +68,18 @@ class Cleaner:
     @property
     def leader_clock_ms(self) -> int | None:
         """The leader's clock as it reads now; None while nobody here is heard to lead."""
-        status = self.fresh()
-        if status is None or status.role not in {Role.LEADING, Role.RESTING}:
+        status, now_ms = self.status, monotonic_ms()
+        if status is None or not status.is_in_office(now_ms):
             return None
-        return status.wall_ms + monotonic_ms() - status.monotonic_ms
+        return status.wall_ms + now_ms - status.monotonic_ms
+
+    @property
+    def office(self) -> Office | None:
+        """What the node tells as leader; None while its cleaner is not in office."""
+        status = self.status
+        if status is None or status.epoch is None or not status.is_in_office(monotonic_ms()):
+            return None
+        return Office(status.epoch, status.fences, status.fills)
 
 
 @dataclass(slots=True)
@@ -90,6 +95,8 @@ class NodeView:
         published: up to which seq each wheel's ledger is published; replaced as a whole by the
             books.
         draining: no more messages are taken.
+        answers: the newest promise about each node's wheels; replaced as a whole by the wheel
+            keeper.
     """
 
     folder: NodeFolder
@@ -99,6 +106,7 @@ class NodeView:
     held: Mapping[WheelId, HeldWheel] = field(default_factory=dict)
     published: Mapping[WheelId, int] = field(default_factory=dict)
     draining: bool = False
+    answers: Mapping[str, FenceAnswer] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -106,9 +114,13 @@ class NodeView:
         state = self.folder.state
         return not state.all_incomplete and not state.incomplete
 
-    def beat(self) -> Beat:
-        """What the node tells now."""
-        state = self.folder.state
+    def beat(self, count: int = 0) -> Beat:
+        """What the node tells now.
+
+        Args:
+            count: of the beats that it has told since its start.
+        """
+        state, status = self.folder.state, self.cleaner.status
         line = self.line()
         wheels = {
             wheel: WheelBeat(
@@ -144,7 +156,26 @@ class NodeView:
             draining=self.draining,
             complete=self.complete,
             wheels=wheels,
+            start=state.starts,
+            count=count,
+            floor=None if status is None else status.floor,
+            office=self.cleaner.office,
         )
+
+    def lacks(self) -> dict[tuple[WheelId, int], frozenset[str]]:
+        """Frames that no member has: the only one, if its cleaner could not read them.
+
+        What the open wheel has not come to yet is not lacking.
+        """
+        status, line = self.cleaner.status, self.line()
+        if status is None:
+            return {}
+        alone = frozenset([self.folder.state.node])
+        return {
+            (wheel, seq): alone
+            for wheel, seq in status.unreadable - status.lost
+            if line is None or wheel != line.wheel or seq <= line.origin.last_seq
+        }
 
 
 class StatusRow:
@@ -162,6 +193,7 @@ class StatusRow:
         self._view = view
         self._before = before
         self._lock = threading.Lock()
+        self._count = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
 
@@ -177,7 +209,14 @@ class StatusRow:
     def write(self) -> None:
         """Writes the row now; from any thread."""
         with self._lock:
-            status = ServerStatus(self._view.beat(), os.getpid(), monotonic_ms())
+            self._count += 1
+            status = ServerStatus(
+                beat=self._view.beat(self._count),
+                pid=os.getpid(),
+                monotonic_ms=monotonic_ms(),
+                answers=tuple(self._view.answers.values()),
+                lacks=self._view.lacks(),
+            )
             self._row.write(status.to_json())
 
     def _run(self) -> None:

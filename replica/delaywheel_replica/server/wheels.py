@@ -13,7 +13,7 @@ open         node.json names it as open,       the committer writes it
              then its folder is made
 left         restart, broken medium, fence,    keeps what it holds ready for the fence
              clean stop
-fenced       a ``Fence`` covers it             saves the promise, then answers ``Fenced``
+fenced       the cleaner's row wants it        saves the promise, then tells the answer
 closed       the cleaner's row shows T         notes T in meta.json
 gone         not registered any more, wholly   deletes its folder, while the cleaner leads
              below the floor
@@ -25,7 +25,6 @@ that answers callers or beats may wait with it.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +37,7 @@ from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel.index import read_segments
 from delaywheel.layout import wheel_folder
-from delaywheel.nodefile import NodeState, Spare
+from delaywheel.nodestate import NodeState, Spare
 from delaywheel.recovery import recover_wheel
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import (
@@ -51,10 +50,10 @@ from delaywheel.wheel import (
     load_meta,
     mark_wheel,
 )
-from delaywheel_replica.core.beat import CleanerStatus
+from delaywheel_replica.core.beat import Fence, FenceAnswer
 from delaywheel_replica.core.origin import opened
 from delaywheel_replica.core.seal import Seal, next_seal
-from delaywheel_replica.link import Fence, Fenced
+from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.server.committer import Committer
 from delaywheel_replica.server.floor import Sweeper
 from delaywheel_replica.server.status import HeldWheel, NodeView, wall_ms
@@ -94,7 +93,6 @@ class Keeper:
         committer: Committer,
         *,
         limits: WheelLimits,
-        answer: Callable[[Fenced], object],
         on_change: Callable[[], None],
     ) -> None:
         """Prepares; ``start`` starts the thread.
@@ -104,7 +102,6 @@ class Keeper:
             view: what the parts know of the node.
             committer: writes the open wheel.
             limits: how new wheels are made.
-            answer: sends the answer to a fence.
             on_change: called when the beat says something new.
         """
         self._disk = files.disk
@@ -112,9 +109,7 @@ class Keeper:
         self._view = view
         self._committer = committer
         self._limits = limits
-        self._answer = answer
         self._on_change = on_change
-        self._fences: deque[Fence] = deque()
         self._woken = threading.Event()
         self._leaving = threading.Event()
         self._left = threading.Event()
@@ -142,11 +137,6 @@ class Keeper:
 
     def wake(self) -> None:
         """Something may have to be done."""
-        self._woken.set()
-
-    def fence(self, request: Fence) -> None:
-        """Asks for a promise; the answer follows."""
-        self._fences.append(request)
         self._woken.set()
 
     def leave(self) -> None:
@@ -193,8 +183,9 @@ class Keeper:
             self._delete_unregistered(status, status.floor)
 
     def _keep_promises(self) -> None:
-        while self._fences:
-            self._promise(self._fences.popleft())
+        status = self._view.cleaner.fresh()
+        for fence in () if status is None else status.fences:
+            self._promise(fence)
 
     def _follow_registry(self) -> None:
         status = self._view.cleaner.fresh()
@@ -286,20 +277,39 @@ class Keeper:
 
     # --- promises
 
-    def _promise(self, request: Fence) -> None:
-        """Takes no more of a node's wheels up to a number; durable before it is answered."""
+    def _promise(self, fence: Fence) -> None:
+        """Takes no more of a node's wheels up to a number; durable before it is answered.
+
+        The answer is made anew for as long as it is asked for: what it says may change.
+        """
+        state, origin = self._state, fence.origin
+        if fence.upto > state.fenced.get(origin, 0):
+            state = self._view.folder.save(fenced={**state.fenced, origin: fence.upto})
+        promised = state.fenced[origin]
+        if origin == state.node:
+            self._fence_own(promised)
+        self._answer(Fence(origin, promised))
+
+    def _answer(self, fence: Fence) -> None:
+        """Tells of everything that was ever promised of that node."""
         state = self._state
-        if request.upto > state.fenced.get(request.node, 0):
-            self._view.folder.save(fenced={**state.fenced, request.node: request.upto})
-        if request.node == state.node:
-            self._fence_own(request.upto)
         applied = {
             wheel: held.applied
             for wheel, held in self._view.held.items()
-            if wheel.node == request.node and wheel.number <= request.upto
+            if wheel.node == fence.origin and wheel.number <= fence.upto
         }
         self._mark(applied, WheelState.FENCED)
-        self._answer(Fenced(request.number, applied, self._view.complete))
+        answer = FenceAnswer(
+            node=state.node,
+            storage=state.storage,
+            fence=fence,
+            applied=applied,
+            incomplete=frozenset(state.incomplete),
+            all_incomplete=state.all_incomplete,
+        )
+        if self._view.answers.get(fence.origin) != answer:
+            self._view.answers = {**self._view.answers, fence.origin: answer}
+            self._on_change()
 
     def _fence_own(self, upto: int) -> None:
         state = self._state

@@ -1,0 +1,54 @@
+"""Frames that cannot be read here: what they are part of waits, and they are looked at again.
+
+| a frame that | waits for it |
+|---|---|
+| is not admitted yet | its wheel: V rests in front of it |
+| is admitted, in a second that is read | that second: w rests in front of it |
+
+A frame is waited for until it can be read, because it was repaired from another member, or until
+it is committed as lost.
+"""
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import islice
+
+from delaywheel.identity import WheelId
+from delaywheel.reader import DamagedFrame, WheelReader
+
+TOLD_FRAMES = 100
+"""So many are told at once, and looked at again: the cleaner's row has a bounded size."""
+
+FrameName = tuple[WheelId, int]
+
+
+class Awaited:
+    """Some frames that are waited for together."""
+
+    def __init__(self, frames: Collection[FrameName]) -> None:
+        self._frames = dict.fromkeys(sorted(frames))
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def __contains__(self, frame: FrameName) -> bool:
+        return frame in self._frames
+
+    def told(self) -> frozenset[FrameName]:
+        """The first of them: others are told when those are there."""
+        return frozenset(islice(self._frames, TOLD_FRAMES))
+
+    def look_again(
+        self, readers: Mapping[WheelId, WheelReader], lost: AbstractSet[FrameName]
+    ) -> None:
+        """Wait no more for those that are lost, or can be read."""
+        for frame in list(islice(self._frames, TOLD_FRAMES)):
+            if frame in lost or _is_readable(readers.get(frame[0]), frame[1]):
+                del self._frames[frame]
+
+
+def _is_readable(reader: WheelReader | None, seq: int) -> bool:
+    """Of a wheel that is registered no more, or ends before, nothing is waited for."""
+    if reader is None or not reader.has(seq):
+        return True
+    return not isinstance(reader.frame(seq), DamagedFrame)

@@ -1,0 +1,175 @@
+"""The wheels of which a node has files and which it does not write: mirrors, and its own old ones.
+
+What the store said last (`Held`) counts; beside it stands what the store cannot know.
+
+| beside `Held` | known from | until |
+|---|---|---|
+| frames that could not be read | store or cleaner, reading | they are repaired, cut or lost |
+| frames that are lost | the cleaner: committed | for good; they are not lacking |
+| high watermark, seal, ledger | beats of any node: the greatest | the wheel is deleted |
+
+The cleaner's word may be older than a repair: of one frame it counts once in `READ_AGAIN_MS`.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.member_events import Held
+from delaywheel_replica.core.seal import Seal
+
+READ_AGAIN_MS = 2_000
+
+
+@dataclass(slots=True)
+class _Wheel:
+    # As the store said it, and as it is once `bad` and the lost frames are taken account of.
+    stored: Held
+    held: Held
+    high_watermark: int = 0
+    seal: Seal = field(default_factory=lambda: Seal(0, 0))
+    ledger_seq: int = 0
+    bad: set[int] = field(default_factory=set)
+    reported_ms: dict[int, int] = field(default_factory=dict)
+
+
+class Holdings:
+    """What one node holds."""
+
+    def __init__(self, held: Mapping[WheelId, Held]) -> None:
+        """Begins with what recovery found."""
+        self._lost: frozenset[tuple[WheelId, int]] = frozenset()
+        self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
+        self._beats: dict[WheelId, WheelBeat] | None = None
+
+    def __contains__(self, wheel: object) -> bool:
+        return wheel in self._wheels
+
+    def get(self, wheel: WheelId) -> Held | None:
+        """What is held of a wheel; None: there are no files of it."""
+        known = self._wheels.get(wheel)
+        return None if known is None else known.held
+
+    def items(self) -> Iterator[tuple[WheelId, Held]]:
+        """All wheels with what is held of them, in order."""
+        return ((wheel, self._wheels[wheel].held) for wheel in sorted(self._wheels))
+
+    def prefix(self, wheel: WheelId) -> int:
+        """Every frame up to here is held, lost ones apart."""
+        held = self.get(wheel)
+        end = 0 if held is None else held.lacking[0] - 1 if held.lacking else held.applied
+        while (wheel, end + 1) in self._lost:
+            end += 1
+        return end
+
+    def put(self, held: Held) -> None:
+        """The store says what is held."""
+        wheel = held.card.wheel
+        known = self._wheels.setdefault(wheel, _Wheel(held, held))
+        known.stored = held
+        known.bad = {seq for seq in known.bad if seq <= held.applied}
+        self._look_at(wheel, known)
+
+    def left(self, wheel: WheelId, told: WheelBeat) -> None:
+        """An own wheel is written no more: what was told of it stays true."""
+        known = self._wheels[wheel]
+        known.high_watermark, known.seal = told.high_watermark, told.seal
+        known.ledger_seq = told.ledger_seq
+        self._beats = None
+
+    def repaired(self, wheel: WheelId, seqs: Collection[int], now_ms: int) -> None:
+        """The store has put frames in their places anew; to be told before `put`."""
+        known = self._wheels.get(wheel)
+        if known is not None:
+            known.bad.difference_update(seqs)
+            known.reported_ms.update(dict.fromkeys(seqs, now_ms))
+
+    def unreadable(self, wheel: WheelId, seq: int) -> bool:
+        """The store could not read a frame; returns whether that is news."""
+        known = self._wheels.get(wheel)
+        if known is None or not 1 <= seq <= known.stored.applied or seq in known.held.lacking:
+            return False
+        known.bad.add(seq)
+        self._look_at(wheel, known)
+        return True
+
+    def reported(self, wheel: WheelId, seq: int, now_ms: int) -> bool:
+        """The cleaner could not read a frame; returns whether that is news."""
+        known = self._wheels.get(wheel)
+        if known is None or now_ms - known.reported_ms.get(seq, -READ_AGAIN_MS) < READ_AGAIN_MS:
+            return False
+        if not self.unreadable(wheel, seq):
+            return False
+        known.reported_ms[seq] = now_ms
+        return True
+
+    def lost(self, frames: frozenset[tuple[WheelId, int]]) -> None:
+        """These frames are committed to be lost: nobody looks for them any more."""
+        self._lost = frames
+        for wheel, known in self._wheels.items():
+            self._look_at(wheel, known)
+
+    def deleted(self, wheel: WheelId) -> None:
+        """Its files are gone."""
+        self._wheels.pop(wheel, None)
+        self._beats = None
+
+    def heard(self, beat: Beat) -> bool:
+        """Takes what a beat tells of these wheels; returns whether a high watermark moved."""
+        moved = False
+        for wheel, told in beat.wheels.items():
+            known = self._wheels.get(wheel)
+            if known is None:
+                continue
+            if told.high_watermark > known.high_watermark:
+                known.high_watermark = told.high_watermark
+                moved = True
+            if _strength(told.seal) > _strength(known.seal):
+                known.seal = told.seal
+                self._beats = None
+            if told.ledger_seq > known.ledger_seq:
+                self.published(wheel, told.ledger_seq)
+        if moved:
+            self._beats = None
+        return moved
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """The ledger of a wheel is published up to here."""
+        known = self._wheels.get(wheel)
+        if known is not None:
+            known.ledger_seq = max(seq, known.ledger_seq)
+            self._beats = None
+
+    def beats(self) -> Mapping[WheelId, WheelBeat]:
+        """What is told of them; never changed afterwards."""
+        if self._beats is None:
+            self._beats = {wheel: _beat(self._wheels[wheel]) for wheel in sorted(self._wheels)}
+        return self._beats
+
+    def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
+        stored = known.stored
+        lacking = known.bad.union(stored.lacking)
+        if self._lost:
+            lacking = {seq for seq in lacking if (wheel, seq) not in self._lost}
+        is_as_stored = len(lacking) == len(stored.lacking) and not known.bad
+        known.held = stored if is_as_stored else replace(stored, lacking=tuple(sorted(lacking)))
+        self._beats = None
+
+
+def _beat(known: _Wheel) -> WheelBeat:
+    held = known.held
+    return WheelBeat(
+        applied=held.applied,
+        high_watermark=known.high_watermark,
+        seal_slot=known.seal.slot,
+        seal_seq=known.seal.seq,
+        ledger_seq=known.ledger_seq,
+        top_slot=held.top_slot,
+        lacking=held.lacking[:MAX_LACKING],
+    )
+
+
+def _strength(seal: Seal) -> tuple[int, int]:
+    """Of two seals of one slot the one with the smaller seq promises more."""
+    return seal.slot, -seal.seq

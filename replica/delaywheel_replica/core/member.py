@@ -1,0 +1,494 @@
+"""The member machine: what a node's server decides, for any number of nodes.
+
+It is told events and answers with effects (core/member_events.py), does no I/O and knows no clock
+but the one in the events. It is level-triggered: what nodes tell are whole states, repeated; what
+is durable is what was `Saved`; what is differs from what should be until it does not. So a lost
+message or a failed effect is made good by a later tick.
+
+| part | decides |
+|---|---|
+| own.py, keeping.py | what node.json should say, and how it gets there: promises, own wheels |
+| line.py | the own wheel in hand: callers, mirrors, high watermark |
+| mirrors.py | what is taken, fetched, closed and deleted of all others |
+| promises.py | what may not be taken, and what is answered |
+| completeness.py | what may have been lost |
+| voting.py | who is heard to lead, and votes |
+| hearing.py, holdings.py | what is known of the others, and of the own folder |
+| telling.py | what the beat says |
+
+Invariants, and what keeps them:
+
+- A promise is durable before it is answered; from being asked for it binds (promises.py), and of
+  own wheels it is saved only when none that it covers is in hand (own.py): so every answer tells
+  of all that was ever taken or written.
+- A wheel is named open durably before its folder is made, once, and written only between `Opened`
+  and the decision to leave it (line.py).
+- Beats tell what is durable: a wheel as open or spare, a spare's seal, a promise, `complete`. Of
+  the open wheel they tell what is written, for what a mirror could hold was written before.
+- A frame is acknowledged when the high watermark passes it, and nothing once its wheel is left.
+- At most one `Save` is under way, so nothing is saved over what is not known yet.
+
+| event | durable before | then told |
+|---|---|---|
+| a fence | `Save(fenced)` | `Promise`, `Refused` |
+| a registered wheel | `Save(spare)` | the beat's `spare` |
+| no wheel in hand | `Save(open)`, `OpenWheel` | the beat's `open` |
+| a second passed | `Save(spare's seal)` | the beat's seal of the spare |
+| frames | `Mirror` | `Applied`, the beat's `applied` |
+| a wheel is got back | `Save(incomplete)` | the beat's `complete`, `Promise` |
+
+The effects of a step stand in this order: what cannot fail, then what is answered with an event,
+then the rest. So of what fails only that is dropped which is asked for again (awaiting.py).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel.identity import WheelId
+from delaywheel.nodestate import NodeState
+from delaywheel_replica.core.awaiting import Awaited, Awaiting
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.completeness import Completeness
+from delaywheel_replica.core.hearing import Hearing, News
+from delaywheel_replica.core.holdings import Holdings
+from delaywheel_replica.core.keeping import Keeping
+from delaywheel_replica.core.known import Known, Registry
+from delaywheel_replica.core.line import Line
+from delaywheel_replica.core.member_events import (
+    Acknowledge,
+    Broken,
+    CleanerTold,
+    Closed,
+    CloseWheel,
+    Deleted,
+    DeleteWheel,
+    Disconnected,
+    Drain,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    Held,
+    MemberConfig,
+    Mirror,
+    Mirrored,
+    Opened,
+    Published,
+    Received,
+    Repair,
+    Saved,
+    Send,
+    Serve,
+    Started,
+    Sweep,
+    Tell,
+    Tick,
+    Unreadable,
+    Written,
+)
+from delaywheel_replica.core.mirrors import Mirrors
+from delaywheel_replica.core.peers import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+)
+from delaywheel_replica.core.promises import Promises, answer
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.telling import Telling
+from delaywheel_replica.core.voting import Voting
+
+
+class MemberRefusal(StrEnum):
+    """Why a node takes no messages now; the names are those of `delaywheel.reasons`."""
+
+    NO_WHEEL = "NO_WHEEL"
+    DRAINING = "DRAINING"
+    NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Messages may be written.
+
+    Attributes:
+        wheel: into this one.
+        seal_slot: none of them for a slot below.
+    """
+
+    wheel: WheelId
+    seal_slot: int
+
+
+class Member:
+    """One node's server."""
+
+    def __init__(self, config: MemberConfig, started: Started) -> None:
+        """Begins with what the data folder has.
+
+        Args:
+            config: of the node.
+            started: what was recovered.
+        """
+        known = Known(config, started.state, started.now_ms)
+        self._known = known
+        self._awaiting = Awaiting()
+        self._hearing = Hearing(config)
+        self._voting = Voting(config.node, started.now_ms)
+        self._promises = Promises()
+        self._completeness = Completeness(config.node, started.state.boot_id)
+        self._holdings = Holdings(started.held)
+        self._line = Line(known, self._hearing)
+        self._keeping = Keeping(
+            known,
+            self._promises,
+            self._completeness,
+            self._holdings,
+            self._line,
+            self._awaiting,
+        )
+        self._mirrors = Mirrors(
+            known, self._hearing, self._promises, self._holdings, self._line, self._awaiting
+        )
+        self._telling = Telling(known, self._hearing, self._keeping, self._holdings, self._line)
+        self._swept: int | None = None
+        self._forgotten: frozenset[tuple[WheelId, int]] = frozenset()
+
+    # --- what the commit loop and the row ask
+
+    def admits(self, now_ms: int) -> Admission | MemberRefusal:
+        """Whether messages may be written now; asked with each group that is."""
+        if self._keeping.is_draining:
+            return MemberRefusal.DRAINING
+        writing = self._line.writing
+        if writing is None:
+            return MemberRefusal.NO_WHEEL
+        if not self._line.in_sync_enough(now_ms):
+            return MemberRefusal.NOT_ENOUGH_REPLICAS
+        return Admission(writing.wheel, writing.seal.slot)
+
+    def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
+        """The server's row."""
+        known = self._known
+        known.now_ms, known.wall_ms = now_ms, wall_ms
+        office = known.office
+        own_answers = [] if office is None else self._answers(office.fences)
+        return ServerStatus(
+            beat=self._telling.beat(),
+            pid=pid,
+            monotonic_ms=now_ms,
+            peers=self._hearing.sights(),
+            leader_heard_ms=self._voting.leader_heard_ms,
+            answers=(*own_answers, *self._promises.answers()),
+            votes=self._voting.votes,
+            vote_round=self._voting.round,
+            lacks=self._mirrors.lacks(),
+        )
+
+    # --- events
+
+    def step(self, event: Event) -> list[Effect]:
+        """Takes one event; the effects are to be carried out in order."""
+        match event:
+            case Tick() | Received() | CleanerTold():
+                self._known.now_ms, self._known.wall_ms = event.now_ms, event.wall_ms
+            case Written() | Mirrored() | Disconnected():
+                self._known.now_ms = event.now_ms
+            case _:
+                pass
+        effects = self._take(event)
+        effects += self._tell_move()
+        effects += self._keeping.settle(is_tick=isinstance(event, Tick))
+        effects.sort(key=_rank)
+        self._awaiting.asked(effects)
+        return effects
+
+    def _take(self, event: Event) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one for each
+        match event:
+            case Tick():
+                return self._tick()
+            case Received():
+                return self._received(event.sender, event.message)
+            case Disconnected():
+                self._hearing.disconnected(event.peer)
+                self._voting.disconnected(event.peer)
+                return [Tell()]
+            case CleanerTold():
+                return self._cleaner_told(event.status)
+            case Saved():
+                return self._saved(event.state)
+            case Opened():
+                self._keeping.opened(event.wheel)
+                return [Tell()]
+            case Written():
+                self._line.written(event)
+                return self._line.pushes()
+            case Broken():
+                self._keeping.must_leave(event.wheel)
+                return []
+            case Mirrored():
+                return self._mirrored(event.held)
+            case Unreadable():
+                self._holdings.unreadable(event.wheel, event.seq)
+                self._unreadable_own(event.wheel, event.seq)
+                return []
+            case Closed():
+                self._awaiting.done(CloseWheel, wheel=event.held.card.wheel)
+                self._holdings.put(event.held)
+                return [Tell()]
+            case Deleted():
+                self._awaiting.done(DeleteWheel, wheel=event.wheel)
+                self._mirrors.deleted(event.wheel)
+                return [Tell()]
+            case Published():
+                self._line.published(event.wheel, event.seq)
+                self._holdings.published(event.wheel, event.seq)
+                return []
+            case Drain():
+                self._keeping.drain()
+                return []
+            case Failed():
+                self._failed(event.effect)
+                return []
+
+    def _tick(self) -> list[Effect]:
+        known = self._known
+        known.leader_clock_ms = self._leader_clock_ms()
+        self._line.tick()
+        cleaner = known.living_cleaner
+        self._voting.wished(None if cleaner is None else cleaner.vote_wish)
+        return [
+            *self._line.pushes(),
+            *self._mirrors.tick(),
+            *self._forget_lost(),
+            *self._sweep(),
+            *self._ask_votes(),
+            *self._telling.gossip(self._hearing.beats().values()),
+        ]
+
+    def _received(  # noqa: C901, PLR0911 - one for each message
+        self, sender: str, message: PeerMessage
+    ) -> list[Effect]:
+        if sender not in self._hearing.others:
+            return []
+        self._hearing.message(sender, self._known.now_ms)
+        match message:
+            case Gossip():
+                return self._gossiped(sender, message)
+            case Frames():
+                return self._mirrors.came(sender, message)
+            case Applied():
+                self._line.applied(sender, message)
+                return self._line.pushes()
+            case Refused():
+                self._refused(message)
+                return []
+            case Fetch():
+                return self._serve(sender, message)
+            case Lacks():
+                self._mirrors.told_lacks(sender, message)
+                return self._mirrors.fetch()
+            case Promise():
+                return [Tell()] if self._promises.answered(sender, message.answer) else []
+            case VoteAsk():
+                return self._asked_vote(sender, message)
+            case Vote():
+                return [Tell()] if self._voting.voted(sender, message) else []
+
+    # --- what is durable
+
+    def _saved(self, state: NodeState) -> list[Effect]:
+        effects = self._keeping.saved(state)
+        for beat in self._hearing.offices(self._known.now_ms):
+            effects += self._answer_leader(beat)
+        return [Tell(), *effects]
+
+    def _failed(self, effect: Effect) -> None:
+        """What is still wanted is asked for again at the next tick."""
+        self._swept = None
+        self._forgotten = frozenset()
+        for dropped in self._awaiting.failed(effect):
+            if isinstance(dropped, Mirror | Repair):
+                self._mirrors.failed(dropped.card.wheel)
+            else:
+                self._keeping.dropped(dropped)
+
+    # --- own wheels
+
+    def _unreadable_own(self, wheel: WheelId, seq: int) -> None:
+        """An origin that cannot serve a frame of its own goes on with its spare."""
+        writing = self._line.writing
+        if writing is not None and writing.wheel == wheel and seq <= writing.last_seq:
+            self._keeping.must_leave(wheel)
+
+    def _refused(self, message: Refused) -> None:
+        """One member is enough: what it does not take may never be acknowledged."""
+        if message.origin == self._known.node:
+            self._asked([Fence(message.origin, message.upto)])
+
+    def _asked(self, fences: Iterable[Fence]) -> None:
+        if self._promises.asked(fences, self._known.state):
+            self._keeping.changed()
+
+    def _mirrored(self, held: Held) -> list[Effect]:
+        wheel = held.card.wheel
+        if wheel == self._line.wheel:
+            self._keeping.left(held)
+            return [Tell()]
+        return [*self._mirrors.mirrored(held), *self._tell_leader()]
+
+    def _tell_move(self) -> list[Effect]:
+        """A high watermark is told at once: the precision of short delays hangs on it."""
+        high_watermark, wheel = self._line.take_move(), self._line.wheel
+        if high_watermark is None or wheel is None:
+            return []
+        return [Acknowledge(wheel, high_watermark), Tell(), *self._telling.gossip()]
+
+    # --- what others say
+
+    def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
+        now_ms = self._known.now_ms
+        effects: list[Effect] = []
+        news = self._hearing.gossip(sender, gossip, now_ms)
+        self._hearing.message(sender, now_ms)
+        for each in news:
+            effects += self._heard(each)
+        if news and news[0].is_direct:
+            effects += self._line.pushes()
+        return effects
+
+    def _heard(self, news: News) -> list[Effect]:
+        beat, known = news.beat, self._known
+        effects = self._tell_leader() if self._holdings.heard(beat) else []
+        known.raise_floor(beat.floor)
+        if news.is_direct:
+            self._completeness.heard(beat)
+            self._line.heard(beat)
+            effects += self._refuse_named(beat)
+        if beat.office is None:
+            return effects
+        if news.is_direct:
+            self._voting.leader_heard(beat.node, known.now_ms)
+        self._promises.filled(beat.office.fills)
+        self._asked(beat.office.fences)
+        return [*effects, *self._answer_leader(beat)]
+
+    def _refuse_named(self, beat: Beat) -> list[Effect]:
+        """Who uses what was promised away learns it before a caller's frames are at stake."""
+        upto = self._known.state.fenced.get(beat.node, 0)
+        if all(wheel.number > upto for wheel in beat.named):
+            return []
+        return [Send(beat.node, Refused(beat.node, upto))]
+
+    def _answer_leader(self, beat: Beat) -> list[Effect]:
+        fences = () if beat.office is None else beat.office.fences
+        return [Send(beat.node, Promise(found)) for found in self._answers(fences)]
+
+    def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
+        """Of those promises that are durable, at most one for each node."""
+        state = self._known.state
+        found = (answer(state, fence, self._holdings) for fence in sorted(fences))
+        return [each for each in found if each is not None]
+
+    def _tell_leader(self) -> list[Effect]:
+        return [] if self._known.office is None else [Tell()]
+
+    def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
+        """Of what was never written, or is not told yet, nothing is read."""
+        writing, held = self._line.writing, self._holdings.get(fetch.wheel)
+        if writing is not None and writing.wheel == fetch.wheel:
+            end = writing.last_seq
+        elif fetch.wheel == self._line.wheel:
+            return []
+        else:
+            end = 0 if held is None else held.applied
+        if fetch.first_seq <= end:
+            last_seq = min(fetch.last_seq, end)
+            return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
+        count = self._known.config.batch_frames
+        last_seq = min(fetch.last_seq, fetch.first_seq + count - 1)
+        seqs = tuple(range(fetch.first_seq, last_seq + 1))
+        return [Send(sender, Lacks(fetch.request, fetch.wheel, self._known.storage, seqs))]
+
+    def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
+        known = self._known
+        cleaner = known.living_cleaner
+        stands = known.office is not None or (
+            cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
+        )
+        vote = self._voting.asked(sender, ask, known.now_ms, stands=stands)
+        return [] if vote is None else [Send(sender, vote), Tell()]
+
+    def _ask_votes(self) -> list[Effect]:
+        ask = self._voting.ask()
+        return [] if ask is None else [Send(peer, ask) for peer in self._hearing.others]
+
+    # --- what the cleaner says
+
+    def _cleaner_told(self, status: CleanerStatus | None) -> list[Effect]:
+        known = self._known
+        if status is not None and status.boot != known.state.boot_id:
+            return []
+        known.cleaner = status
+        effects: list[Effect] = []
+        if self._voting.wished(None if status is None else status.vote_wish):
+            effects += self._ask_votes()
+        if status is None:
+            return effects
+        if status.control_offset >= 0:
+            self._follow(status)
+        self._promises.asked(status.fences, known.state)
+        self._promises.filled(status.fills)
+        for wheel, seq in sorted(status.unreadable - known.lost):
+            self._holdings.reported(wheel, seq, known.now_ms)
+            self._unreadable_own(wheel, seq)
+        self._keeping.changed()
+        return effects
+
+    def _follow(self, status: CleanerStatus) -> None:
+        """What is committed stays true, also when the cleaner does not live any more."""
+        known = self._known
+        known.raise_floor(status.floor)
+        if status.lost != known.lost:
+            known.lost = status.lost
+            self._holdings.lost(status.lost)
+        registry = known.registry
+        if registry is not None and registry.wheels is status.wheels:
+            registry.floor = status.floor
+            return
+        known.registry = Registry(status.wheels, status.floor)
+        self._completeness.forget(known.registry)
+        self._promises.filled({wheel: record.fill for wheel, record in status.wheels.items()})
+
+    def _leader_clock_ms(self) -> int | None:
+        office = self._known.office
+        if office is not None:
+            # Not the own clock, which may have jumped just now: w was checked before it was moved.
+            return None if office.progress is None else office.progress.due_ms
+        return self._hearing.leader_clock_ms(self._known.now_ms)
+
+    def _forget_lost(self) -> list[Effect]:
+        new = self._known.lost - self._forgotten
+        self._forgotten = self._known.lost
+        return [ForgetLost(tuple(sorted(new)))] if new else []
+
+    def _sweep(self) -> list[Effect]:
+        floor = self._known.floor
+        if floor is None or floor == self._swept:
+            return []
+        self._swept = floor
+        return [Sweep(floor)]
+
+
+def _rank(effect: Effect) -> int:
+    """What cannot fail, what is answered, the rest."""
+    if isinstance(effect, Awaited):
+        return 1
+    return 0 if isinstance(effect, Acknowledge | Send | Tell) else 2

@@ -1,0 +1,320 @@
+"""The wheels that a node does not write (any more): taking, fetching, closing, deleting them.
+
+Of one wheel one list of frames is written at a time; what comes meanwhile waits, within bounds,
+and is judged by what is held then (core/mirroring.py). What does not fit is fetched later.
+
+| a wheel is fetched | up to |
+|---|---|
+| closed at T | T |
+| promised away | its committed fill |
+| otherwise | what another node showed at the tick before: newer ones are pushed |
+
+Whatever is lacking below is fetched as well, and what the cleaner could not read, of whomever.
+
+A folder is deleted when its wheel is registered no more: everything up to its end was finished
+then, and what lies beyond does not count.
+
+| a wheel is missing in the registry | because |
+|---|---|
+| and a later one of its node is there | it is registered no more |
+| and its frames lie below the floor of that moment | as above: a later wheel takes none there |
+| otherwise | perhaps it is not registered yet, as far as was read |
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.awaiting import Awaiting
+from delaywheel_replica.core.beat import MAX_LACKING, Beat
+from delaywheel_replica.core.fetching import Fetching, Want
+from delaywheel_replica.core.hearing import Hearing
+from delaywheel_replica.core.holdings import Holdings
+from delaywheel_replica.core.known import Known
+from delaywheel_replica.core.line import Line
+from delaywheel_replica.core.member_events import (
+    CloseWheel,
+    DeleteWheel,
+    Effect,
+    Held,
+    Mirror,
+    Repair,
+    Send,
+)
+from delaywheel_replica.core.mirroring import Verdict, judge
+from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
+from delaywheel_replica.core.promises import Promises
+
+FrameName = tuple[WheelId, int]
+
+
+class Mirrors:
+    """What one node does with wheels that it does not write."""
+
+    def __init__(
+        self,
+        known: Known,
+        hearing: Hearing,
+        promises: Promises,
+        holdings: Holdings,
+        line: Line,
+        awaiting: Awaiting,
+    ) -> None:
+        """Nothing is under way.
+
+        Args:
+            known: what the parts of the machine know.
+            hearing: what is heard of the others.
+            promises: what may not be taken.
+            holdings: what is held.
+            line: the own wheel in hand, which is none of these.
+            awaiting: what the store was asked for.
+        """
+        self._known = known
+        self._hearing = hearing
+        self._promises = promises
+        self._holdings = holdings
+        self._line = line
+        self._awaiting = awaiting
+        self._fetching = Fetching(known.config)
+        self._waiting: dict[WheelId, deque[tuple[str, Frames]]] = {}
+        # Why a write was asked for: what follows when it is done.
+        self._catching_up: set[WheelId] = set()
+        self._pushed: set[WheelId] = set()
+        self._shown: dict[WheelId, int] = {}
+
+    # --- frames
+
+    def came(self, sender: str, frames: Frames) -> list[Effect]:
+        """Frames came, pushed or asked for."""
+        wheel = frames.card.wheel
+        if frames.request:
+            self._fetching.answered(frames.request)
+        if not self._awaiting.is_writing(wheel):
+            return self._take(sender, frames)
+        waiting = self._waiting.setdefault(wheel, deque())
+        waiting_frames = sum(len(each.frames) for _, each in waiting)
+        if waiting_frames < self._known.config.in_flight_frames:
+            waiting.append((sender, frames))
+        return []
+
+    def mirrored(self, held: Held) -> list[Effect]:
+        """The store has written, or looked."""
+        wheel = held.card.wheel
+        written = self._awaiting.done(Mirror, Repair, wheel=wheel)
+        if isinstance(written, Repair):
+            seqs = [frame.seq for frame in written.frames]
+            self._holdings.repaired(wheel, seqs, self._known.now_ms)
+        self._holdings.put(held)
+        return [*self._tell_origin(wheel), *self._go_on(wheel)]
+
+    def failed(self, wheel: WheelId) -> None:
+        """The store could not write: what waits behind would only leave a gap."""
+        self._waiting.pop(wheel, None)
+        self._catching_up.discard(wheel)
+        self._pushed.discard(wheel)
+
+    def deleted(self, wheel: WheelId) -> None:
+        """A folder is gone."""
+        self.failed(wheel)
+        self._holdings.deleted(wheel)
+        self._promises.forget(wheel)
+        self._fetching.forget(wheel)
+
+    def _go_on(self, wheel: WheelId) -> list[Effect]:
+        if self._awaiting.is_writing(wheel):
+            return []
+        waiting = self._waiting.get(wheel)
+        effects: list[Effect] = []
+        while waiting and not any(isinstance(effect, Mirror | Repair) for effect in effects):
+            effects += self._take(*waiting.popleft())
+        if not waiting:
+            self._waiting.pop(wheel, None)
+        if not effects and wheel in self._catching_up:
+            self._catching_up.discard(wheel)
+            effects += self.fetch()
+        return effects
+
+    def _take(self, sender: str, frames: Frames) -> list[Effect]:
+        card = frames.card
+        verdict = self._judge(frames)
+        effects: list[Effect] = []
+        if verdict.refused:
+            effects += self._refuse(sender, card.wheel)
+        if verdict.answer:
+            effects.append(Send(sender, self._applied(card.wheel)))
+        if verdict.mirror:
+            effects.append(Mirror(card, verdict.mirror))
+        if verdict.repair:
+            effects.append(Repair(card, verdict.repair))
+        if verdict.mirror or verdict.repair:
+            (self._catching_up if frames.request else self._pushed).add(card.wheel)
+        return effects
+
+    def _judge(self, frames: Frames) -> Verdict:
+        wheel, known = frames.card.wheel, self._known
+        return judge(
+            frames,
+            self._holdings.get(wheel),
+            storage=known.storage,
+            node=known.node,
+            own_open=self._line.wheel,
+            fenced_upto=self._promises.upto(wheel.node, known.state),
+            fill=self._promises.fill(wheel),
+            closed_at=self._closed_at(wheel),
+        )
+
+    def _closed_at(self, wheel: WheelId) -> int | None:
+        record, held = self._known.record(wheel), self._holdings.get(wheel)
+        if record is not None and record.closed_at is not None:
+            return record.closed_at
+        return None if held is None else held.final_seq
+
+    def _refuse(self, sender: str, wheel: WheelId) -> list[Effect]:
+        """Only what is durable is told: a promise, or an end."""
+        upto = self._known.state.fenced.get(wheel.node, 0)
+        if upto >= wheel.number:
+            return [Send(sender, Refused(wheel.node, upto))]
+        if self._closed_at(wheel) is not None:
+            return [Send(sender, Refused(wheel.node, wheel.number))]
+        return []
+
+    def _tell_origin(self, wheel: WheelId) -> list[Effect]:
+        """Frames that were fetched count with the origin as those that it pushed."""
+        beat = self._hearing.beats().get(wheel.node)
+        is_in_use = beat is not None and beat.open == wheel
+        if not is_in_use and wheel not in self._pushed:
+            return []
+        self._pushed.discard(wheel)
+        return [Send(wheel.node, self._applied(wheel))]
+
+    def _applied(self, wheel: WheelId) -> Applied:
+        state = self._known.state
+        return Applied(wheel, state.storage, state.boot_id, self._holdings.prefix(wheel))
+
+    # --- fetching
+
+    def tick(self) -> list[Effect]:
+        """Fetches what is wanted, and looks after what is held."""
+        for frame in self._fetching.lacking_members():
+            if frame in self._known.lost or not self._lacking_here(*frame):
+                self._fetching.found(*frame)
+        effects = self.fetch()
+        self._shown = {}
+        for beat in self._hearing.beats().values():
+            for wheel, told in beat.wheels.items():
+                self._shown[wheel] = max(told.applied, self._shown.get(wheel, 0))
+        return [*effects, *self._close_and_delete()]
+
+    def fetch(self) -> list[Effect]:
+        """Asks for what is wanted and not asked for yet."""
+        if not self._hearing.others:
+            return []
+        sought = self.sought()
+        beats = self._hearing.beats()
+        wants = {}
+        for wheel in self._wheels():
+            if self._awaiting.is_writing(wheel):
+                continue
+            want = self._want(wheel, [seq for of, seq in sought if of == wheel], beats)
+            if want is not None:
+                wants[wheel] = want
+        reachable = self._hearing.reachable(self._known.now_ms)
+        planned = self._fetching.plan(self._known.now_ms, wants, reachable)
+        return [Send(peer, fetch) for peer, fetch in planned]
+
+    def told_lacks(self, sender: str, message: Lacks) -> None:
+        """Another node has nothing of what it was asked for."""
+        self._fetching.lacks(sender, message.storage, message)
+
+    def sought(self) -> list[FrameName]:
+        """The frames that the cleaner could not read, and that are not given up."""
+        cleaner = self._known.living_cleaner
+        return [] if cleaner is None else sorted(cleaner.unreadable - self._known.lost)
+
+    def lacks(self) -> dict[FrameName, frozenset[str]]:
+        """Frames that were looked for -> the members that do not have them."""
+        told = self._fetching.lacking_members()
+        frames = {*told, *self.sought()}
+        for wheel, held in self._holdings.items():
+            frames.update((wheel, seq) for seq in held.lacking[:MAX_LACKING])
+        return {
+            frame: frozenset({*told.get(frame, ()), *self._lacking_here(*frame)})
+            for frame in sorted(frames)
+            if frame[0] != self._line.wheel
+        }
+
+    def _lacking_here(self, wheel: WheelId, seq: int) -> tuple[str, ...]:
+        held = self._holdings.get(wheel)
+        has = held is not None and seq <= held.applied and seq not in held.lacking
+        return () if has else (self._known.node,)
+
+    def _wheels(self) -> list[WheelId]:
+        """Those that may be wanted."""
+        registry = self._known.registry
+        wheels = {wheel for wheel, _ in self._holdings.items()}
+        if registry is not None:
+            wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
+        return sorted(wheels - {self._line.wheel})
+
+    def _want(self, wheel: WheelId, sought: list[int], beats: Mapping[str, Beat]) -> Want | None:
+        members = self._members(wheel)
+        if members.get(self._known.node) != self._known.storage:
+            return None
+        held = self._holdings.get(wheel)
+        applied = 0 if held is None else held.applied
+        limit = self._limit(wheel)
+        lacking = [] if held is None else list(held.lacking)
+        lacking += [seq for seq in sought if seq > applied]
+        if not lacking and limit <= applied:
+            return None
+        return Want(
+            applied=applied,
+            lacking=tuple(lacking),
+            limit=limit,
+            beats={
+                node: beat.wheels[wheel] for node, beat in beats.items() if wheel in beat.wheels
+            },
+            members=members,
+            storages={node: beat.storage for node, beat in beats.items()},
+        )
+
+    def _members(self, wheel: WheelId) -> Mapping[str, str]:
+        record, held = self._known.record(wheel), self._holdings.get(wheel)
+        if record is not None:
+            return record.members
+        return {} if held is None else held.card.members
+
+    def _limit(self, wheel: WheelId) -> int:
+        closed_at = self._closed_at(wheel)
+        if closed_at is not None:
+            return closed_at
+        if wheel.number <= self._promises.upto(wheel.node, self._known.state):
+            return self._promises.fill(wheel) or 0
+        return self._shown.get(wheel, 0)
+
+    # --- ends
+
+    def _close_and_delete(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for wheel, held in self._holdings.items():
+            record = self._known.record(wheel)
+            if self._is_done_with(wheel, held):
+                effects += self._once(DeleteWheel(wheel))
+            elif record is not None and record.closed_at is not None and held.final_seq is None:
+                effects += self._once(CloseWheel(wheel, record.closed_at))
+        return effects
+
+    def _once(self, effect: CloseWheel | DeleteWheel) -> list[Effect]:
+        is_asked = self._awaiting.has(type(effect), effect.wheel)
+        return [] if is_asked or self._awaiting.is_writing(effect.wheel) else [effect]
+
+    def _is_done_with(self, wheel: WheelId, held: Held) -> bool:
+        registry = self._known.registry
+        if registry is None or wheel in registry.wheels:
+            return False
+        if wheel in {self._line.wheel, self._known.state.open}:
+            return False
+        if registry.is_gone(wheel):
+            return True
+        return registry.floor is not None and 0 <= held.top_slot < registry.floor

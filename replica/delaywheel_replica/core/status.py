@@ -1,0 +1,291 @@
+"""What the two processes of a node tell each other: one row each, always a whole state.
+
+`ServerStatus` is the server's row: its node's beat, and what it knows of the other nodes.
+`CleanerStatus` is the cleaner's: what the control topic says, how forwarding goes, and what a
+leader or candidate wants of the other nodes. A reader that missed some loses nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.control import Leader, WheelRecord
+from delaywheel_replica.core.fields import Fields, parse_wheel
+from delaywheel_replica.core.progress import Progress
+
+SERVER_FRESH_MS = 500
+"""A server that has not stamped its row for so long does not count as living."""
+
+CLEANER_FRESH_MS = 1_000
+"""A cleaner that has not stamped its row for so long is not believed to be in office."""
+
+
+class Role(StrEnum):
+    """What a cleaner does now."""
+
+    STANDBY = "standby"
+    CANDIDATE = "candidate"
+    RESTING = "resting"
+    LEADING = "leading"
+
+
+@dataclass(frozen=True, slots=True)
+class VoteWish:
+    """A standby asks whether the others hear no leader either.
+
+    Attributes:
+        round: of this node's asking, ascending since its cleaner started.
+        silence_ms: a node agrees that has heard no leader for so long.
+    """
+
+    round: int
+    silence_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSight:
+    """What is known of another node.
+
+    Attributes:
+        beat: its newest, of the storage heard last; perhaps relayed by others.
+        heard_ms: when it was last heard directly, by this node's monotonic clock; None: never.
+    """
+
+    beat: Beat
+    heard_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The server's row: what its node tells, and what it knows of the others.
+
+    Attributes:
+        beat: what it tells, made anew for this row.
+        pid: the server process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of
+            one machine.
+        peers: the other nodes, as far as they were heard of.
+        leader_heard_ms: when another node was last heard to be in office, or a vote was given
+            to one, by the monotonic clock; None: never, or its connection broke since.
+        answers: the newest answers to fences, own ones included: at most one for each member
+            and origin.
+        votes: who agreed to this node's newest round of asking; `vote_round` says which.
+        vote_round: see `votes`; 0: none.
+        lacks: frames that were looked for -> the members that do not have them, this node
+            included. A member is named only after it said so, or has another storage than the
+            wheel was registered with.
+    """
+
+    beat: Beat
+    pid: int
+    monotonic_ms: int
+    peers: Mapping[str, PeerSight] = field(default_factory=dict)
+    leader_heard_ms: int | None = None
+    answers: tuple[FenceAnswer, ...] = ()
+    votes: frozenset[str] = frozenset()
+    vote_round: int = 0
+    lacks: Mapping[tuple[WheelId, int], frozenset[str]] = field(default_factory=dict)
+
+    def is_fresh(self, now_monotonic_ms: int) -> bool:
+        """Whether the server lives, as far as its row tells."""
+        return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return self.beat.to_json() | {
+            "pid": self.pid,
+            "monotonic_ms": self.monotonic_ms,
+            "peers": {
+                node: {"beat": sight.beat.to_json(), "heard_ms": sight.heard_ms}
+                for node, sight in self.peers.items()
+            },
+            "leader_heard_ms": self.leader_heard_ms,
+            "answers": [answer.to_json() for answer in self.answers],
+            "votes": sorted(self.votes),
+            "vote_round": self.vote_round,
+            "lacks": [
+                [str(wheel), seq, sorted(nodes)] for (wheel, seq), nodes in self.lacks.items()
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = Fields(document)
+        peers = fields.object("peers")
+        return cls(
+            beat=Beat.from_json(fields),
+            pid=fields.integer("pid"),
+            monotonic_ms=fields.integer("monotonic_ms"),
+            peers={name: _sight(peers.object(name)) for name in peers.names()},
+            leader_heard_ms=fields.optional_integer("leader_heard_ms"),
+            answers=tuple(map(FenceAnswer.from_json, fields.items("answers"))),
+            votes=frozenset(fields.texts("votes")),
+            vote_round=fields.integer("vote_round", at_least=0),
+            lacks={
+                (parse_wheel(wheel), seq): frozenset(nodes)
+                for wheel, seq, nodes in fields.items("lacks")
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerStatus:
+    """The cleaner's row.
+
+    Attributes:
+        node: who.
+        boot: the machine's boot id.
+        pid: the cleaner process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written.
+        wall_ms: its wall clock then.
+        role: what it does.
+        epoch: of its own leadership, while it rests or leads.
+        leader: who leads, as far as it read the control topic.
+        progress: the committed one, None before the first leader.
+        control_offset: how far it has read the control topic; -1: never.
+        wheels: the registered wheels.
+        lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
+        kafka_error: why it does not lead or forward, for people.
+        counters: since the process started.
+        unavailable_topics: topics that are dead-lettered until they answer again.
+        fences: promises that it wants of every member, while it is in office.
+        fills: what an office tells as `fills`.
+        vote_wish: set while it asks for votes.
+        unreadable: frames that it came upon and could not read.
+        lost: frames that are committed to be lost.
+    """
+
+    node: str
+    boot: str
+    pid: int
+    monotonic_ms: int
+    wall_ms: int
+    role: Role
+    epoch: int | None = None
+    leader: Leader | None = None
+    progress: Progress | None = None
+    control_offset: int = -1
+    wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
+    lateness_ms: int = 0
+    kafka_error: str | None = None
+    counters: Mapping[str, int] = field(default_factory=dict)
+    unavailable_topics: tuple[str, ...] = ()
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    vote_wish: VoteWish | None = None
+    unreadable: frozenset[tuple[WheelId, int]] = frozenset()
+    lost: frozenset[tuple[WheelId, int]] = frozenset()
+
+    @property
+    def floor(self) -> int | None:
+        """The committed floor, None before the first leader."""
+        return None if self.progress is None else self.progress.floor
+
+    def is_fresh(self, now_monotonic_ms: int) -> bool:
+        """Whether the cleaner lives, as far as its row tells."""
+        return now_monotonic_ms - self.monotonic_ms < CLEANER_FRESH_MS
+
+    def is_in_office(self, now_monotonic_ms: int) -> bool:
+        """Whether the cleaner lives and leads, be it resting."""
+        return self.role in {Role.RESTING, Role.LEADING} and self.is_fresh(now_monotonic_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        leader = self.leader
+        return {
+            "node": self.node,
+            "boot": self.boot,
+            "pid": self.pid,
+            "monotonic_ms": self.monotonic_ms,
+            "wall_ms": self.wall_ms,
+            "role": self.role.value,
+            "epoch": self.epoch,
+            "leader": None if leader is None else {"node": leader.node, "epoch": leader.epoch},
+            "progress": None if self.progress is None else self.progress.to_json(),
+            "control_offset": self.control_offset,
+            "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
+            "lateness_ms": self.lateness_ms,
+            "kafka_error": self.kafka_error,
+            "counters": dict(self.counters),
+            "unavailable_topics": list(self.unavailable_topics),
+            "fences": [[fence.origin, fence.upto] for fence in self.fences],
+            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
+            "vote_wish": None
+            if self.vote_wish is None
+            else [self.vote_wish.round, self.vote_wish.silence_ms],
+            "unreadable": _frames_json(self.unreadable),
+            "lost": _frames_json(self.lost),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = Fields(document)
+        leader = fields.optional_object("leader")
+        progress = fields.optional_object("progress")
+        wheels = fields.object("wheels")
+        counters = fields.object("counters")
+        fills = fields.object("fills")
+        return cls(
+            node=fields.text("node"),
+            boot=fields.text("boot"),
+            pid=fields.integer("pid"),
+            monotonic_ms=fields.integer("monotonic_ms"),
+            wall_ms=fields.integer("wall_ms"),
+            role=fields.choice("role", Role),
+            epoch=fields.optional_integer("epoch"),
+            leader=None if leader is None else _leader(leader),
+            progress=None if progress is None else Progress.from_json(progress),
+            control_offset=fields.integer("control_offset", at_least=-1),
+            wheels={
+                parse_wheel(name): WheelRecord.from_json(wheels.object(name))
+                for name in wheels.names()
+            },
+            lateness_ms=fields.integer("lateness_ms"),
+            kafka_error=fields.optional_text("kafka_error"),
+            counters={name: counters.integer(name) for name in counters.names()},
+            unavailable_topics=fields.texts("unavailable_topics"),
+            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
+            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
+            vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
+            unreadable=_frames(fields, "unreadable"),
+            lost=_frames(fields, "lost"),
+        )
+
+
+def _sight(fields: Fields) -> PeerSight:
+    return PeerSight(Beat.from_json(fields.object("beat")), fields.optional_integer("heard_ms"))
+
+
+def _frames_json(frames: frozenset[tuple[WheelId, int]]) -> list[list[Any]]:
+    """As runs of seqs: a crash of the operating system loses thousands in a row."""
+    runs: list[list[Any]] = []
+    for wheel, seq in sorted(frames):
+        if runs and runs[-1][0] == str(wheel) and runs[-1][2] == seq - 1:
+            runs[-1][2] = seq
+        else:
+            runs.append([str(wheel), seq, seq])
+    return runs
+
+
+def _frames(fields: Fields, name: str) -> frozenset[tuple[WheelId, int]]:
+    found: set[tuple[WheelId, int]] = set()
+    for wheel, first_seq, last_seq in fields.items(name):
+        found.update((parse_wheel(wheel), seq) for seq in range(first_seq, last_seq + 1))
+    return frozenset(found)
+
+
+def _leader(fields: Fields) -> Leader:
+    return Leader(fields.text("node"), fields.integer("epoch"))

@@ -1,0 +1,84 @@
+"""What a node tells of itself: its beat, made anew each time from what the parts know.
+
+Only what is durable is told, and of the open wheel what is written: who reads it may act on it
+although this node has crashed meanwhile.
+"""
+
+from collections.abc import Iterable
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.beat import Beat, Office, WheelBeat
+from delaywheel_replica.core.hearing import Hearing
+from delaywheel_replica.core.holdings import Holdings
+from delaywheel_replica.core.keeping import Keeping
+from delaywheel_replica.core.known import Known
+from delaywheel_replica.core.line import Line
+from delaywheel_replica.core.member_events import Effect, Send
+from delaywheel_replica.core.peers import Gossip
+
+
+class Telling:
+    """Makes the beats of one node."""
+
+    def __init__(
+        self, known: Known, hearing: Hearing, keeping: Keeping, holdings: Holdings, line: Line
+    ) -> None:
+        """Nothing was told yet.
+
+        Args:
+            known: what the parts of the machine know.
+            hearing: what is heard of the others.
+            keeping: the durable state.
+            holdings: what is held.
+            line: the own wheel in hand.
+        """
+        self._known = known
+        self._hearing = hearing
+        self._keeping = keeping
+        self._holdings = holdings
+        self._line = line
+        self._count = 0
+
+    def beat(self) -> Beat:
+        """What the node tells now; the next one is later in order."""
+        known, state = self._known, self._known.state
+        self._count += 1
+        return Beat(
+            node=state.node,
+            storage=state.storage,
+            boot=state.boot_id,
+            wall_ms=known.wall_ms,
+            open=self._line.told_open,
+            spare=None if state.spare is None else state.spare.wheel,
+            last_number=state.last_number,
+            draining=self._keeping.is_draining,
+            complete=known.is_complete,
+            wheels=self._wheels(),
+            start=state.starts,
+            count=self._count,
+            floor=known.floor,
+            office=self._office(),
+            heard=self._hearing.told(known.now_ms),
+        )
+
+    def gossip(self, others: Iterable[Beat] = ()) -> list[Effect]:
+        """To every other node: the own beat, and some of others."""
+        if not self._hearing.others:
+            return []
+        gossip = Gossip(self.beat(), tuple(others))
+        return [Send(peer, gossip) for peer in self._hearing.others]
+
+    def _wheels(self) -> dict[WheelId, WheelBeat]:
+        beats = dict(self._holdings.beats())
+        spare, wheel = self._known.state.spare, self._line.wheel
+        if wheel is not None:
+            beats[wheel] = self._line.beat()
+        if spare is not None:
+            beats[spare.wheel] = WheelBeat(0, 0, spare.seal_slot, 0, 0, -1)
+        return beats
+
+    def _office(self) -> Office | None:
+        office = self._known.office
+        if office is None or office.epoch is None:
+            return None
+        return Office(office.epoch, office.fences, office.fills)

@@ -1,0 +1,462 @@
+"""All wheels of one data folder, and their one writer: does on the disk what the machine asks.
+
+Each method carries out one effect of the member machine (core/member_events.py) and returns when
+it is done; what it returns, or raises, is what the machine is told. Those that write are for one
+thread, one after the other. ``checkpoint`` is for any other.
+
+====================  ===========================================================================
+a wheel is here as    after
+====================  ===========================================================================
+the open one          ``open_wheel``: this node writes it
+a copy                the first frame of another node's wheel; ``leave_wheel``; every start: own
+                      wheels of earlier lives are copies like all others, to be mended and closed
+nothing               ``delete_wheel``
+====================  ===========================================================================
+
+A copy lacks those frames up to its last row that cannot be read, and are neither finished (their
+slot is below the floor) nor committed to be lost. That is told in `Held`; the wheel's files
+remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import structlog
+
+from delaywheel.columns import Columns
+from delaywheel.dial import Dial
+from delaywheel.disk import Disk
+from delaywheel.format import HOLE_ROW, Kind
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel.mirror import MirrorWheel
+from delaywheel.nodefile import NodeFolder, new_storage, open_node_folder
+from delaywheel.nodestate import NodeState, Spare
+from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.slotfiles import HandleCache
+from delaywheel.wheel import (
+    DEFAULT_MAX_FRAME_BYTES,
+    DEFAULT_MAX_FRAME_MESSAGES,
+    FramePlace,
+    OriginWheel,
+    WheelBroken,
+    WheelMeta,
+    WheelMissing,
+)
+from delaywheel_replica.core.member_events import Held
+from delaywheel_replica.core.peers import WheelCard
+from delaywheel_replica.server.copies import Copies
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How wheels are made and written.
+
+    Attributes:
+        span_seconds: of new wheels.
+        dial_rows: slots that can hold messages at one time, and some.
+        open_files: at most so many slot files are open.
+        max_frame_messages: of one frame of the own wheel.
+        max_frame_bytes: of one frame of the own wheel.
+        sync_groups: nothing counts before it is on the medium.
+    """
+
+    span_seconds: int = 7_200
+    dial_rows: int = 8_192
+    open_files: int = 1_024
+    max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+    sync_groups: bool = False
+
+
+class Store:
+    """One data folder; see the module."""
+
+    def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
+        """Takes over a locked folder; `open` makes its wheels whole first."""
+        self._disk = disk
+        self._data = folder.data
+        self._folder = folder
+        self._limits = limits
+        self._handles = HandleCache(disk, limits.open_files)
+        self._dial = Dial(disk, folder.data, limits.dial_rows)
+        self._copies = Copies(
+            disk, folder.data, self._handles, self._dial, sync_groups=limits.sync_groups
+        )
+        self._open: OriginWheel | None = None
+        self._open_reader: WheelReader | None = None
+        self._top_slot = -1
+        self._lost: dict[WheelId, frozenset[int]] = {}
+        self._doubtful = False  # the open wheel broke: its medium is not to be trusted
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        data: Path,
+        *,
+        node: str,
+        cluster_id: str,
+        boot_id: str,
+        floor: int = 0,
+        limits: StoreLimits | None = None,
+        new_storage: Callable[[], str] = new_storage,
+    ) -> Self:
+        """Locks the folder, makes every wheel whole, and counts the start.
+
+        If the machine started anew since the node last ran, what was acknowledged may be lost:
+        that is noted with the new boot id, in one, so that no second crash hides the first.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder, which is made if it is missing.
+            node: this node.
+            cluster_id: of which cluster.
+            boot_id: of the machine's start.
+            floor: the greatest committed floor that is known already.
+            limits: how wheels are made and written.
+            new_storage: gives the uuid of a new folder.
+
+        Raises:
+            NodeFolderError: the folder cannot be used.
+            MetaDamaged: one of its wheels is not known any more.
+        """
+        folder = open_node_folder(
+            disk,
+            data,
+            node=node,
+            cluster_id=cluster_id,
+            boot_id=boot_id,
+            make_storage=new_storage,
+        )
+        try:
+            store = cls(disk, folder, limits or StoreLimits())
+            store._start(boot_id, floor)
+        except BaseException:
+            folder.release()
+            raise
+        return store
+
+    def _start(self, boot_id: str, floor: int) -> None:
+        state = self._folder.state
+        os_crashed = state.boot_id != boot_id
+        self._copies.floor = floor
+        self._copies.recover_all(os_crashed=os_crashed)
+        doubtful = os_crashed and not self._limits.sync_groups
+        self.save(
+            replace(
+                state,
+                boot_id=boot_id,
+                starts=state.starts + 1,
+                all_incomplete=state.all_incomplete or doubtful,
+            )
+        )
+
+    def release(self) -> None:
+        """Ends the use of the folder."""
+        if self._open is not None:
+            self._open.close()
+        self._copies.close()
+        self._folder.release()
+
+    @property
+    def state(self) -> NodeState:
+        """What node.json says."""
+        return self._folder.state
+
+    def save(self, state: NodeState) -> None:
+        """Makes this the durable content of node.json."""
+        self._folder.put(state)
+
+    # --- the wheel that this node writes
+
+    @property
+    def wheel(self) -> OriginWheel | None:
+        """The open wheel, until it is left."""
+        return self._open
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame of the open wheel that counts; 0: none."""
+        return 0 if self._open is None else self._open.last_seq
+
+    @property
+    def top_slot(self) -> int:
+        """The greatest slot of a frame of the open wheel; -1: it has none."""
+        return self._top_slot
+
+    def open_wheel(self, spare: Spare) -> None:
+        """Makes the folder of a wheel, which is the open one from then on.
+
+        Raises:
+            WheelExists: it was opened before: it must be left, and never be written again.
+        """
+        if self._open is not None:
+            raise ValueError(f"{self._open.wheel} is open")
+        meta = WheelMeta(
+            wheel=spare.wheel,
+            members=spare.members,
+            min_insync=spare.min_insync,
+            span_seconds=self._limits.span_seconds,
+        )
+        self._open = OriginWheel.create(
+            self._disk,
+            self._data,
+            meta,
+            self._handles,
+            dial=self._dial,
+            max_frame_messages=self._limits.max_frame_messages,
+            max_frame_bytes=self._limits.max_frame_bytes,
+        )
+        self._open_reader = WheelReader(self._disk, self._data, spare.wheel)
+        self._open.delete_below(self._copies.floor)
+        self._top_slot = -1
+
+    def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> list[FramePlace]:
+        """Writes one group into the open wheel.
+
+        Raises:
+            SlotFull: nothing was written.
+            SlotFinished: nothing was written.
+            WheelBroken: the medium refused; some frames may count, see `last_seq`.
+        """
+        if self._open is None:
+            raise ValueError("no wheel is open")
+        places: list[FramePlace] = []
+        try:
+            places = self._open.append(columns, kind=kind, accepted_at_ms=accepted_at_ms)
+            if self._limits.sync_groups:
+                self._open.sync()
+        except WheelBroken as broken:
+            places = places or broken.done
+            raise
+        finally:
+            self._top_slot = max([self._top_slot, *(place.slot for place in places)])
+        return places
+
+    def leave_wheel(self) -> Held:
+        """The open wheel is written no more; what it holds.
+
+        Raises:
+            WheelMissing: none is open.
+        """
+        if self._open is None:
+            raise WheelMissing(f"{self._data} has no open wheel")
+        wheel = self._open.wheel
+        self._doubtful = self._doubtful or self._open.broken is not None
+        self._open.close()
+        self._copies.recover(wheel, is_doubtful=self._doubtful)
+        if self._open_reader is not None:
+            self._open_reader.close()
+        self._open, self._open_reader, self._doubtful = None, None, False
+        return self.held(wheel)
+
+    # --- copies
+
+    def mirror(self, card: WheelCard, frames: Sequence[FrameCopy]) -> Held:
+        """Writes frames behind what is held of a wheel, exactly as they are.
+
+        One that does not follow, or is not what it should be, ends the list. Those that are held
+        already are passed over.
+
+        Raises:
+            OSError: the medium refused. What was written whole may count; ask again.
+        """
+        copy = self._taken(card)
+        refused = copy.append(frames)
+        if refused is not None:
+            _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
+        return self._written(copy)
+
+    def repair(self, card: WheelCard, frames: Sequence[FrameCopy]) -> Held:
+        """Puts frames up to the last that is held in their places, where they are lacking.
+
+        Raises:
+            OSError: the medium refused. What was written whole may count; ask again.
+        """
+        copy = self._taken(card)
+        for refused in copy.repair(frames):
+            _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
+        return self._written(copy)
+
+    def close_wheel(self, wheel: WheelId, final_seq: int) -> Held:
+        """Notes durably that a wheel ends with a seq, and cuts everything beyond.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        copy = self._copy(wheel)
+        copy.end_at(final_seq)
+        return self._written(copy)
+
+    def delete_wheel(self, wheel: WheelId) -> None:
+        """Deletes all that there is of a wheel."""
+        self._copies.delete(wheel)
+        self._lost.pop(wheel, None)
+
+    def forget_lost(self, frames: Iterable[tuple[WheelId, int]]) -> None:
+        """These frames are committed to be lost: they are not lacking any more."""
+        for wheel, seq in frames:
+            self._lost[wheel] = self._lost.get(wheel, frozenset()) | {seq}
+
+    def sweep(self, floor: int) -> list[int]:
+        """Deletes every slot file below the floor; the slots that had one."""
+        floor = self._copies.floor = max(self._copies.floor, floor)
+        deleted: set[int] = set()
+        for copy in self._copies.known.values():
+            deleted.update(copy.delete_below(floor))
+        if self._open is not None:
+            deleted.update(self._open.delete_below(floor))
+        self._dial.clear_below(floor)
+        return sorted(deleted)
+
+    def read(
+        self,
+        wheel: WheelId,
+        first_seq: int,
+        last_seq: int,
+        *,
+        max_bytes: int,
+        max_frames: int,
+        floor: int,
+    ) -> tuple[list[FrameCopy], list[int]]:
+        """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
+
+        Every frame is checked. One below the floor is without content; one committed to be lost,
+        and not here, is a hole. One that is found damaged is lacking from then on.
+
+        Args:
+            wheel: of which wheel.
+            first_seq: the first that is wanted.
+            last_seq: the last that is wanted.
+            max_bytes: at most so many; but one frame always.
+            max_frames: at most so many.
+            floor: slots below are finished.
+
+        Returns:
+            The frames; and the one that ended them, if it is damaged. Where there are none: the
+            leading seqs of which nothing is here, be they damaged or above the last one held.
+        """
+        last_seq = min(last_seq, first_seq + max_frames - 1)
+        frames: list[FrameCopy] = []
+        absent: list[int] = []
+        length_bytes = 0
+        for found in self._reading(wheel, first_seq, last_seq, max(floor, self._copies.floor)):
+            if isinstance(found, DamagedFrame):
+                absent.append(found.seq)
+                if frames:
+                    return frames, absent
+                continue
+            length_bytes += len(found.content)
+            if absent or (frames and length_bytes > max_bytes):
+                return frames, absent
+            frames.append(found)
+        if not frames:
+            beyond = first_seq + len(absent)
+            absent.extend(range(beyond, last_seq + 1))
+        return frames, absent
+
+    def card(self, wheel: WheelId) -> WheelCard:
+        """Who a wheel is.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        if self._open is not None and self._open.wheel == wheel:
+            return _card(self._open.meta)
+        return _card(self._copy(wheel).meta)
+
+    def held(self, wheel: WheelId) -> Held:
+        """What there is of a wheel that is not open.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        copy = self._copy(wheel)
+        lost = self._lost.get(wheel, frozenset())
+        return Held(
+            card=_card(copy.meta),
+            applied=copy.last_seq,
+            top_slot=copy.top_slot,
+            lacking=tuple(seq for seq in copy.lacking if seq not in lost),
+            final_seq=copy.meta.final_seq,
+        )
+
+    def held_wheels(self) -> dict[WheelId, Held]:
+        """What there is of every wheel but the open one."""
+        return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
+
+    def checkpoint(self) -> None:
+        """Puts on the medium what was written, and notes how far. For any thread.
+
+        Raises:
+            WheelBroken: the medium refused the open wheel.
+            OSError: it refused a copy; the next call tries again.
+        """
+        failure: OSError | None = None
+        for copy in list(self._copies.known.values()):
+            try:
+                copy.checkpoint()
+            except OSError as error:
+                failure = error
+        origin = self._open
+        if origin is not None and origin.broken is None:
+            origin.checkpoint()
+        if failure is not None:
+            raise failure
+
+    # --- behind it
+
+    def _written(self, copy: MirrorWheel) -> Held:
+        if self._limits.sync_groups:
+            copy.sync()
+        return self.held(copy.wheel)
+
+    def _copy(self, wheel: WheelId) -> MirrorWheel:
+        copy = self._found(wheel)
+        if copy is None:
+            raise WheelMissing(f"{self._data} has no copy of {wheel}")
+        return copy
+
+    def _found(self, wheel: WheelId) -> MirrorWheel | None:
+        is_open = self._open is not None and self._open.wheel == wheel
+        return None if is_open else self._copies.find(wheel)
+
+    def _taken(self, card: WheelCard) -> MirrorWheel:
+        """The copy of a wheel, which is made if there is none."""
+        return self._found(card.wheel) or self._copies.make(
+            WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
+        )
+
+    def _reading(
+        self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """One after the other, as far as the wheel goes here."""
+        copy = self._found(wheel)
+        source = self._open_reader if copy is None else copy
+        if source is None or source.wheel != wheel:
+            return
+        lost = self._lost.get(wheel, frozenset())
+        for found in source.copies(first_seq, last_seq, floor=floor):
+            if isinstance(found, FrameCopy):
+                yield found
+            elif found.seq in lost:
+                yield FrameCopy(found.seq, HOLE_ROW, b"")
+            else:
+                self._note_damaged(wheel, copy, found)
+                yield found
+
+    def _note_damaged(self, wheel: WheelId, copy: MirrorWheel | None, frame: DamagedFrame) -> None:
+        if copy is not None and frame.seq in copy.lacking:
+            return
+        _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
+        if copy is not None:
+            copy.note_damaged(frame.seq)
+
+
+def _card(meta: WheelMeta) -> WheelCard:
+    return WheelCard(meta.wheel, meta.members, meta.min_insync, meta.span_seconds)

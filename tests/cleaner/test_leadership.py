@@ -1,0 +1,357 @@
+"""One node of three: its leadership on a simulated Kafka, beside a server that only pretends.
+
+The pretended server says whatever a test wants of this node's peers. What is tested is how that
+comes to the election machine and the duties, and what comes of it: the machine itself, the rules
+of closing, and Kafka's own are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delaywheel.disk import PosixDisk
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.follower import ControlFollower
+from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.leadership import Leadership, View
+from delaywheel_replica.cleaner.ports import ProducersPort, Record
+from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.duties import Cluster
+from delaywheel_replica.core.election import MIN_SILENCE_MS, ElectionConfig
+from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.core.silence import SILENT_MS
+from delaywheel_replica.core.status import PeerSight, Role, ServerStatus
+from sim.cleaner import AllGoes, Tasks
+from sim.clocks import SimClock
+from sim.kafka import SimKafka
+from sim.kafka_ports import SimKafkaClient
+from sim.scheduler import Scheduler
+from support.core_values import beat, wheel_beat
+
+NAMES = KafkaNames("c")
+NODES = ("a", "b", "c")
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+LEAST_REST_S = 0.000_5
+OFFICES = {Role.RESTING, Role.LEADING}
+
+
+class Place:
+    """Node a of three, and what its server says of the others.
+
+    Attributes:
+        beats: the newest of each node; all drain, so that nobody is given a wheel.
+        heard: who is heard; the others were when they were last in here.
+        agrees: who gives its vote whenever it is asked.
+        hears_leader: a leader is heard all the time.
+        peers_ahead_ms: how far the clocks of the others are ahead.
+        answers: to fences.
+        turns_us: how long the turns took.
+    """
+
+    def __init__(self, data: Path, *, required: int) -> None:
+        self.scheduler = Scheduler(1)
+        self.kafka = SimKafka(self.scheduler, {"t": 1})
+        self.clock = SimClock(self.scheduler)
+        self.beats: dict[str, Beat] = {node: beat(node, draining=True) for node in NODES}
+        self.heard = {"b", "c"}
+        self.agrees: set[str] = set()
+        self.hears_leader = False
+        self.peers_ahead_ms = 0
+        self.answers: tuple[FenceAnswer, ...] = ()
+        self.turns_us: list[int] = []
+        self._heard_ms: dict[str, int] = {}
+        self._reader = DueReader(PosixDisk(), data, preload_thread=False)
+        self._required = required
+        client = self.client("a")
+        follower = ControlFollower(client)
+        candidacy = Candidacy(
+            client,
+            follower,
+            node="a",
+            control_topic=NAMES.control,
+            clock=self.clock,
+            runner=Tasks(self.scheduler, self.scheduler.process("a")),
+        )
+        config = ElectionConfig(run="a-1", nodes=len(NODES), required=required)
+        self.leadership = Leadership(config, candidacy, follower, self._forwarder, clock=self.clock)
+        self.scheduler.spawn("a", self._run)
+
+    def client(self, node: str) -> SimKafkaClient:
+        return SimKafkaClient(self.kafka, node, NAMES, self.clock.wall_ms)
+
+    @property
+    def view(self) -> View:
+        return self.leadership.view()
+
+    def until(self, holds: Callable[[], bool], *, within_s: float = 5) -> float:
+        """Runs until it holds; how many seconds that took."""
+        before_us = self.scheduler.now_us
+        assert self.scheduler.run_for(within_s, holds), self.view
+        return (self.scheduler.now_us - before_us) / 1e6
+
+    def never(self, holds: Callable[[], bool], *, for_s: float) -> None:
+        """Runs for that long."""
+        assert not self.scheduler.run_for(for_s, holds), self.view
+
+    def in_office(self) -> bool:
+        return self.view.role in OFFICES
+
+    def lead(self) -> None:
+        """Comes into office with a vote, and has committed something."""
+        self.agrees = {"b"}
+        self.until(lambda: self.view.role is Role.LEADING)
+        self.until(lambda: self.view.state.progress is not None)
+
+    def give_wheel(self, node: str, *, hears: str = "") -> WheelId:
+        """The leader registers a wheel for a node, which then drains again."""
+        heard = dict.fromkeys(hears, 0)
+        self.beats[node] = beat(node, heard=heard)
+        wheel = WheelId(node, 1)
+        self.until(lambda: wheel in self.view.state.wheels)
+        self.beats[node] = beat(node, draining=True, open_=wheel, heard=heard)
+        self.until(lambda: not self.view.fences)
+        return wheel
+
+    def _run(self) -> None:
+        while True:
+            before_us = self.scheduler.now_us
+            rest_s = self.leadership.turn(self._server())
+            self.turns_us.append(self.scheduler.now_us - before_us)
+            self.scheduler.sleep(max(LEAST_REST_S, rest_s))
+
+    def _server(self) -> ServerStatus:
+        now_ms, wish = self.clock.monotonic_ms(), self.view.vote_wish
+        self._heard_ms |= dict.fromkeys(self.heard, now_ms)
+        wall_ms = self.clock.wall_ms() + self.peers_ahead_ms
+        return ServerStatus(
+            beat=self.beats["a"],
+            pid=1,
+            monotonic_ms=now_ms,
+            peers={
+                node: PeerSight(replace(self.beats[node], wall_ms=wall_ms), heard_ms)
+                for node, heard_ms in sorted(self._heard_ms.items())
+            },
+            leader_heard_ms=now_ms if self.hears_leader else None,
+            answers=self.answers,
+            votes=frozenset() if wish is None else frozenset(self.agrees),
+            vote_round=0 if wish is None else wish.round,
+        )
+
+    def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
+        return Forwarder(
+            state,
+            producers,
+            self._reader,
+            AllGoes(),  # type: ignore[arg-type]  # as much of DeadLetters as is used
+            names=NAMES,
+            cluster=Cluster(
+                nodes=NODES, min_insync=len(NODES) + 1 - self._required, late_window_s=5
+            ),
+            caps=CapLimits(frame_messages=1, frame_bytes=1, max_messages=1, max_bytes=1),
+            monotonic=self.clock.monotonic,
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Any two of the three are enough."""
+    made = Place(tmp_path, required=2)
+    with made.scheduler:
+        yield made
+
+
+# --- standing
+
+
+def test_it_asks_and_with_a_vote_it_leads(place: Place) -> None:
+    took_s = place.until(lambda: place.view.vote_wish is not None)
+    assert took_s >= MIN_SILENCE_MS / 1000
+    assert place.view.role is Role.STANDBY
+    place.agrees = {"c"}
+    place.until(lambda: place.view.role is Role.LEADING)
+    view = place.view
+    assert view.vote_wish is None
+    assert view.leader is not None
+    assert (view.leader.node, view.leader.epoch) == ("a", view.epoch)
+    assert place.leadership.counters["elections"] == 1
+
+
+def test_without_a_vote_it_disturbs_nobody(place: Place) -> None:
+    place.never(lambda: place.view.role is not Role.STANDBY, for_s=20)
+    assert not place.kafka.has(NAMES.control)
+
+
+def test_who_hears_too_few_does_not_even_ask(place: Place) -> None:
+    place.heard.clear()
+    place.agrees = {"b", "c"}
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+
+
+def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
+    place.hears_leader = True
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.hears_leader = False  # told as never heard: its connection broke
+    assert place.until(lambda: place.view.vote_wish is not None) < MIN_SILENCE_MS / 1000
+
+
+def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path, required=1)
+    with place.scheduler:
+        written_until_s = 8
+
+        def rival() -> None:
+            client = place.client("b")
+            client.check(has_wheels=False)
+            producers = client.producers()
+            producers.init(0, 5_000)
+            while place.clock.monotonic() < started + written_until_s:
+                producers.begin(0)
+                producers.commit(0, Record(NAMES.control, b"key", b"", [], partition=0), 2_000)
+                place.scheduler.sleep(0.3)
+
+        started = place.clock.monotonic()
+        place.scheduler.spawn("rival", rival)
+        place.until(lambda: place.view.control_offset >= 0)
+        place.never(lambda: place.view.role is not Role.STANDBY, for_s=written_until_s - 1)
+        place.until(lambda: place.view.role is Role.CANDIDATE)
+        assert place.clock.monotonic() - started >= written_until_s - 0.3 + MIN_SILENCE_MS / 1000
+        place.until(place.in_office)
+
+
+def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
+    place.kafka.stop()
+    place.agrees = {"b"}
+    place.until(lambda: place.view.role is Role.CANDIDATE)
+    place.never(place.in_office, for_s=10)
+    assert place.view.error is not None
+    assert set(place.turns_us) == {0}
+    place.kafka.start()
+    place.until(place.in_office)
+
+
+# --- leaving
+
+
+def test_who_is_heard_by_too_few_leaves_office(place: Place) -> None:
+    place.lead()
+    place.heard = set()
+    place.until(lambda: not place.in_office(), within_s=1.5)
+    assert place.view.epoch is None
+    place.never(place.in_office, for_s=5)
+    place.heard = {"c"}
+    place.until(place.in_office)
+
+
+def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None:
+    """It has not read that back: while it led, nobody else could commit."""
+    place.lead()
+    place.give_wheel("b")
+    state = place.view.state
+    place.kafka.cut("a")
+    place.until(lambda: not place.in_office())
+    assert place.view.state == state
+    place.never(lambda: place.view.state != state, for_s=20)
+
+
+def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None:
+    place.lead()
+    place.peers_ahead_ms = 400
+    place.never(lambda: not place.in_office(), for_s=2)
+    place.peers_ahead_ms = 600
+    assert place.until(lambda: not place.in_office()) < 0.3
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.peers_ahead_ms = 0
+    place.until(place.in_office)
+
+
+def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
+    place.lead()
+    place.give_wheel("b")
+    place.beats["b"] = beat("b", draining=True, open_=B1, wheels={B1: wheel_beat(5)})
+    assert 1.0 <= place.until(lambda: not place.in_office()) < 1.3
+    place.beats["a"] = beat("a", draining=True, wheels={B1: wheel_beat(5)})
+    assert place.until(place.in_office, within_s=8) > 2 * MIN_SILENCE_MS / 1000
+
+
+# --- what a leader wants of the others
+
+
+def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Place) -> None:
+    place.lead()
+    place.give_wheel("a")
+    place.beats["a"] = beat("a", draining=True, last_number=1, wheels={A1: wheel_beat(4)})
+    place.until(lambda: place.view.fences == (Fence("a", 1),))
+    place.answers = (answer("b", 7), answer("c", 5))
+    place.until(lambda: place.view.fills == {A1: 7})
+    assert place.view.state.wheels[A1].closed_at is None
+    place.beats["b"] = beat("b", draining=True, wheels={A1: wheel_beat(7)})
+    place.beats["c"] = beat("c", draining=True, wheels={A1: wheel_beat(7)})
+    place.until(lambda: place.view.state.wheels[A1].closed_at == 7)
+    place.until(lambda: (place.view.fences, place.view.fills) == ((), {}))
+
+
+def test_what_was_wanted_in_office_is_wanted_no_more_when_it_is_left(place: Place) -> None:
+    place.lead()
+    place.give_wheel("a")
+    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.until(lambda: bool(place.view.fences))
+    place.heard = set()
+    place.until(lambda: not place.in_office())
+    assert place.view.fences == ()
+
+
+def test_a_node_that_is_silent_is_fenced(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    place.heard.remove("c")
+    took_s = place.until(lambda: place.view.fences == (Fence("c", 1),), within_s=12)
+    assert SILENT_MS / 1000 <= took_s < SILENT_MS / 1000 + 0.5
+
+
+def test_silent_is_whom_fewer_than_r_hear(tmp_path: Path) -> None:
+    place = Place(tmp_path, required=3)
+    with place.scheduler:
+        place.agrees = {"b", "c"}
+        place.until(lambda: place.view.role is Role.LEADING)
+        place.beats["c"] = beat("c", draining=True, heard={"b": 0})
+        place.give_wheel("b", hears="c")
+        place.give_wheel("c", hears="b")
+        place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000)
+        # The leader hears c still; b does not.
+        place.beats["b"] = replace(place.beats["b"], heard={})
+        place.until(lambda: place.view.fences == (Fence("c", 1),))
+
+
+def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place: Place) -> None:
+    """It has just started, and has heard nobody for that reason."""
+    place.lead()
+    place.give_wheel("c")
+    place.heard = set()
+    place.until(lambda: not place.in_office())
+    place.never(place.in_office, for_s=SILENT_MS / 1000)
+    place.heard = {"b"}
+    place.until(place.in_office)
+    place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000 - 0.5)
+    place.until(lambda: place.view.fences == (Fence("c", 1),))
+
+
+def test_a_node_that_the_operator_replaced_gets_its_new_storage(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    assert place.view.state.nodes["c"].storage == "disk-c"
+    place.leadership.replace("c", "new disk")
+    place.until(lambda: place.view.state.nodes["c"].storage == "new disk", within_s=0.2)
+
+
+def answer(node: str, seq: int) -> FenceAnswer:
+    return FenceAnswer(node, f"disk-{node}", Fence("a", 1), {A1: seq})

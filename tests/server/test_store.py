@@ -1,0 +1,437 @@
+"""What a store does for the member machine, one effect after another."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from delaywheel import layout
+from delaywheel.dial import DialView
+from delaywheel.format import HOLE_ROW, Kind
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel.nodefile import NodeFolderInUse, load_node_state
+from delaywheel.nodestate import Spare
+from delaywheel.wheel import WheelBroken, WheelExists, WheelMissing, list_wheels, load_meta
+from delaywheel_replica.core.member_events import Held
+from delaywheel_replica.core.peers import WheelCard
+from delaywheel_replica.server.store import Store, StoreLimits
+from sim.disk import Crash, Fault, SimulatedDisk
+from support.copies import copies_of, flipped, rows_of, slots_of
+from support.messages import BASE_SLOT, columns_of, message
+from support.wheels import ACCEPTED_AT_MS, append, new_wheel
+
+DATA = Path("/data")
+OWN = WheelId("b", 1)
+MEMBERS = {"a": "storage-a", "b": "storage-b"}
+WHEEL = WheelId("node-1", 1)
+CARD = WheelCard(WHEEL, MEMBERS, 2, 7200)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    with capture_logs():
+        yield
+
+
+def opened(
+    disk: SimulatedDisk, boot_id: str = "boot-1", *, sync_groups: bool = False, floor: int = 0
+) -> Store:
+    return Store.open(
+        disk,
+        DATA,
+        node="b",
+        cluster_id="cluster",
+        boot_id=boot_id,
+        floor=floor,
+        limits=StoreLimits(dial_rows=16, open_files=2, sync_groups=sync_groups),
+        new_storage=lambda: "storage-b",
+    )
+
+
+def restarted(disk: SimulatedDisk, boot_id: str = "boot-1") -> Store:
+    disk.restart()
+    return opened(disk, boot_id)
+
+
+def written_elsewhere() -> list[FrameCopy]:
+    """Five frames, of slots 0, 1, 0, 2, 0."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    for number, ahead in enumerate([0, 1, 0, 2, 0]):
+        append(wheel, [message(number, slot=BASE_SLOT + ahead)])
+    return copies_of(disk, DATA, wheel.wheel)
+
+
+def write(store: Store, *aheads: int) -> None:
+    messages = [message(at, slot=BASE_SLOT + ahead) for at, ahead in enumerate(aheads)]
+    store.append(columns_of(messages), Kind.MESSAGES, ACCEPTED_AT_MS)
+
+
+def open_own(store: Store) -> None:
+    store.save(replace(store.state, open=OWN, last_number=OWN.number))
+    store.open_wheel(Spare(OWN, BASE_SLOT, MEMBERS, 2))
+
+
+def read(
+    store: Store, wheel: WheelId, first: int, last: int, *, max_bytes: int = 10_000, floor: int = 0
+) -> tuple[list[int], list[int]]:
+    frames, absent = store.read(wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor)
+    return [copy.seq for copy in frames], absent
+
+
+# --- the start
+
+
+def test_every_start_is_counted_and_durable() -> None:
+    disk = SimulatedDisk()
+    for starts in (1, 2, 3):
+        store = opened(disk)
+        assert (store.state.starts, store.state.storage) == (starts, "storage-b")
+        assert load_node_state(disk, DATA) == store.state
+        assert not store.state.all_incomplete
+        with pytest.raises(NodeFolderInUse):
+            opened(disk)
+        store.release()
+
+
+def test_a_new_boot_makes_incomplete_at_whichever_effect_it_ends() -> None:
+    for effects in range(40):
+        disk = SimulatedDisk()
+        opened(disk).mirror(CARD, written_elsewhere())
+        disk.restart()
+        disk.crash_after(effects)
+        try:
+            opened(disk, "boot-2")
+        except Crash:
+            pass
+        else:
+            return
+        finally:
+            state = load_node_state(disk_restarted(disk), DATA)
+            assert state is not None
+            assert state.all_incomplete == (state.boot_id == "boot-2")
+        assert opened(disk, "boot-2").state.all_incomplete
+    pytest.fail("the start never ends")
+
+
+def disk_restarted(disk: SimulatedDisk) -> SimulatedDisk:
+    disk.restart()
+    return disk
+
+
+def test_with_synced_groups_a_new_boot_loses_nothing() -> None:
+    disk = SimulatedDisk()
+    opened(disk, sync_groups=True).release()
+    assert not opened(disk, "boot-2", sync_groups=True).state.all_incomplete
+
+
+def test_a_start_that_fails_gives_the_folder_back() -> None:
+    disk = SimulatedDisk()
+    opened(disk).release()
+    disk.faults.append(Fault("write", path_part="node.json"))
+    with pytest.raises(OSError, match="Input/output"):
+        opened(disk)
+    opened(disk)
+
+
+def test_after_a_start_own_wheels_are_copies() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    assert OWN not in store.held_wheels()
+    store = restarted(disk)
+    assert store.wheel is None
+    assert store.state.open == OWN, "the machine says when it is left"
+    own = WheelCard(OWN, MEMBERS, 2, 7200)
+    assert store.held_wheels() == {OWN: Held(own, 2, BASE_SLOT + 1)}
+    with pytest.raises(WheelExists):
+        store.open_wheel(Spare(OWN, 0, MEMBERS, 2))
+
+
+# --- the open wheel
+
+
+def test_the_open_wheel_is_written_read_and_left() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    assert (store.last_seq, store.top_slot) == (0, -1)
+    open_own(store)
+    write(store, 3, 1)
+    assert (store.last_seq, store.top_slot) == (2, BASE_SLOT + 3)
+    assert read(store, OWN, 1, 5) == ([1, 2], [])
+    assert store.card(OWN).members == MEMBERS
+    held = store.leave_wheel()
+    assert (held.applied, held.top_slot, held.lacking) == (2, BASE_SLOT + 3, ())
+    assert store.wheel is None
+    with pytest.raises(WheelMissing):
+        store.leave_wheel()
+    assert store.held(OWN) == held
+    assert read(store, OWN, 1, 5) == ([1, 2], [])
+
+
+def test_a_broken_wheel_tells_what_counts() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    disk.faults.append(Fault("write", path_part=".slot", countdown=1, written_bytes=9))
+    with pytest.raises(WheelBroken):
+        write(store, 0, 2)
+    assert (store.last_seq, store.top_slot) == (1, BASE_SLOT)
+    with pytest.raises(WheelBroken):
+        write(store, 0)
+    held = store.leave_wheel()
+    assert (held.applied, held.top_slot) == (1, BASE_SLOT)
+    assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT], "the tail is cut"
+
+
+def test_leaving_is_tried_again_when_the_medium_refuses() -> None:
+    for countdown in range(3):
+        disk = SimulatedDisk()
+        store = opened(disk, sync_groups=True)
+        open_own(store)
+        write(store, 0)
+        disk.faults.append(Fault("sync", countdown=countdown))
+        with pytest.raises(OSError, match="Input/output"):
+            store.leave_wheel()
+        assert store.leave_wheel().applied == 1
+
+
+def test_a_damaged_frame_of_the_open_wheel_is_told() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 1), 700)
+    assert read(store, OWN, 1, 2) == ([1], [2])
+    assert read(store, OWN, 2, 2) == ([], [2])
+
+
+# --- copies
+
+
+def test_a_copy_is_made_with_its_first_frames() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    held = store.mirror(CARD, written_elsewhere()[:2])
+    assert held == Held(CARD, 2, BASE_SLOT + 1) == store.held(WHEEL)
+    meta = load_meta(disk, DATA, WHEEL)
+    assert (meta.members, meta.min_insync, meta.span_seconds) == (MEMBERS, 2, 7200)
+    assert restarted(disk).held_wheels() == {WHEEL: held}
+
+
+def test_no_frame_is_there_before_its_wheel_is_durable() -> None:
+    for effects in range(12):
+        disk = SimulatedDisk()
+        store = opened(disk)
+        disk.crash_after(effects)
+        with pytest.raises(Crash):
+            store.mirror(CARD, written_elsewhere())
+        lies_there = [path for path in disk.paths() if path.suffix == ".slot"]
+        meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
+        assert not lies_there or meta not in disk._unsynced_names
+
+
+def test_frames_whose_meta_is_lost_are_held_again() -> None:
+    disk = SimulatedDisk()
+    copies = written_elsewhere()
+    opened(disk).mirror(CARD, copies)
+    disk.delete(layout.meta_path(layout.wheel_folder(DATA, WHEEL)))
+    store = restarted(disk)
+    assert store.held_wheels() == {}
+    assert store.mirror(CARD, []).applied == 5
+    assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies]
+    counted = {int(row["slot"]): int(row["frames"]) for row in DialView(disk, DATA).rows()}
+    assert counted == {BASE_SLOT: 3, BASE_SLOT + 1: 1, BASE_SLOT + 2: 1}
+
+
+def test_a_wheel_made_by_a_life_that_ended_is_durable_before_its_first_frame() -> None:
+    meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
+    for effects in range(8):
+        disk = SimulatedDisk()
+        store = opened(disk)
+        disk.crash_after(effects)
+        with pytest.raises(Crash):
+            store.mirror(CARD, written_elsewhere())
+        restarted(disk).mirror(CARD, written_elsewhere())
+        assert meta not in disk._unsynced_names
+
+
+def test_with_synced_groups_what_a_life_left_is_synced_before_it_is_told() -> None:
+    for effects in range(4, 22):
+        disk = SimulatedDisk()
+        store = opened(disk, sync_groups=True)
+        disk.crash_after(effects)
+        with suppress(Crash):
+            store.mirror(CARD, written_elsewhere())
+        disk.restart()
+        told = opened(disk, sync_groups=True).held_wheels().get(WHEEL)
+        for content in disk._files.values():
+            content.now = bytearray(content.durable)
+            content.unsynced.clear()
+        disk.restart()
+        assert opened(disk, "boot-2", sync_groups=True).held_wheels().get(WHEEL) == told
+
+
+def test_making_that_failed_half_way_is_gone_on_with() -> None:
+    copies = written_elsewhere()
+    for operation in ("write", "sync"):
+        for countdown in range(5):
+            disk = SimulatedDisk()
+            store = opened(disk, sync_groups=True)
+            disk.faults.append(Fault(operation, countdown=countdown))
+            for _ in range(2):
+                try:
+                    held = store.mirror(CARD, copies)
+                except OSError:
+                    continue
+            assert held.applied == 5
+            assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies]
+
+
+def test_a_wrong_frame_ends_the_list_and_what_came_before_counts() -> None:
+    store = opened(SimulatedDisk())
+    assert store.mirror(CARD, flipped(written_elsewhere(), 3, 70)).applied == 3
+
+
+def test_what_the_medium_took_counts_after_a_refusal() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    disk.faults.append(Fault("write", path_part=".slot", countdown=2))
+    with pytest.raises(OSError, match="Input/output"):
+        store.mirror(CARD, copies)
+    assert store.held(WHEEL).applied == 2
+    assert store.mirror(CARD, copies).applied == 5
+
+
+def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, copies)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
+    assert read(store, WHEEL, 1, 5) == ([1], [2])
+    assert read(store, WHEEL, 2, 5) == ([], [2])
+    assert store.held(WHEEL).lacking == (2,)
+    store.checkpoint()
+    store = restarted(disk)
+    assert store.held(WHEEL).lacking == (2,)
+    assert store.repair(CARD, copies[1:2]).lacking == ()
+    assert restarted(disk).held(WHEEL).lacking == ()
+
+
+def test_what_is_not_here_is_told_as_lacking() -> None:
+    store = opened(SimulatedDisk())
+    assert read(store, WHEEL, 3, 100) == ([], [3, 4, 5, 6])
+    store.mirror(CARD, written_elsewhere())
+    assert read(store, WHEEL, 4, 9) == ([4, 5], [])
+    assert read(store, WHEEL, 6, 7) == ([], [6, 7])
+
+
+def test_an_answer_is_bounded() -> None:
+    store = opened(SimulatedDisk())
+    copies = written_elsewhere()
+    store.mirror(CARD, copies)
+    assert read(store, WHEEL, 1, 5) == ([1, 2, 3, 4], [])
+    assert read(store, WHEEL, 1, 5, max_bytes=2 * len(copies[0].content)) == ([1, 2], [])
+    assert read(store, WHEEL, 1, 5, max_bytes=1) == ([1], []), "one frame always"
+
+
+def test_finished_slots_are_swept_and_served_as_rows() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, copies)
+    open_own(store)
+    write(store, 0, 1)
+    assert store.sweep(BASE_SLOT + 1) == [BASE_SLOT]
+    assert store.sweep(BASE_SLOT + 1) == []
+    frames, _ = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    assert frames == [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
+    assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT + 1]
+    rows = DialView(disk, DATA).rows()
+    assert {int(row["slot"]): int(row["frames"]) for row in rows} == {
+        BASE_SLOT + 1: 2,
+        BASE_SLOT + 2: 1,
+    }
+
+
+def test_a_frame_without_content_tells_the_floor() -> None:
+    store = opened(SimulatedDisk())
+    copies = written_elsewhere()
+    finished = [copies[0]._replace(content=b""), *copies[1:]]
+    assert store.mirror(CARD, finished).lacking == ()
+    assert read(store, WHEEL, 1, 3) == ([1, 2, 3], [])
+    assert store.held(WHEEL).lacking == ()
+
+
+def test_lost_frames_are_passed_on_as_holes() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    holed = [copies[0], FrameCopy(2, HOLE_ROW, b""), *copies[2:]]
+    assert store.mirror(CARD, holed).lacking == (2,)
+    assert read(store, WHEEL, 1, 3) == ([1], [2])
+    store.forget_lost([(WHEEL, 2), (WHEEL, 1)])
+    assert store.held(WHEEL).lacking == ()
+    frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    assert (frames, absent) == (holed[:3], []), "what is here goes on, lost or not"
+
+
+def test_a_closed_copy_is_cut_and_stays_so() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, copies)
+    assert store.close_wheel(WHEEL, 2) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
+    assert store.mirror(CARD, copies).applied == 2
+    assert restarted(disk).held(WHEEL) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
+    with pytest.raises(WheelMissing):
+        store.close_wheel(WheelId("node-1", 2), 2)
+
+
+def test_a_deleted_copy_is_gone() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, written_elsewhere())
+    store.delete_wheel(WHEEL)
+    assert store.held_wheels() == {}
+    assert list_wheels(disk, DATA) == []
+    store.checkpoint()
+    store.delete_wheel(WHEEL)
+    assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
+
+
+def test_a_deletion_that_failed_is_done_again() -> None:
+    for countdown in range(4):
+        disk = SimulatedDisk()
+        store = opened(disk)
+        store.mirror(CARD, written_elsewhere())
+        disk.faults.append(Fault("delete", countdown=countdown))
+        with pytest.raises(OSError, match="Input/output"):
+            store.delete_wheel(WHEEL)
+        store.delete_wheel(WHEEL)
+        assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
+
+
+def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, written_elsewhere())
+    open_own(store)
+    write(store, 0)
+    disk.faults.append(Fault("sync", path_part=str(WHEEL)))
+    with pytest.raises(OSError, match="Input/output"):
+        store.checkpoint()
+    assert disk.exists(layout.checkpoint_path(layout.wheel_folder(DATA, OWN)))
+    store.checkpoint()
+    disk.faults.append(Fault("sync", path_part=str(OWN)))
+    write(store, 0)
+    with pytest.raises(WheelBroken):
+        store.checkpoint()
+    assert store.leave_wheel().applied == 2
