@@ -105,12 +105,15 @@ class SimulatedDisk:
         self.faults: list[Fault] = []
         self.effects = 0
         self.crash_at_effect: int | None = None
+        # Is told of every file before it is deleted.
+        self.on_delete: Callable[[Path], None] | None = None
         # Of the write at which it crashes, this share gets through first.
         self.torn_share = 0.0
         self._era = 0
         self._crashed = False
         self._files: dict[Path, _Content] = {}
         self._folders: set[Path] = {Path("/")}
+        self._names: dict[Path, set[str]] = {Path("/"): set()}  # of all that lies in each folder
         self._arrays: dict[Path, bytearray] = {}
         self._locked: set[Path] = set()
         # Names that a crash of the machine may undo: path -> what was there before.
@@ -138,13 +141,47 @@ class SimulatedDisk:
         content.now[bit // 8] ^= 1 << bit % 8
         content.synced()
 
+    def flip_somewhere(self, kind: str, chance: Random) -> bool:
+        """Damages one bit of some file of a kind: slot, index or dial; whether there was one."""
+        if kind == "dial":
+            array = next(iter(self._arrays.values()), None)
+            if array is None:
+                return False
+            array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
+            return True
+        paths = [
+            path
+            for path, content in self._files.items()
+            if content.now and (path.suffix == ".slot" if kind == "slot" else kind in path.name)
+        ]
+        if not paths:
+            return False
+        path = chance.choice(sorted(paths))
+        self.flip_bit(path, chance.randrange(8 * len(self._files[path].now)))
+        return True
+
+    def wipe(self) -> None:
+        """All that it held is lost; what was opened is dead."""
+        self.restart()
+        self._files.clear()
+        self._folders = {Path("/")}
+        self._arrays.clear()
+        self._unsynced_names.clear()
+        self._list_anew()
+
     def content(self, path: Path) -> bytes:
         """What a file holds."""
         return bytes(self._files[path].now)
 
+    def peek(self, path: Path) -> bytearray | None:
+        """What a file holds, without a copy; None: it is not there."""
+        content = self._files.get(path)
+        return None if content is None else content.now
+
     def set_content(self, path: Path, content: bytes) -> None:
         """Replaces what a file holds, behind everybody's back."""
         self._files[path] = _Content(now=bytearray(content), durable=content)
+        self._list_anew()
 
     def paths(self) -> list[Path]:
         """All files."""
@@ -165,6 +202,7 @@ class SimulatedDisk:
             self._effect()
             self._name_changes(path)
             self._files[path] = _Content()
+            self._names[path.parent].add(path.name)
         return SimulatedFile(self, path, self._files[path], self._era)
 
     def open_read(self, path: Path) -> "SimulatedFile":
@@ -194,6 +232,7 @@ class SimulatedDisk:
             self._effect()
             if len(self._arrays.get(path, b"")) != length:
                 self._arrays[path] = bytearray(length)
+                self._list_anew()
         elif path not in self._arrays:
             raise _not_found(path)
         array = np.frombuffer(self._arrays[path], dtype=dtype, count=rows)
@@ -213,6 +252,7 @@ class SimulatedDisk:
         self._check_space(len(content))
         self._name_changes(path)
         self._files[path] = _Content(now=bytearray(content), durable=content)
+        self._names[path.parent].add(path.name)
         self._check("sync", path)
         self._effect()
         self._names_synced(path.parent)
@@ -222,6 +262,7 @@ class SimulatedDisk:
         if path not in self._folders:
             self._effect()
             self._folders.update([path, *path.parents])
+            self._list_anew()
 
     def sync_folder(self, path: Path) -> None:
         self._check("sync", path)
@@ -232,13 +273,11 @@ class SimulatedDisk:
 
     def list_folder(self, path: Path) -> list[str]:
         self._check("read", path)
-        depth = len(path.parts)
-        below = [
-            each.parts[depth]
-            for each in (*self._files, *self._folders, *self._arrays)
-            if len(each.parts) > depth and each.parts[:depth] == path.parts
-        ]
-        return sorted(set(below))
+        return self.list_quietly(path)
+
+    def list_quietly(self, path: Path) -> list[str]:
+        """As `list_folder`, for tests: never fails."""
+        return sorted(self._names.get(path, ()))
 
     def exists(self, path: Path) -> bool:
         self._alive()
@@ -247,9 +286,12 @@ class SimulatedDisk:
     def delete(self, path: Path) -> None:
         self._check("delete", path)
         if path in self._files:
+            if self.on_delete is not None:
+                self.on_delete(path)
             self._effect()
             self._name_changes(path)
             del self._files[path]
+            self._names[path.parent].discard(path.name)
 
     def delete_folder(self, path: Path) -> None:
         for each in [each for each in self._files if path in each.parents]:
@@ -259,6 +301,7 @@ class SimulatedDisk:
         self._folders = {
             each for each in self._folders if each != path and path not in each.parents
         }
+        self._list_anew()
 
     def free_bytes(self, path: Path) -> int:
         del path
@@ -307,8 +350,15 @@ class SimulatedDisk:
         self._unsynced_names.setdefault(path, self._files.get(path))
 
     def _names_synced(self, folder: Path) -> None:
-        for path in [path for path in self._unsynced_names if path.parent == folder]:
-            del self._unsynced_names[path]
+        """Names in a folder are durable, and so is that a folder in it is gone with all it held."""
+        depth = len(folder.parts)
+        for path in list(self._unsynced_names):
+            if path.parent == folder or (
+                len(path.parts) > depth + 1
+                and path.parts[:depth] == folder.parts
+                and Path(*path.parts[: depth + 1]) not in self._folders
+            ):
+                del self._unsynced_names[path]
 
     def _lose_unsynced(self, chance: Random) -> None:
         for path, before in self._unsynced_names.items():
@@ -320,7 +370,15 @@ class SimulatedDisk:
                 self._files[path] = before
         self._unsynced_names.clear()
         for path in sorted(self._files):
+            self._folders.update(path.parents)
             self._files[path] = self._files[path].after_machine_crash(chance)
+        self._list_anew()
+
+    def _list_anew(self) -> None:
+        self._names = {folder: set() for folder in self._folders}
+        for path in (*self._files, *self._folders, *self._arrays):
+            if path.name:
+                self._names.setdefault(path.parent, set()).add(path.name)
 
 
 class _FaultError(OSError):

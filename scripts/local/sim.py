@@ -1,0 +1,114 @@
+"""Simulated clusters from seeds: the real core and wheel code on a simulated everything else.
+
+One seed is one run, the same every time (tests/sim). A seed that fails is told with the command
+that runs it again with its trace. With --mutants, deliberate protocol errors are put in, one at a
+time, and seeds are run until one fails: an error that no seed finds is a check that is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+
+from sim.drills import DRILLS
+from sim.hunt import hunt
+from sim.mutants import MUTANTS
+from sim.profiles import PROFILES
+from sim.run import Choice, Outcome, run_seeds, shrunk
+from sim.world import run
+
+PROGRESS_S = 10.0
+FIRST_LINES = 12
+
+
+def main() -> int:
+    """Runs what is asked for; 1 if something failed."""
+    options = _options()
+    choice = Choice(nodes=options.nodes, steps=options.steps, profile=options.profile)
+    first, last = options.seeds
+    if options.mutants:
+        names = [options.mutant] if options.mutant else sorted(MUTANTS)
+        return _hunt(names, options.minutes, options.jobs)
+    if options.trace or options.shrink:
+        return max(_show(choice, seed, shrinks=options.shrink) for seed in range(first, last + 1))
+    return _run(choice, range(first, last + 1), options.jobs)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/sim", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=_range, default=(1, 100), metavar="A..B")
+    parser.add_argument("--nodes", type=int, choices=range(1, 6), metavar="N")
+    parser.add_argument("--steps", type=int, metavar="S", help="no more steps of a plan than this")
+    parser.add_argument("--profile", choices=sorted({**PROFILES, **DRILLS}), metavar="P")
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), metavar="J")
+    parser.add_argument("--trace", action="store_true", help="show plan and trace of each seed")
+    parser.add_argument("--shrink", action="store_true", help="shorten plans that fail first")
+    parser.add_argument("--mutants", action="store_true", help="find deliberate protocol errors")
+    parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="M", help="only this one")
+    parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="for all mutants")
+    return parser.parse_args()
+
+
+def _range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("..")
+    return int(first), int(last or first)
+
+
+def _run(choice: Choice, seeds: range, jobs: int) -> int:
+    began = told = time.monotonic()
+    failed: list[int] = []
+    for count, outcome in enumerate(run_seeds(choice, seeds, jobs=jobs), 1):
+        if outcome.violations:
+            failed.append(outcome.seed)
+            _tell_failure(choice, outcome)
+        if time.monotonic() - told > PROGRESS_S or count == len(seeds):
+            told = time.monotonic()
+            rate = 60 * count / (told - began)
+            print(f"{count} of {len(seeds)} seeds, {rate:.0f} a minute, {len(failed)} failed")
+            sys.stdout.flush()
+    if failed:
+        print(f"failed: {sorted(failed)}")
+    return 1 if failed else 0
+
+
+def _tell_failure(choice: Choice, outcome: Outcome) -> None:
+    print(f"\nseed {outcome.seed} ({outcome.profile}) failed: {choice.command(outcome.seed)}")
+    for violation in outcome.violations[:2]:
+        lines = violation.rstrip().splitlines()
+        kept = lines if len(lines) <= FIRST_LINES else [lines[0], *lines[1 - FIRST_LINES :]]
+        print("\n".join(f"  {line}" for line in kept))
+    sys.stdout.flush()
+
+
+def _show(choice: Choice, seed: int, *, shrinks: bool) -> int:
+    """Runs one seed and prints all of it."""
+    result = run(choice.plan(seed))
+    if result.violations and shrinks:
+        result = shrunk(result)
+    print(result.plan.text)
+    print("\n".join(result.trace))
+    print(f"\nseed {seed}: {result.seconds:.1f} simulated seconds, {result.delivered} delivered,")
+    print(f"digest {result.digest:016x}")
+    print("\n".join(result.violations) or "all is well")
+    return 1 if result.violations else 0
+
+
+def _hunt(names: list[str], minutes: float, jobs: int) -> int:
+    """Looks for mutants and tells what each took."""
+    missed = 0
+    for hunted in hunt(names, minutes=minutes, jobs=jobs):
+        took = f"{hunted.name:<44} {hunted.seeds:>4} seeds {hunted.took_s:5.0f} s "
+        if hunted.outcome is None or hunted.choice is None:
+            missed += 1
+            print(f"{took} NOT FOUND")
+            continue
+        print(f"{took} {'' if hunted.is_as_expected else '(otherwise) '}{hunted.why[:110]}")
+        sys.stdout.flush()
+    print(f"{len(names) - missed} of {len(names)} mutants found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Checks 7 and 9: copies are equal, and everything has its bound. Looked at from time to time."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from delaywheel.format import HOLE_ROW
+from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
+from delaywheel_replica.core.beat import MAX_LACKING
+from delaywheel_replica.core.status import ServerStatus
+from sim.truth import FrameTruth, row_on
+
+if TYPE_CHECKING:
+    from sim.node import SimNode
+    from sim.world import World
+
+MACHINE_BYTES = 40_000
+"""What a member machine of five nodes may keep when nothing is left to do."""
+
+
+def out_of_bounds(world: World) -> Iterator[str]:
+    """What is too large, or not a copy."""
+    for node in world.living():
+        if node.server is not None:
+            yield from _too_many(world, node)
+            yield from _not_copies(world, node)
+
+
+def too_large_at_the_end(world: World) -> Iterator[str]:
+    """What is kept of what is done."""
+    for node in world.living():
+        assert node.server is not None
+        length = len(pickle.dumps(node.server.machine))
+        if length > MACHINE_BYTES:
+            yield f"{node.name}'s machine keeps {length} bytes"
+
+
+def _too_many(world: World, node: SimNode) -> Iterator[str]:
+    assert node.server is not None
+    handles = len(node.server.store._handles)
+    if handles > world.settings.handles:
+        yield f"{node.name} has {handles} slot files open"
+    row, cleaner = node.server.row, node.server.cleaner_row
+    if row is not None:
+        yield from _too_much_told(world, node.name, row)
+    if cleaner is not None and len(cleaner.unreadable) > 2 * TOLD_FRAMES * (
+        len(cleaner.wheels) + 1
+    ):
+        yield f"{node.name} tells {len(cleaner.unreadable)} unreadable frames"
+
+
+def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
+    nodes = len(world.nodes)
+    if len(row.answers) > nodes * nodes:
+        yield f"{name} tells {len(row.answers)} answers"
+    for wheel, told in row.beat.wheels.items():
+        if len(told.lacking) > MAX_LACKING:
+            yield f"{name} tells {len(told.lacking)} frames of {wheel} to be lacking"
+
+
+def _not_copies(world: World, node: SimNode) -> Iterator[str]:
+    """Frames that are not what their origin wrote, and that no fault damaged."""
+    if node.is_damaged:
+        return
+    assert node.server is not None
+    copies = node.server.store.held_wheels()
+    for frame in world.truth.live(world.checks.floor):
+        row = row_on(node.disk, frame.wheel, frame.seq)
+        is_lost = (frame.wheel, frame.seq) in world.checks.given_up
+        if not row or row == HOLE_ROW or is_lost:
+            continue
+        held = copies.get(frame.wheel)
+        if held is not None and frame.seq in held.lacking:
+            continue
+        if not _is_copy(node, frame, row):
+            yield f"{node.name} has another {frame.wheel}/{frame.seq} than its origin wrote"
+
+
+def _is_copy(node: SimNode, frame: FrameTruth, row: bytes) -> bool:
+    finished = row == bytes(len(row)) or frame.slot < (node.server.floor if node.server else 0)
+    return finished or frame.is_on(node.disk, with_row=True)

@@ -1,0 +1,142 @@
+"""Cancels at a simulated server: carries out what `core/cancelling.py` decides.
+
+As `delaywheel_replica.server.cancels` does it, without threads: whoever waits for a committed
+progress is looked at again with every word of the cleaner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delaywheel.columns import Columns
+from delaywheel.format import Kind
+from delaywheel_replica.core.cancelling import (
+    CancelDecision,
+    CancelView,
+    after_writing,
+    before_writing,
+)
+from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.server.scan import Found, Scanner
+from sim.clients import Verdicts
+from sim.truth import Key
+
+if TYPE_CHECKING:
+    from sim.server import SimServer
+
+CLEANER_FRESH_MS = 1_000
+WAIT_MS = 2_000
+
+OnDecision = Callable[[CancelDecision], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A cancel that was written, here or by somebody before."""
+
+    key: Key
+    found: Found
+    until_ms: int
+    on_answer: OnDecision
+
+
+class Cancels:
+    """Withdraws messages at one server."""
+
+    def __init__(self, server: SimServer) -> None:
+        self._server = server
+        self._scanner = Scanner(server.node.disk, server.node.data)
+        self._waiting: list[_Waiting] = []
+
+    def leading(self) -> CleanerStatus | None:
+        """The cleaner's row, if it lives and leads."""
+        status = self._server.cleaner_row
+        if status is None or status.role is not Role.LEADING:
+            return None
+        fresh = self._server.now_ms - status.monotonic_ms < CLEANER_FRESH_MS
+        return status if fresh else None
+
+    def ask(self, key: Key, on_answer: OnDecision) -> None:
+        """A caller withdraws a message."""
+        found = self._find(key)
+        decision = before_writing(self._sight(key, found))
+        if decision is CancelDecision.WRITE:
+            self._write(key, on_answer)
+        elif decision is CancelDecision.WAIT:
+            self._wait(key, found, on_answer)
+        else:
+            on_answer(decision)
+
+    def look(self) -> None:
+        """Perhaps there is a new progress."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            decision = after_writing(self._sight(each.key, each.found))
+            if decision is not CancelDecision.WAIT:
+                each.on_answer(decision)
+            elif self._server.now_ms >= each.until_ms:
+                each.on_answer(CancelDecision.UNKNOWN)
+            else:
+                self._waiting.append(each)
+
+    def _write(self, key: Key, on_answer: OnDecision) -> None:
+        from sim.server import Call  # noqa: PLC0415 - the two belong together
+
+        id_, due_ms = key
+        columns = Columns.of_cancels(
+            np.array([due_ms], dtype=np.int64), np.frombuffer(id_, dtype=np.uint8).reshape(1, -1)
+        )
+
+        def written(verdicts: Verdicts) -> None:
+            if verdicts[0] is None:
+                self._wait(key, self._find(key), on_answer)
+            else:
+                on_answer(CancelDecision.UNKNOWN)
+
+        self._server.write(Call(columns, Kind.CANCELS, [], written, [None]))
+
+    def _wait(self, key: Key, found: Found, on_answer: OnDecision) -> None:
+        until_ms = self._server.now_ms + WAIT_MS
+        self._waiting.append(_Waiting(key, found, until_ms, on_answer))
+        self._server.node.commit_soon()
+        self.look()
+
+    def _sight(self, key: Key, found: Found) -> CancelView:
+        status = self._server.cleaner_row
+        return CancelView(
+            due_ms=key[1],
+            now_ms=self._server.wall_ms,
+            leading=self.leading() is not None,
+            progress=None if status is None else status.progress,
+            copies=found.copies,
+            cancels=found.cancels,
+            complete=found.complete,
+        )
+
+    def _find(self, key: Key) -> Found:
+        """Where a message and its cancels lie.
+
+        What this node does not hold of a registered wheel could be the message, or a cancel.
+        """
+        id_, due_ms = key
+        slot = due_ms // 1000
+        status, row = self._server.cleaner_row, self._server.row
+        if status is None or row is None or (status.floor or 0) > slot:
+            return Found()
+        limits = {wheel: beat.applied for wheel, beat in row.beat.wheels.items()}
+        open_wheel = self._server.store.wheel
+        if open_wheel is not None:
+            limits[open_wheel.wheel] = open_wheel.last_seq
+        found = self._scanner.find(slot, id_, limits, due_ms)
+        for wheel, record in status.wheels.items():
+            held = row.beat.wheels.get(wheel)
+            known = [sight.beat.wheels[wheel] for sight in row.peers.values()
+                     if wheel in sight.beat.wheels]  # fmt: skip
+            told = max((beat.high_watermark for beat in known), default=0)
+            if (0 if held is None else held.prefix) < max(told, record.closed_at or 0):
+                found.complete = False
+        return found

@@ -1,0 +1,272 @@
+"""A simulated cleaner process: the real leadership and forwarding, on simulated clocks and Kafka.
+
+Dead letters are left out: everything goes to its topic. Brokers that refuse single messages are
+another test's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.deadletters import Hold, Plan
+from delaywheel_replica.cleaner.follower import ControlFollower
+from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.leadership import Leadership
+from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, RefusedRecord
+from delaywheel_replica.cleaner.rows import DueRows
+from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.duties import Cluster
+from delaywheel_replica.core.election import ElectionConfig
+from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.core.quorum import required_answers
+from delaywheel_replica.core.status import CleanerStatus
+from sim.disk import Crash
+from sim.kafka_line import KafkaLine
+from sim.kafka_ports import SimKafkaClient
+from sim.kafka_producers import SimProducers
+from sim.scheduler import Process, Scheduler, Signal, Task
+
+if TYPE_CHECKING:
+    from sim.node import SimNode
+
+T = TypeVar("T")
+
+ROW_S = 0.1
+LEAST_REST_S = 0.000_5
+"""A turn takes its time."""
+
+
+class AllGoes:
+    """Dead letters that never come up."""
+
+    unavailable_topics: tuple[str, ...] = ()
+
+    def plan(self, rows: DueRows) -> Plan | Hold:
+        """Forwards everything."""
+        return Plan(rows)
+
+    def committed(self) -> None:
+        """A transaction was committed."""
+
+    def failed(self, rows: DueRows) -> None:
+        """A transaction failed; the next one tries the same."""
+
+
+class Tasks:
+    """Background calls as tasks of one process: `Runner` of the cleaner."""
+
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
+        self._scheduler = scheduler
+        self._process = process
+        self._last: Task | None = None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Runs a job, behind those that were started before."""
+        before = self._last
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            job()
+
+        self._last = self._process.spawn("candidacy", run)
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        """Runs calls at the same time; returns when all have ended, their results in order."""
+        tasks = [self._process.spawn("init", call) for call in calls]
+        for task in tasks:
+            task.join()
+        return [cast("T", task.result) for task in tasks]
+
+    def pause(self, seconds: float) -> None:
+        """Waits, within a job."""
+        self._scheduler.sleep(seconds)
+
+    def close(self) -> None:
+        """What still runs is left alone."""
+
+
+class SimCleaner:
+    """One life of a node's cleaner process.
+
+    Attributes:
+        node: whose.
+        process: what lives and dies with it.
+        leadership: what it does.
+    """
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self._world = node.world
+        self._settings = node.world.settings
+        self._members = node.world.members
+        self._min_insync = node.world.min_insync
+        self.process = node.scheduler.process(f"{node.name}-cleaner")
+        self._pid = node.world.next_pid()
+        self._signal = Signal(node.scheduler)
+        self._told: object = None
+        self._told_ms = 0
+        self._turn_wall_ms = 0
+        self._reader = DueReader(node.disk, node.data, preload_thread=False)
+        self.leadership = self._made_leadership()
+
+    def start(self) -> None:
+        """Begins to turn."""
+        task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
+        task.on_error = self._failed
+
+    def end(self) -> None:
+        """The process is dead."""
+        self.process.kill()
+
+    def wake(self) -> None:
+        """The server has told something."""
+        self._signal.set()
+
+    def commit_soon(self) -> None:
+        """Somebody waits for a commit."""
+        self.leadership.commit_soon()
+        self._signal.set()
+
+    # --- the clock that the cleaner sees
+
+    def wall_ms(self) -> int:
+        """The wall clock; what it showed within a turn bounds what may go out."""
+        now_ms = self.node.clock.wall_ms()
+        self._turn_wall_ms = max(now_ms, self._turn_wall_ms)
+        return now_ms
+
+    def monotonic_ms(self) -> int:
+        """The monotonic clock."""
+        return self.node.clock.monotonic_ms()
+
+    def monotonic(self) -> float:
+        """The same in seconds."""
+        return self.node.clock.monotonic()
+
+    # --- behind it
+
+    def _run(self) -> None:
+        while True:
+            self._turn_wall_ms = 0
+            for node, storage in self._world.replacements.items():
+                self.leadership.replace(node, storage)
+            rest_s = self.leadership.turn(self.node.server_row())
+            self._write_row()
+            self._signal.clear()
+            self._signal.wait(max(LEAST_REST_S, min(rest_s, ROW_S)))
+
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, Crash):
+            raise error
+        self.node.cleaner_died(error)
+
+    def _write_row(self) -> None:
+        """Tells the server, at once when something changed that it waits for."""
+        view, now_ms = self.leadership.view(), self.monotonic_ms()
+        told = replace(view, lateness_ms=0)
+        if told == self._told and now_ms - self._told_ms < ROW_S * 1000:
+            return
+        self._told, self._told_ms = told, now_ms
+        self.node.cleaner_told(
+            CleanerStatus(
+                node=self.node.name,
+                boot=self.node.boot,
+                pid=self._pid,
+                monotonic_ms=now_ms,
+                wall_ms=self.node.clock.wall_ms(),
+                role=view.role,
+                epoch=view.epoch,
+                leader=view.leader,
+                progress=view.state.progress,
+                control_offset=view.control_offset,
+                wheels=view.state.wheels,
+                lateness_ms=view.lateness_ms,
+                kafka_error=view.error,
+                fences=view.fences,
+                fills=view.fills,
+                vote_wish=view.vote_wish,
+                unreadable=view.unreadable,
+                lost=frozenset(view.state.lost),
+            )
+        )
+
+    def _made_leadership(self) -> Leadership:
+        node, names = self.node, self._world.names
+        client = _WatchedClient(self)
+        follower = ControlFollower(client)
+        candidacy = Candidacy(
+            client,
+            follower,
+            node=node.name,
+            control_topic=names.control,
+            on_event=self.wake,
+            clock=self,
+            runner=Tasks(node.scheduler, self.process),
+        )
+        config = ElectionConfig(
+            run=f"{node.name}-{self._pid}",
+            ids=IDS,
+            nodes=len(self._members),
+            required=required_answers(len(self._members), self._min_insync),
+            rank=sorted(self._members).index(node.name) if node.name in self._members else 0,
+        )
+        return Leadership(config, candidacy, follower, self._forwarder, clock=self)
+
+    def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
+        settings = self._settings
+        return Forwarder(
+            state,
+            producers,
+            self._reader,
+            AllGoes(),  # type: ignore[arg-type]  # as much of DeadLetters as is used
+            names=self._world.names,
+            cluster=Cluster(
+                nodes=self._members,
+                min_insync=self._min_insync,
+                late_window_s=settings.late_window_s,
+            ),
+            caps=CapLimits(
+                frame_messages=settings.first_cap_messages,
+                frame_bytes=settings.max_frame_bytes,
+                max_messages=settings.cap_messages,
+                max_bytes=settings.cap_messages * 400,
+            ),
+            monotonic=self.monotonic,
+        )
+
+    def produces(self, records: Iterable[Record]) -> Iterable[Record]:
+        """Looks at what goes out."""
+        for record in records:
+            due_ms = next(int(value or 0) for name, value in record.headers if name == "dw-due")
+            self._world.checks.produces(self.node, due_ms, self._turn_wall_ms)
+            yield record
+
+
+class _WatchedProducers(SimProducers):
+    """Shows every message before it goes out."""
+
+    def __init__(self, line: KafkaLine, cleaner: SimCleaner) -> None:
+        super().__init__(line)
+        self._cleaner = cleaner
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """See `ProducersPort`."""
+        return super().write(number, self._cleaner.produces(records))
+
+
+class _WatchedClient(SimKafkaClient):
+    """Makes such producers."""
+
+    def __init__(self, cleaner: SimCleaner) -> None:
+        node = cleaner.node
+        super().__init__(node.world.kafka, node.name, node.world.names, node.clock.wall_ms)
+        self._cleaner = cleaner
+
+    def producers(self) -> SimProducers:
+        """The producers of a new candidacy."""
+        return _WatchedProducers(self._line, self._cleaner)

@@ -1,0 +1,89 @@
+"""Every state that a small model can reach, breadth first: what is found is a shortest way.
+
+A model is a start, its moves and a check. States are values: equal ones are the same state, so a
+model that normalises what does not matter (order of like nodes, values of which only the greatest
+counts) has fewer of them.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+Moves = Callable[[S], Iterable[tuple[str, S]]]
+"""What may happen next, each by a name for people, with the state that follows."""
+
+Check = Callable[[S], str | None]
+"""What is wrong with a state; None: nothing."""
+
+
+class TooManyStatesError(Exception):
+    """The model has more states than it was meant to have."""
+
+
+@dataclass(frozen=True)
+class Explored(Generic[S]):
+    """What an exploration found.
+
+    Attributes:
+        states: how many were seen.
+        wrong: what is wrong with the last state of `way`; None: every state is right.
+        way: the moves that lead there.
+        last: the wrong state; None: there is none.
+    """
+
+    states: int
+    wrong: str | None = None
+    way: tuple[str, ...] = ()
+    last: S | None = None
+
+    def __str__(self) -> str:
+        if self.wrong is None:
+            return f"{self.states} states, all right"
+        steps = "\n".join(f"{number:3} {move}" for number, move in enumerate(self.way, 1))
+        return f"{self.wrong}, after\n{steps}\n{self.last}"
+
+
+def explore(start: S, moves: Moves[S], check: Check[S], *, at_most: int) -> Explored[S]:
+    """Goes through every state that can be reached from `start`, until one is wrong.
+
+    Args:
+        start: the first state.
+        moves: what may follow a state.
+        check: what is wrong with one.
+        at_most: so many states are expected at most.
+
+    Raises:
+        TooManyStatesError: there are more.
+    """
+    came_from: dict[S, tuple[S, str] | None] = {start: None}
+    wrong = check(start)
+    if wrong is not None:
+        return Explored(1, wrong, (), start)
+    layer = [start]
+    while layer:
+        following: list[S] = []
+        for state in layer:
+            for move, after in moves(state):
+                if after in came_from:
+                    continue
+                came_from[after] = (state, move)
+                wrong = check(after)
+                if wrong is not None:
+                    return Explored(len(came_from), wrong, _way(came_from, after), after)
+                following.append(after)
+        if len(came_from) > at_most:
+            raise TooManyStatesError(f"more than {at_most} states")
+        layer = following
+    return Explored(len(came_from))
+
+
+def _way(came_from: dict[S, tuple[S, str] | None], last: S) -> tuple[str, ...]:
+    moves: list[str] = []
+    before = came_from[last]
+    while before is not None:
+        state, move = before
+        moves.append(move)
+        before = came_from[state]
+    return tuple(reversed(moves))

@@ -1,0 +1,382 @@
+"""Two candidates, two transactional ids and brokers that do things whenever they like.
+
+The candidates are the real election machine, with the real meaning of what the library reports
+(`VERDICTS`). Kafka is minimal: who inited each id last, and the log of the control topic with the
+messages in it. A leader moves progress on by one with each transaction, its ids taking turns: a
+message, and then the progress that takes account of it.
+
+What a node has asked of Kafka and no longer waits for lies around, to be carried out at any time
+or never: inits, and ends of transactions, be it that the node gave up, or that the library sent
+the end twice and the second was faster.
+
+What could be wrong with a state:
+
+- a message is visible without its progress: it will be forwarded again;
+- progress is committed by one who did not know of the progress before: both have forwarded what
+  lies between.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+from delaywheel_replica.core.control import ControlState, LeaderRecord
+from delaywheel_replica.core.election import (
+    IDLE_COMMIT_MS,
+    MAX_SILENCE_MS,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.election_events import (
+    IN_OFFICE,
+    CommitMark,
+    ControlRead,
+    DestroyProducers,
+    Effect,
+    Event,
+    IdleCommit,
+    InitFailed,
+    InitProducers,
+    InitsDone,
+    MarkReport,
+    Phase,
+    ReadControl,
+    Tick,
+    TransactionReport,
+)
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.reports import VERDICTS, Answer, Call, Verdict
+
+T = TypeVar("T")
+
+IDS = 2
+NAMES = ("a", "b")
+
+
+class Kind(Enum):
+    """What a record in the log is."""
+
+    MARK = "mark"
+    MESSAGE = "message"
+    PROGRESS = "progress"
+
+
+class Record(NamedTuple):
+    """A record of the log, of a transaction of id `number`. `value`: a token, or a progress."""
+
+    number: int
+    kind: Kind
+    value: str | int
+    is_committed: bool = False
+
+
+class Request(NamedTuple):
+    """An init (`Call.INIT`) or the end of a transaction (`Call.COMMIT`)."""
+
+    call: Call
+    number: int
+    token: str
+
+
+class Kafka(NamedTuple):
+    """What Kafka knows.
+
+    Attributes:
+        owners: of each id the token of the candidacy that inited it last.
+        marks: of each id the newest one that anybody can read.
+        newest: the index of the newest one of all.
+        progress: that anybody can read.
+        tail: the log from the first open transaction on: nobody can read it.
+        late: requests that nobody waits for.
+        wrong: what went wrong.
+    """
+
+    owners: tuple[str, ...] = ("",) * IDS
+    marks: tuple[str, ...] = ("",) * IDS
+    newest: int = 0
+    progress: int = 0
+    tail: tuple[Record, ...] = ()
+    late: frozenset[Request] = frozenset()
+    wrong: str | None = None
+
+    def carry_out(self, request: Request) -> tuple["Kafka", Answer]:
+        """An init, or the end of a transaction."""
+        if request.call is Call.INIT:
+            owners = _put(self.owners, request.number, request.token)
+            left = tuple(r for r in self.tail if r.number != request.number or r.is_committed)
+            return self._replace(owners=owners, tail=left)._stable(), Answer.OK
+        if self.owners[request.number] != request.token:
+            return self, Answer.FENCED
+        mine = [r for r in self.tail if r.number == request.number and not r.is_committed]
+        wrong = self.wrong
+        if mine and mine[-1].kind is Kind.MESSAGE:
+            wrong = f"message {mine[-1].value} is visible, and its progress is not"
+        tail = tuple(r._replace(is_committed=True) if r in mine else r for r in self.tail)
+        return self._replace(tail=tail, wrong=wrong)._stable(), Answer.OK
+
+    def produce(self, record: Record, token: str) -> tuple["Kafka", Answer]:
+        """A record of a transaction; it begins one if there is none."""
+        if self.owners[record.number] != token:
+            return self, Answer.FENCED
+        return self._replace(tail=(*self.tail, record)), Answer.OK
+
+    def _stable(self) -> "Kafka":
+        """What lies before the first open transaction can be read."""
+        kafka = self
+        while kafka.tail and kafka.tail[0].is_committed:
+            kafka = kafka._replace(tail=kafka.tail[1:])._read(kafka.tail[0])
+        return kafka
+
+    def _read(self, record: Record) -> "Kafka":
+        match record.kind, record.value:
+            case Kind.MARK, str(token):
+                marks = _put(self.marks, record.number, token)
+                return self._replace(marks=marks, newest=record.number)
+            case Kind.PROGRESS, int(progress) if progress != self.progress + 1:
+                wrong = f"progress {progress} is committed over {self.progress}"
+                return self._replace(progress=progress, wrong=self.wrong or wrong)
+            case Kind.PROGRESS, int(progress):
+                return self._replace(progress=progress)
+        return self
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An election machine as a value: time apart, two that have come as far are alike."""
+
+    election: Election = field(compare=False)
+    now_ms: int = field(compare=False)
+    key: tuple[object, ...]
+
+    @classmethod
+    def of(cls, election: Election, now_ms: int) -> "Machine":
+        """The machine as it is now."""
+        key = (election.phase, election.token, election._mark, election._candidacies)
+        return cls(election, now_ms, key)
+
+    def step(self, event: Event) -> tuple["Machine", list[Effect]]:
+        """The machine after an event, and what it wants."""
+        election = copy(self.election)
+        effects = election.step(event)
+        return Machine.of(election, event.now_ms), effects
+
+
+class Candidate(NamedTuple):
+    """One node.
+
+    Attributes:
+        machine: its election.
+        effect: what it is about to carry out; None: nothing.
+        to_init: the ids that are not inited yet.
+        produced: records of its transaction that Kafka has taken.
+        known: the progress that it knows of.
+        turn: the id of its next transaction.
+    """
+
+    machine: Machine
+    effect: InitProducers | CommitMark | ReadControl | IdleCommit | None = None
+    to_init: frozenset[int] = frozenset()
+    produced: int = 0
+    known: int = 0
+    turn: int = 0
+
+    @property
+    def token(self) -> str:
+        """Of its candidacy."""
+        return self.machine.election.token
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """Those of its transaction."""
+        if isinstance(self.effect, CommitMark):
+            return (Record(self.effect.index, Kind.MARK, self.token),)
+        following = self.known + 1
+        return (
+            Record(self.turn, Kind.MESSAGE, following),
+            Record(self.turn, Kind.PROGRESS, following),
+        )
+
+
+class State(NamedTuple):
+    """Everything. So many candidacies and late requests may still come."""
+
+    kafka: Kafka
+    candidates: tuple[Candidate, ...]
+    candidacies: int
+    late: int
+
+
+@dataclass(frozen=True)
+class OfficeModel:
+    """The model of one size.
+
+    Attributes:
+        candidacies: how many there are at most, of both nodes together.
+        transactions: the progress at which nobody goes on.
+        late: how many requests are carried out late at most.
+        ids: with how many ids the machines commit their marks.
+    """
+
+    candidacies: int = 3
+    transactions: int = 3
+    late: int = 2
+    ids: int = IDS
+
+    @property
+    def start(self) -> State:
+        """Nobody has stood yet."""
+        candidates = []
+        for name in NAMES:
+            # Each as if it were alone: they stand whenever they like.
+            election = Election(ElectionConfig(run=name, ids=self.ids))
+            candidates.append(Candidate(Machine.of(election, 0)))
+        return State(Kafka(), tuple(candidates), self.candidacies, self.late)
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+        """Everything that may happen next."""
+        for request in state.kafka.late:
+            kafka = state.kafka._replace(late=state.kafka.late - {request})
+            kafka, _ = kafka.carry_out(request)
+            yield (
+                f"late: {request.call} {request.number} {request.token}",
+                state._replace(kafka=kafka),
+            )
+        for index in range(len(NAMES)):
+            for move, after in self._moves_of(state, index):
+                yield f"{NAMES[index]} {move}", after
+
+    def wrong(self, state: State) -> str | None:
+        """What is wrong with a state."""
+        return state.kafka.wrong
+
+    def _moves_of(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        candidate = state.candidates[index]
+        match candidate.effect:
+            case None:
+                yield from self._ticks(state, index)
+            case InitProducers():
+                yield from self._inits(state, index)
+            case ReadControl():
+                event = ControlRead(candidate.machine.now_ms, candidate.token, _seen(state.kafka))
+                known = candidate._replace(known=state.kafka.progress)
+                yield "reads", self._told(state, index, known, event)
+            case CommitMark() | IdleCommit():
+                yield from self._transacts(state, index)
+
+    def _ticks(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        candidate = state.candidates[index]
+        phase, now_ms = candidate.machine.election.phase, candidate.machine.now_ms
+        if phase is Phase.STANDBY and state.candidacies:
+            fewer = state._replace(candidacies=state.candidacies - 1)
+            event = _tick(now_ms + 10 * MAX_SILENCE_MS)
+            yield "stands", self._told(fewer, index, candidate, event)
+        if phase in IN_OFFICE and candidate.known < self.transactions:
+            event = _tick(now_ms + IDLE_COMMIT_MS)
+            yield "goes on", self._told(state, index, candidate, event)
+
+    def _inits(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        candidate = state.candidates[index]
+        now_ms, token = candidate.machine.now_ms, candidate.token
+        for one in candidate.to_init:
+            kafka, _ = state.kafka.carry_out(Request(Call.INIT, one, token))
+            left = candidate._replace(to_init=candidate.to_init - {one})
+            after = self._with(state._replace(kafka=kafka), index, left)
+            if not left.to_init:
+                after = self._told(after, index, left, InitsDone(now_ms, token))
+            yield f"inits {one}", after
+        verdict = VERDICTS[Call.INIT, Answer.TIMED_OUT]
+        requests = [Request(Call.INIT, one, token) for one in sorted(candidate.to_init)]
+        failed = InitFailed(now_ms, token, verdict)
+        yield "gives up its inits", self._told(state, index, candidate, failed)
+        for request in requests:
+            if state.late:
+                late = self._late(state, request)
+                yield (
+                    f"gives up, init {request.number} is late",
+                    self._told(late, index, candidate, failed),
+                )
+
+    def _transacts(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        candidate = state.candidates[index]
+        records = candidate.records
+        if candidate.produced < len(records):
+            record = records[candidate.produced]
+            kafka, answer = state.kafka.produce(record, candidate.token)
+            after = state._replace(kafka=kafka)
+            verdict = VERDICTS[Call.FLUSH, answer]
+            if verdict is Verdict.CONTINUE:
+                more = candidate._replace(produced=candidate.produced + 1)
+                yield f"produces {record.kind.value}", self._with(after, index, more)
+            else:
+                yield f"produces: {answer}", self._ended(after, index, verdict)
+            return
+        end = Request(Call.COMMIT, records[0].number, candidate.token)
+        kafka, answer = state.kafka.carry_out(end)
+        after = state._replace(kafka=kafka)
+        yield f"commits: {answer}", self._ended(after, index, VERDICTS[Call.COMMIT, answer])
+        timed_out = VERDICTS[Call.COMMIT, Answer.TIMED_OUT]
+        yield "commits, hears nothing", self._ended(after, index, timed_out)
+        if state.late:
+            yield (
+                "commits late, hears nothing",
+                self._ended(self._late(state, end), index, timed_out),
+            )
+            if answer is Answer.OK:
+                retried = VERDICTS[Call.COMMIT, Answer.OK_RETRIED]
+                yield (
+                    "commits at the second try",
+                    self._ended(self._late(after, end), index, retried),
+                )
+
+    def _late(self, state: State, request: Request) -> State:
+        kafka = state.kafka._replace(late=state.kafka.late | {request})
+        return state._replace(kafka=kafka, late=state.late - 1)
+
+    def _ended(self, state: State, index: int, verdict: Verdict) -> State:
+        """A transaction has ended: a mark, or one of a leader."""
+        candidate = state.candidates[index]
+        now_ms, token = candidate.machine.now_ms, candidate.token
+        if isinstance(candidate.effect, CommitMark):
+            report = MarkReport(now_ms, token, candidate.effect.index, verdict)
+            return self._told(state, index, candidate, report)
+        if verdict is Verdict.COMMITTED:
+            known, turn = candidate.known + 1, (candidate.turn + 1) % IDS
+            candidate = candidate._replace(known=known, turn=turn)
+        return self._told(state, index, candidate, TransactionReport(now_ms, token, verdict))
+
+    def _told(self, state: State, index: int, candidate: Candidate, event: Event) -> State:
+        """A candidate hears of something, and begins what it then wants."""
+        machine, effects = candidate.machine.step(event)
+        candidate = candidate._replace(machine=machine, effect=None, produced=0)
+        for effect in effects:
+            match effect:
+                case InitProducers():
+                    candidate = candidate._replace(effect=effect, to_init=frozenset(range(IDS)))
+                case CommitMark() | ReadControl() | IdleCommit():
+                    candidate = candidate._replace(effect=effect)
+                case DestroyProducers():
+                    candidate = Candidate(machine, known=candidate.known)
+        return self._with(state, index, candidate)
+
+    def _with(self, state: State, index: int, candidate: Candidate) -> State:
+        return state._replace(candidates=_put(state.candidates, index, candidate))
+
+
+def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
+    return (*items[:index], item, *items[index + 1 :])
+
+
+def _tick(now_ms: int) -> Tick:
+    return Tick(now_ms, now_ms, server_fresh=True, holds_progress=True)
+
+
+def _seen(kafka: Kafka) -> ControlState:
+    """What a reader makes of it; of the offsets only their order counts."""
+    leaders = {
+        index: LeaderRecord(token.partition("-")[0], token, int(index == kafka.newest))
+        for index, token in enumerate(kafka.marks)
+        if token
+    }
+    return ControlState(progress=Progress(kafka.progress, None), leaders=leaders)

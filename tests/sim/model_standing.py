@@ -1,0 +1,172 @@
+"""Some nodes that all want to lead, and brokers that take their time: does one of them come to it?
+
+Real election machines and real votes, in lockstep. Nothing is lost and nobody dies; what differs
+from run to run is when each node starts and how long Kafka takes. Whoever leads is heard by all.
+"""
+
+from dataclasses import dataclass, field
+
+from delaywheel_replica.core.control import ControlState, LeaderRecord
+from delaywheel_replica.core.election import Election, ElectionConfig
+from delaywheel_replica.core.election_events import (
+    CANDIDATE,
+    IN_OFFICE,
+    CommitMark,
+    ControlRead,
+    DestroyProducers,
+    Effect,
+    Event,
+    IdleCommit,
+    InitProducers,
+    InitsDone,
+    MarkReport,
+    ReadControl,
+    Tick,
+    TransactionReport,
+)
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.voting import Voting
+
+STEP_MS = 50
+IDS = 2
+
+
+@dataclass
+class Candidate:
+    """One node: `busy` is what it asked of Kafka, with the time when that is done."""
+
+    name: str
+    starts_ms: int
+    election: Election
+    voting: Voting
+    busy: list[tuple[int, Effect]] = field(default_factory=list)
+    inited: int = 0
+    office_ms: int | None = None
+    candidacies: int = 0
+
+
+class Standing:
+    """One run."""
+
+    def __init__(self, starts_ms: tuple[int, ...], *, init_ms: int, commit_ms: int) -> None:
+        """Nobody has stood yet.
+
+        Args:
+            starts_ms: of each node.
+            init_ms: so long the inits of a candidacy take; the second id follows the first.
+            commit_ms: so long a commit takes.
+        """
+        self.now_ms = 0
+        self.lasted_ms = 0
+        self._init_ms = init_ms
+        self._commit_ms = commit_ms
+        self._owners = [""] * IDS
+        self._marks = [""] * IDS
+        nodes, required = len(starts_ms), len(starts_ms) // 2 + 1
+        self.candidates = [
+            Candidate(
+                name,
+                starts,
+                Election(ElectionConfig(name, nodes=nodes, required=required, rank=rank)),
+                Voting(name, starts),
+            )
+            for rank, (name, starts) in enumerate(zip("abcde", starts_ms, strict=False))
+        ]
+
+    def run(self, seconds: int, *, lasting_ms: int) -> bool:
+        """Whether one node has led for so long without a break."""
+        while self.now_ms < seconds * 1000:
+            self.now_ms += STEP_MS
+            for candidate in self.candidates:
+                if candidate.starts_ms <= self.now_ms:
+                    self._go_on(candidate)
+            led_ms = [self.now_ms - c.office_ms for c in self.candidates if c.office_ms is not None]
+            self.lasted_ms = max(led_ms, default=0)
+            if self.lasted_ms >= lasting_ms:
+                return True
+        return False
+
+    def _go_on(self, candidate: Candidate) -> None:
+        while candidate.busy and candidate.busy[0][0] <= self.now_ms:
+            _, effect = candidate.busy.pop(0)
+            self._carry_out(candidate, effect)
+        self._vote(candidate)
+        voting = candidate.voting
+        tick = Tick(
+            self.now_ms,
+            self.now_ms,
+            server_fresh=True,
+            holds_progress=True,
+            heard_ms=voting.leader_heard_ms,
+            votes=voting.votes,
+            vote_round=voting.round,
+        )
+        self._tell(candidate, tick)
+
+    def _vote(self, candidate: Candidate) -> None:
+        voting = candidate.voting
+        voting.wished(candidate.election.vote_wish)
+        ask = voting.ask()
+        for other in self.candidates:
+            if other is candidate or other.starts_ms > self.now_ms:
+                continue
+            if candidate.election.phase in IN_OFFICE:
+                other.voting.leader_heard(candidate.name, self.now_ms)
+            stands = other.election.phase in CANDIDATE | IN_OFFICE
+            if ask is None:
+                continue
+            vote = other.voting.asked(candidate.name, ask, self.now_ms, stands=stands)
+            if vote is not None:
+                voting.voted(other.name, vote)
+
+    def _carry_out(self, candidate: Candidate, effect: Effect) -> None:
+        token = candidate.election.token
+        match effect:
+            case InitProducers():
+                self._owners[candidate.inited] = token
+                candidate.inited += 1
+                if candidate.inited < IDS:
+                    self._ask(candidate, effect, self._init_ms // IDS)
+                else:
+                    self._tell(candidate, InitsDone(self.now_ms, token))
+            case CommitMark(index=index):
+                verdict = self._committed(index, token)
+                if verdict is Verdict.COMMITTED:
+                    self._marks[index] = token
+                self._tell(candidate, MarkReport(self.now_ms, token, index, verdict))
+            case ReadControl():
+                leaders = {i: LeaderRecord("", mark, 0) for i, mark in enumerate(self._marks)}
+                state = ControlState(progress=Progress(-1, None), leaders=leaders)
+                self._tell(candidate, ControlRead(self.now_ms, token, state))
+            case IdleCommit():
+                verdict = self._committed(0, token)
+                report = TransactionReport(self.now_ms, token, verdict, self._commit_ms)
+                self._tell(candidate, report)
+
+    def _committed(self, index: int, token: str) -> Verdict:
+        return Verdict.COMMITTED if self._owners[index] == token else Verdict.FENCED
+
+    def _tell(self, candidate: Candidate, event: Event) -> None:
+        for effect in candidate.election.step(event):
+            match effect:
+                case InitProducers():
+                    candidate.candidacies += 1
+                    candidate.inited = 0
+                    self._ask(candidate, effect, self._init_ms // IDS)
+                case CommitMark():
+                    self._ask(candidate, effect, self._commit_ms)
+                case ReadControl():
+                    self._ask(candidate, effect, STEP_MS)
+                case IdleCommit():
+                    if not candidate.busy:
+                        self._ask(candidate, effect, self._commit_ms)
+                case DestroyProducers():
+                    candidate.busy.clear()
+        if candidate.election.phase not in IN_OFFICE:
+            candidate.office_ms = None
+        elif candidate.office_ms is None:
+            candidate.office_ms = self.now_ms
+
+    def _ask(self, candidate: Candidate, effect: Effect, takes_ms: int) -> None:
+        candidate.busy.append((self.now_ms + takes_ms, effect))

@@ -1,0 +1,14 @@
+"""Deliberate errors of the protocol: ``scripts/sim --mutants`` has to find every one.
+
+An error that no seed finds is a check that is missing, or a fault that never happens.
+"""
+
+from __future__ import annotations
+
+from sim.mutant import Mutant
+from sim.mutants_closing import CLOSING
+from sim.mutants_forwarding import FORWARDING
+from sim.mutants_member import MEMBER
+from sim.mutants_office import OFFICE
+
+MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE}

@@ -1,0 +1,335 @@
+"""Errors of a node's server: acknowledging, mirroring, promising, coming back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from delaywheel.identity import WheelId
+from delaywheel.nodestate import NodeState
+from delaywheel_replica.core import losing, mirroring, own, promises, quorum
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.completeness import Completeness
+from delaywheel_replica.core.holdings import Holdings
+from delaywheel_replica.core.keeping import Keeping
+from delaywheel_replica.core.known import Registry
+from delaywheel_replica.core.member import Member
+from delaywheel_replica.core.member_events import Effect, Held, Send, Sweep
+from delaywheel_replica.core.mirroring import Verdict
+from delaywheel_replica.core.mirrors import Mirrors
+from delaywheel_replica.core.peers import Frames, Vote
+from delaywheel_replica.core.promises import Promises
+from delaywheel_replica.core.replication import Replication
+from delaywheel_replica.core.voting import Voting
+from delaywheel_replica.server.store import Store
+from sim.mutant import Mutant, Patch, everywhere, instead
+
+
+def acknowledges_one_mirror_early() -> list[Patch]:
+    def early(applied: Mapping[str, int], in_sync: Collection[str], min_insync: int) -> int | None:
+        if len(in_sync) < min_insync:
+            return None
+        slowest_first = sorted(applied.get(member, 0) for member in in_sync)
+        return slowest_first[min(1, len(slowest_first) - 1)]
+
+    return [everywhere(quorum.high_watermark, early)]
+
+
+def high_watermark_of_local_writes() -> list[Patch]:
+    return [everywhere(quorum.high_watermark, lambda applied, *_: max(applied.values()))]
+
+
+def answers_before_it_has_written() -> list[Patch]:
+    real = Mirrors.came
+
+    def came(self: Mirrors, sender: str, frames: Frames) -> list[Effect]:
+        effects = real(self, sender, frames)
+        told = replace(self._applied(frames.card.wheel), prefix=frames.frames[-1].seq)
+        return [Send(sender, told), *effects] if frames.request == 0 else effects
+
+    return [instead(Mirrors, "came", came)]
+
+
+def promises_are_not_durable() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        real(self, replace(state, fenced=self.state.fenced))
+
+    return [instead(Store, "save", save)]
+
+
+def promises_are_told_before_they_are_durable() -> list[Patch]:
+    real = promises.answer
+
+    def answer(state: NodeState, fence: Fence, holdings: Holdings) -> FenceAnswer | None:
+        if fence.origin != state.node:
+            upto = max(fence.upto, state.fenced.get(fence.origin, 0))
+            state = replace(state, fenced={**state.fenced, fence.origin: upto})
+        return real(state, fence, holdings)
+
+    return [everywhere(real, answer)]
+
+
+def takes_what_it_has_fenced() -> list[Patch]:
+    real = mirroring.judge
+
+    def judge(*frames: Any, **stand: Any) -> Verdict:
+        return real(*frames, **{**stand, "fenced_upto": 0})
+
+    return [everywhere(real, judge)]
+
+
+def fetches_what_it_has_fenced() -> list[Patch]:
+    """Only the origin is refused."""
+    real = mirroring.judge
+
+    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+        return real(frames, held, **(stand | {"fenced_upto": 0} if frames.request else stand))
+
+    def limit(self: Mirrors, wheel: WheelId) -> int:
+        closed_at = self._closed_at(wheel)
+        return self._shown.get(wheel, 0) if closed_at is None else closed_at
+
+    return [everywhere(real, judge), instead(Mirrors, "_limit", limit)]
+
+
+def who_fences_itself_goes_on() -> list[Patch]:
+    real = Keeping._may_not_stay
+
+    def may_not_stay(self: Keeping, wheel: WheelId) -> bool:
+        with patch.object(Promises, "upto", lambda *_: 0), patch.object(own, "is_over", _never):
+            return real(self, wheel)
+
+    return [
+        instead(Keeping, "_may_not_stay", may_not_stay),
+        instead(own, "_is_held_back", _never),
+    ]
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def opens_a_wheel_again() -> list[Patch]:
+    real = own._adopted
+
+    def adopted(state: NodeState, registry: Registry | None) -> NodeState:
+        if registry is None:
+            return state
+        others = {wheel: record for wheel, record in registry.wheels.items() if wheel != state.open}
+        known = real(replace(state, last_number=0), replace(registry, wheels=others))
+        return replace(known, last_number=max(known.last_number, state.last_number))
+
+    return [instead(own, "_adopted", adopted)]
+
+
+def spare_seal_is_not_durable() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        before, spare = self.state.spare, state.spare
+        if spare is not None and before is not None and spare.wheel == before.wheel:
+            state = replace(state, spare=replace(spare, seal_slot=before.seal_slot))
+        real(self, state)
+
+    return [instead(Store, "save", save)]
+
+
+def crash_leaves_members_complete() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        real(self, replace(state, all_incomplete=self.state.all_incomplete))
+
+    return [instead(Store, "save", save)]
+
+
+def complete_again_by_the_high_watermark() -> list[Patch]:
+    def heard(self: Completeness, beat: Beat) -> None:
+        for wheel in beat.named:
+            if wheel in beat.wheels:
+                self._targets.setdefault(wheel, beat.wheels[wheel].high_watermark)
+
+    return [instead(Completeness, "heard", heard)]
+
+
+def replaced_members_count() -> list[Patch]:
+    """Nobody compares a member's storage with the one that was registered."""
+    applied, booted = Replication.applied, Replication.booted
+    real, members = mirroring.judge, Mirrors._members
+
+    def counted(self: Replication, peer: str, storage: str, *rest: Any) -> None:
+        applied(self, peer, _registered(self, peer) or storage, *rest)
+
+    def heard(self: Replication, peer: str, storage: str, *rest: Any) -> None:
+        booted(self, peer, _registered(self, peer) or storage, *rest)
+
+    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+        storage = frames.card.members.get(stand["node"])
+        return real(frames, held, **{**stand, "storage": storage})
+
+    def alike(self: Mirrors, wheel: WheelId) -> Mapping[str, str]:
+        return {**members(self, wheel), self._known.node: self._known.storage}
+
+    return [
+        instead(Replication, "applied", counted),
+        instead(Replication, "booted", heard),
+        everywhere(real, judge),
+        instead(Mirrors, "_members", alike),
+    ]
+
+
+def _registered(replication: Replication, peer: str) -> str | None:
+    mirror = replication._mirrors.get(peer)
+    return None if mirror is None else mirror.storage
+
+
+def boots_are_ignored() -> list[Patch]:
+    applied, booted = Replication.applied, Replication.booted
+
+    def counted(self: Replication, peer: str, storage: str, boot: str, *rest: Any) -> None:
+        applied(self, peer, storage, _first_boot(self, peer) or boot, *rest)
+
+    def heard(self: Replication, peer: str, storage: str, boot: str, *rest: Any) -> None:
+        booted(self, peer, storage, _first_boot(self, peer) or boot, *rest)
+
+    return [instead(Replication, "applied", counted), instead(Replication, "booted", heard)]
+
+
+def _first_boot(replication: Replication, peer: str) -> str | None:
+    mirror = replication._mirrors.get(peer)
+    return None if mirror is None else mirror.boot
+
+
+def a_vote_is_no_leader_heard() -> list[Patch]:
+    real = Voting.asked
+
+    def asked(self: Voting, *args: Any, stands: bool) -> Vote | None:
+        vote = real(self, *args, stands=stands)
+        self._given, self._gave_way = None, False
+        return vote
+
+    return [instead(Voting, "asked", asked)]
+
+
+def sweeps_above_the_floor() -> list[Patch]:
+    real = Member._sweep
+
+    def sweep(self: Member) -> list[Effect]:
+        return [Sweep(each.floor + 3) for each in real(self) if isinstance(each, Sweep)]
+
+    return [instead(Member, "_sweep", sweep)]
+
+
+def one_word_makes_a_frame_lost() -> list[Patch]:
+    return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
+
+
+MEMBER = {
+    "acknowledges one mirror early": Mutant(
+        "the high watermark does not wait for the slowest of the in-sync set",
+        acknowledges_one_mirror_early,
+        "acknowledges .* alone",
+        ("links",),
+    ),
+    "the high watermark is of local writes": Mutant(
+        "what the origin has written is acknowledged",
+        high_watermark_of_local_writes,
+        "acknowledges .* alone",
+        ("calm",),
+        nodes=3,
+    ),
+    "a mirror answers before it has written": Mutant(
+        "frames are told as held when they come, not when they are written",
+        answers_before_it_has_written,
+        "acknowledges .* alone",
+        ("churn",),
+    ),
+    "promises are not durable": Mutant(
+        "a member that starts again has forgotten what it has promised",
+        promises_are_not_durable,
+        "closed at",
+        ("forgetful",),
+    ),
+    "promises are told before they are durable": Mutant(
+        "a member promises first and saves then",
+        promises_are_told_before_they_are_durable,
+        "closed at",
+        ("forgetful",),
+    ),
+    "a fence does not refuse later frames": Mutant(
+        "a member that has promised goes on taking frames",
+        takes_what_it_has_fenced,
+        "closed at",
+        ("forgetful",),
+    ),
+    "third parties serve what is fenced": Mutant(
+        "a member that has promised refuses the origin, and fetches from others",
+        fetches_what_it_has_fenced,
+        "closed at",
+        ("third_party",),
+    ),
+    "who fences itself goes on": Mutant(
+        "an origin that is fenced goes on with its wheel",
+        who_fences_itself_goes_on,
+        "closed at",
+        ("self_fenced",),
+    ),
+    "opens a wheel again": Mutant(
+        "a node that starts again takes the least wheel registered for it, used or not",
+        opens_a_wheel_again,
+        "opened before|WheelExists",
+        ("churn",),
+    ),
+    "a spare's seal is not durable": Mutant(
+        "the seal of a spare is told and not saved",
+        spare_seal_is_not_durable,
+        "below floor|SlotFinished|let through",
+        ("spare_after_a_step",),
+    ),
+    "a crash leaves members complete": Mutant(
+        "a changed boot id means nothing",
+        crash_leaves_members_complete,
+        "closed at",
+        ("crash_behind",),
+    ),
+    "complete again by the high watermark": Mutant(
+        "an incomplete member that holds what is acknowledged is complete",
+        complete_again_by_the_high_watermark,
+        "closed at",
+        ("old_answers",),
+    ),
+    "a replaced member counts": Mutant(
+        "an empty disk under a member's name takes and acknowledges older wheels",
+        replaced_members_count,
+        "acknowledges .* alone|closed at",
+        ("empty_disk",),
+    ),
+    "boots are ignored by the origin": Mutant(
+        "what a mirror said before its machine crashed still counts",
+        boots_are_ignored,
+        "acknowledges .* alone",
+        ("old_boots",),
+    ),
+    "a vote given is no leader heard": Mutant(
+        "a node gives its vote to everyone who asks",
+        a_vote_is_no_leader_heard,
+        "leaders|drained",
+        ("brokers",),
+    ),
+    "sweeps above the floor": Mutant(
+        "slots up to three above the floor are deleted",
+        sweeps_above_the_floor,
+        "deletes|let through",
+        ("calm",),
+    ),
+    "one word makes a frame lost": Mutant(
+        "a frame is given up when one member lacks it",
+        one_word_makes_a_frame_lost,
+        "committed to be lost",
+        ("disks",),
+    ),
+}

@@ -1,0 +1,94 @@
+"""Errors of candidacies, of what reports mean, and of what a leader writes beside messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.ports import IDS
+from delaywheel_replica.core import registration
+from delaywheel_replica.core.control import ControlState, Leader, LeaderRecord
+from delaywheel_replica.core.election import Election
+from delaywheel_replica.core.election_events import Effect, MarkReport
+from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
+from sim.mutant import Mutant, Patch, everywhere, instead, row
+
+
+def marks_one_id() -> list[Patch]:
+    marked = Election._marked
+
+    def marked_once(self: Election, report: MarkReport) -> list[Effect]:
+        self._mark = self._config.ids - 1
+        return marked(self, report)
+
+    def leader(self: ControlState, _ids: int) -> Leader | None:
+        mark = self.leaders.get(0)
+        return None if mark is None else Leader(mark.node, mark.offset)
+
+    return [instead(Election, "_marked", marked_once), instead(ControlState, "leader", leader)]
+
+
+def goes_on_without_reading() -> list[Patch]:
+    real = Candidacy._read_marks
+    read: WeakKeyDictionary[Candidacy, ControlState] = WeakKeyDictionary()
+
+    def read_once(self: Candidacy) -> ControlState:
+        if self not in read:
+            read[self] = real(self)
+        mark = LeaderRecord(self._node, self._follower._token, 0)
+        return replace(read[self], leaders=dict.fromkeys(range(IDS), mark))
+
+    return [instead(Candidacy, "_read_marks", read_once)]
+
+
+def repeated_commit_is_known() -> list[Patch]:
+    return [row(VERDICTS, (Call.COMMIT, Answer.OK_RETRIED), Verdict.COMMITTED)]
+
+
+def goes_on_after_an_unknown_outcome() -> list[Patch]:
+    return [row(ACTIONS, Verdict.UNKNOWN, Action.GO_ON)]
+
+
+def numbers_start_again() -> list[Patch]:
+    real = registration.register
+
+    def register(state: ControlState, node: str, storage: str, last: int, **rest: object) -> object:
+        forgotten = {name: known for name, known in state.nodes.items() if name != node}
+        return real(replace(state, nodes=forgotten), node, storage, last, **rest)  # type: ignore[arg-type]
+
+    return [everywhere(real, register)]
+
+
+OFFICE = {
+    "a leader record on one id only": Mutant(
+        "a candidate commits its mark with the first id, and looks at that one",
+        marks_one_id,
+        "and the leaders are",
+        ("candidates",),
+    ),
+    "goes on without looking who led": Mutant(
+        "whoever has inited the ids again goes on from what it read before",
+        goes_on_without_reading,
+        "goes back|delivered twice|ahead|opened before",
+        ("repeated_ends",),
+    ),
+    "a repeated commit is known": Mutant(
+        "a commit that the library sent twice counts as a success like any other",
+        repeated_commit_is_known,
+        "visible|delivered twice|goes back|ahead",
+        ("repeated_ends",),
+    ),
+    "goes on after an unknown outcome": Mutant(
+        "a leader that does not know how its commit ended begins the next transaction",
+        goes_on_after_an_unknown_outcome,
+        "delivered twice|goes back",
+        ("repeated_ends",),
+    ),
+    "numbers start again": Mutant(
+        "a node is given its next number by what it says of itself, not by what was given before",
+        numbers_start_again,
+        "opened before",
+        ("wipes",),
+    ),
+}

@@ -1,0 +1,240 @@
+"""One simulated node: a machine with a disk and clocks, its two processes, and who restarts them.
+
+| what dies | what dies with it | what comes back |
+|---|---|---|
+| the cleaner | nothing | the cleaner, after `restart_ms` |
+| the server | the cleaner | both |
+| the machine | both, without a word; perhaps unsynced writes | both, under a new boot id |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from delaywheel.nodefile import load_node_state
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from sim.cleaner import SimCleaner
+from sim.clocks import SimClock
+from sim.disk import Crash, SimulatedDisk
+from sim.scheduler import US_PER_MS, Scheduler, Timer
+from sim.server import SimServer
+from sim.truth import DATA
+
+if TYPE_CHECKING:
+    from sim.world import World
+
+START_AGAIN_MS = 1_000
+"""A server that could not start is started again."""
+
+
+class SimNode:
+    """One node of the cluster.
+
+    Attributes:
+        name: its id.
+        clock: wall and monotonic clock.
+        disk: holds the data folder.
+        data: the data folder.
+        boot: the boot id.
+        server: None while it is dead.
+        cleaner: None while it is dead.
+        is_up: its machine runs and is to run the two processes.
+        is_gone: it was taken out of the cluster for good.
+        disk_us: how long an effect on the disk takes.
+        recovered: the folder was recovered since the machine last crashed.
+        is_damaged: its disk flipped bits.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.scheduler: Scheduler = world.scheduler
+        self.random: Random = world.scheduler.stream(name)
+        self.clock = SimClock(world.scheduler)
+        self.disk = SimulatedDisk()
+        self.data = DATA
+        self.server: SimServer | None = None
+        self.cleaner: SimCleaner | None = None
+        self.is_up = False
+        self.is_gone = False
+        self.disk_us = 0
+        self.recovered = True
+        self.is_damaged = False
+        self._boots = 0
+        self._restart: Timer | None = None
+        self.boot = self._next_boot()
+
+    # --- lives
+
+    def start(self) -> None:
+        """Starts both processes; a server that cannot start is tried again."""
+        self.is_up = True
+        self._restart = None
+        if self.is_gone or self.server is not None:
+            return
+        self.disk.restart()
+        try:
+            self.server = SimServer(self)
+        except Crash:
+            self._start_later(self._restart_ms())
+            return
+        except OSError as error:
+            self.world.trace.add(self.name, "cannot start", error)
+            self._start_later(START_AGAIN_MS)
+            return
+        self.recovered = True
+        self.world.checks.started(self)
+        self.world.trace.add(self.name, "starts", self.server.store.state)
+        self.server.start()
+        self._start_cleaner()
+
+    def server_died(self) -> None:
+        """The server process has ended; so does the cleaner, and both are started again."""
+        if self.server is not None:
+            self.world.trace.add(self.name, "server died")
+            self._end_server(silently=False)
+        if self.is_up:
+            self._start_later(self._restart_ms())
+
+    def cleaner_died(self, error: BaseException | None = None) -> None:
+        """The cleaner process has ended and is started again."""
+        if self.cleaner is None:
+            return
+        self.world.trace.add(self.name, "cleaner died", error or "")
+        self._end_cleaner()
+        if self.server is not None:
+            server = self.server
+            server.run(server.told, None)
+            delay_us = self._restart_ms() * US_PER_MS
+            server.process.call_later(delay_us, self._start_cleaner)
+
+    def kill(self) -> None:
+        """Ends both processes; they stay dead until `start`."""
+        self.is_up = False
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+        if self.server is not None:
+            self._end_server(silently=False)
+
+    def restart(self) -> None:
+        """Both processes end, and start again at once, with what is configured now."""
+        if self.is_up:
+            self.kill()
+            self.start()
+
+    def leave(self) -> None:
+        """It is taken out of the cluster for good."""
+        self.kill()
+        self.is_gone = True
+
+    def crash_machine(self, loses: Random | None) -> None:
+        """The machine dies, without a word; it stays dead until `start`.
+
+        Args:
+            loses: decides what becomes of unsynced writes; None: all were lucky.
+        """
+        self.is_up = False
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+        self._note_written()
+        if self.server is not None:
+            self._end_server(silently=True)
+        self.disk.restart(loses)
+        self.recovered = False
+        self.clock.reboot()
+        self.boot = self._next_boot()
+        self.world.checks.disturbed()
+
+    def wipe(self) -> None:
+        """The machine gets a new, empty disk; it stays dead until `start`."""
+        self.crash_machine(None)
+        self.disk.wipe()
+        self.world.checks.disturbed()
+
+    def pause(self, *, server: bool, cleaner: bool) -> Callable[[], None]:
+        """Stops processes for a while; returns what lets them go on."""
+        lives = [
+            life.process
+            for life, wanted in ((self.server, server), (self.cleaner, cleaner))
+            if life is not None and wanted
+        ]
+        for process in lives:
+            process.pause()
+
+        def resume() -> None:
+            for process in lives:
+                if process.alive and process.paused:
+                    process.resume()
+
+        return resume
+
+    # --- between the two processes
+
+    @property
+    def storage(self) -> str | None:
+        """The uuid of its data folder; None: there is none yet."""
+        state = load_node_state(self.disk, self.data) if self._has_state() else None
+        return None if state is None else state.storage
+
+    def server_row(self) -> ServerStatus | None:
+        """What the server told last."""
+        return None if self.server is None else self.server.row
+
+    def cleaner_told(self, status: CleanerStatus) -> None:
+        """The cleaner has written its row."""
+        server = self.server
+        if server is not None:
+            server.process.call_later(0, server.run, server.told, status)
+
+    def wake_cleaner(self) -> None:
+        """There is a new row of the server."""
+        if self.cleaner is not None:
+            self.cleaner.wake()
+
+    def commit_soon(self) -> None:
+        """Somebody waits for a commit."""
+        if self.cleaner is not None:
+            self.cleaner.commit_soon()
+
+    # --- behind it
+
+    def _start_cleaner(self) -> None:
+        if self.server is not None and self.cleaner is None:
+            self.cleaner = SimCleaner(self)
+            self.cleaner.start()
+
+    def _end_cleaner(self) -> None:
+        if self.cleaner is not None:
+            self.cleaner.end()
+            self.cleaner = None
+
+    def _end_server(self, *, silently: bool) -> None:
+        assert self.server is not None
+        self._note_written()
+        self.world.network.detach(self.name, silently=silently)
+        self.world.frontend.broke(self.name)
+        self.server.end()
+        self.server = None
+        self._end_cleaner()
+
+    def _note_written(self) -> None:
+        """What the dying server still wrote counts."""
+        self.world.checks.looked(self)
+
+    def _start_later(self, delay_ms: int) -> None:
+        if self._restart is None:
+            self._restart = self.scheduler.call_later(delay_ms * US_PER_MS, self.start)
+
+    def _restart_ms(self) -> int:
+        return self.random.randrange(20, 400)
+
+    def _next_boot(self) -> str:
+        self._boots += 1
+        return f"{self.name}-boot-{self._boots}"
+
+    def _has_state(self) -> bool:
+        return self.disk.peek(self.data / "node.json") is not None

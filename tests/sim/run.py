@@ -1,0 +1,118 @@
+"""Runs many seeds on several processes, and tells which failed and how to see why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from sim.drills import DRILLS, plan_of
+from sim.plan import Plan
+from sim.profiles import draw
+from sim.shrink import shrink
+from sim.world import Result, run
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which plan a seed stands for.
+
+    Attributes:
+        nodes: how many there are; None: as the seed says.
+        steps: no more steps than these.
+        profile: of `PROFILES` or `DRILLS`; None: as the seed says.
+    """
+
+    nodes: int | None = None
+    steps: int | None = None
+    profile: str | None = None
+
+    def plan(self, seed: int) -> Plan:
+        """The plan of a seed."""
+        if self.profile in DRILLS:
+            plan = plan_of(self.profile, seed)
+        else:
+            plan = draw(seed, profile=self.profile, nodes=self.nodes)
+        return plan if self.steps is None else plan.first(self.steps)
+
+    def command(self, seed: int) -> str:
+        """What runs this seed again."""
+        words = [f"scripts/sim --seeds {seed}..{seed}"]
+        words += [
+            f"--{name} {value}"
+            for name, value in (
+                ("nodes", self.nodes),
+                ("steps", self.steps),
+                ("profile", self.profile),
+            )
+            if value is not None
+        ]
+        return " ".join([*words, "--trace"])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a seed led to.
+
+    Attributes:
+        seed: which.
+        profile: of its plan.
+        violations: empty: all is well.
+        digest: of the run.
+        simulated_s: how long it lasted there.
+        took_s: and here.
+        delivered: how many messages became visible.
+    """
+
+    seed: int
+    profile: str
+    violations: tuple[str, ...]
+    digest: int
+    simulated_s: float
+    took_s: float
+    delivered: int
+
+
+def run_seed(choice: Choice, seed: int) -> Outcome:
+    """Runs one seed."""
+    began = time.monotonic()
+    result = run(choice.plan(seed))
+    return Outcome(
+        seed=seed,
+        profile=result.plan.profile,
+        violations=result.violations,
+        digest=result.digest,
+        simulated_s=result.seconds,
+        took_s=time.monotonic() - began,
+        delivered=result.delivered,
+    )
+
+
+def run_seeds(choice: Choice, seeds: Iterable[int], *, jobs: int) -> Iterator[Outcome]:
+    """Runs seeds, as many at a time as there are jobs; in the order in which they end."""
+    if jobs <= 1:
+        for seed in seeds:
+            yield run_seed(choice, seed)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_Call(choice), seeds)
+
+
+def shrunk(result: Result) -> Result:
+    """The run of the shortest plan found that fails like this one."""
+
+    def fails(plan: Plan) -> bool:
+        return bool(run(plan).violations)
+
+    return run(shrink(result.plan, fails))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """For a pool: what it runs must be told by value."""
+
+    choice: Choice
+
+    def __call__(self, seed: int) -> Outcome:
+        return run_seed(self.choice, seed)

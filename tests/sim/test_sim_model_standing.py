@@ -1,0 +1,42 @@
+"""Interleavings 18 and 22: slow brokers, and candidates that fence each other."""
+
+from itertools import product
+
+import pytest
+
+from sim.model_standing import Standing
+from sim.mutants import MUTANTS
+
+LASTING_MS = 10_000
+STARTS = [
+    (0, *later) for nodes in (2, 3) for later in product((0, 50, 150, 1_000), repeat=nodes - 1)
+]
+
+
+@pytest.mark.parametrize("commit_ms", [20, 400, 1_200, 2_500])
+@pytest.mark.parametrize("init_ms", [100, 600, 2_000, 5_000])
+def test_one_comes_to_lead_however_slow_the_brokers_are(init_ms: int, commit_ms: int) -> None:
+    for starts in STARTS:
+        standing = Standing(starts, init_ms=init_ms, commit_ms=commit_ms)
+        assert standing.run(100, lasting_ms=LASTING_MS), starts
+        assert sum(each.candidacies for each in standing.candidates) <= 9, starts
+
+
+@pytest.mark.parametrize("init_ms", [100, 600, 800])
+def test_nobody_disturbs_a_candidate_that_is_quick_enough(init_ms: int) -> None:
+    assert not disturbed(init_ms)
+
+
+def test_a_vote_that_does_not_count_as_a_leader_heard_is_found() -> None:
+    with MUTANTS["a vote given is no leader heard"]():
+        assert disturbed(600)
+
+
+def disturbed(init_ms: int) -> list[tuple[int, ...]]:
+    found = []
+    for starts in STARTS:
+        standing = Standing(starts, init_ms=init_ms, commit_ms=20)
+        assert standing.run(30, lasting_ms=LASTING_MS), starts
+        if sum(each.candidacies for each in standing.candidates) > 1:
+            found.append(starts)
+    return found
