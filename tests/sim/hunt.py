@@ -79,10 +79,10 @@ def hunt(names: Iterable[str], *, minutes: float, jobs: int) -> Iterator[Hunted]
 
 
 def look_on(hunted: Hunted, *, seconds: float, until: float) -> Hunted:
-    """Goes on with one mutant for so long: its own profiles in turns, and every third time any."""
+    """Goes on with one mutant for so long: its own profiles in turns, now and then any."""
     mutant, began = MUTANTS[hunted.name], time.monotonic()
     choices = [Choice(profile=profile, nodes=mutant.nodes) for profile in mutant.profiles]
-    turns = [*choices, *choices, Choice(nodes=mutant.nodes)]
+    turns = [Choice(nodes=mutant.nodes), *(choices * 4)]
     for seed in itertools.count(hunted.seeds + 1):
         choice = turns[seed % len(turns)]
         with mutant():

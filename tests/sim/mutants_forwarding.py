@@ -173,8 +173,8 @@ FORWARDING = {
     "position p is a count": Mutant(
         "within one millisecond it is kept how many messages are done, not which",
         position_as_a_count,
-        "delivered twice|is missing|position|pending",
-        ("brokers", "disks"),
+        "delivered twice|progress is ahead|never delivered",
+        ("one_millisecond",),
     ),
     "takes before it holds V": Mutant(
         "a new leader forwards although it lacks frames that are done",
@@ -197,31 +197,31 @@ FORWARDING = {
     "the floor ignores spares": Mutant(
         "wheels that nothing was written to yet do not hold the floor back",
         floor_ignores_spares,
-        "below floor|below the floor",
+        "is above|below|let through",
         ("deaf_spare",),
     ),
     "the floor ignores seals": Mutant(
         "the floor follows w alone",
         floor_ignores_seals,
-        "below floor|below the floor|deletes",
-        ("absence", "links"),
+        "is above|below",
+        ("deaf_spare", "slow_mirrors"),
     ),
     "the floor ignores the late window": Mutant(
         "slots are deleted when their last message is due",
         floor_ignores_the_late_window,
-        "below floor|below the floor|deletes",
+        "is above|below|let through",
         ("calm",),
     ),
     "the floor ignores what is not taken": Mutant(
         "a seal counts although its frames have not been taken",
         floor_ignores_what_is_not_taken,
-        "below floor|below the floor|deletes",
+        "is above|below",
         ("slow_mirrors",),
     ),
     "seals go by the own clock": Mutant(
         "an origin whose clock runs ahead seals what the leader has still to come to",
         seal_by_the_own_clock,
-        "",
+        "as sealed",
         ("clock_ahead",),
     ),
     "unregisters what is above the floor": Mutant(

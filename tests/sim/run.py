@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sim.drills import DRILLS, plan_of
+from sim.drills import DRILLS
 from sim.plan import Plan
 from sim.profiles import draw
 from sim.shrink import shrink
@@ -31,7 +31,7 @@ class Choice:
     def plan(self, seed: int) -> Plan:
         """The plan of a seed."""
         if self.profile in DRILLS:
-            plan = plan_of(self.profile, seed)
+            plan = DRILLS[self.profile].plan(seed)
         else:
             plan = draw(seed, profile=self.profile, nodes=self.nodes)
         return plan if self.steps is None else plan.first(self.steps)

@@ -1,0 +1,150 @@
+"""Drills about seals, the floor, copies and cancels: each message once, and in time."""
+
+from __future__ import annotations
+
+from sim.script import FOREVER_MS, Drills, Script
+
+DELIVERY = Drills()
+
+
+@DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
+def deaf_spare(script: Script) -> None:
+    """Interleaving 9: a wheel that nothing was written to, of a node that hears no leader."""
+    script.mute(2_600, "Gossip", "a", "c")
+    script.mute(2_600, "Gossip", "b", "c")
+    script.do(2_700, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
+    script.flow(2_500, 15_000, 500, "a", delay_ms=200)
+    for at_ms in range(11_000, 16_000, 500):
+        script.send(at_ms, "c", delay_ms=-script.random.randrange(6_500, 9_000), patience_ms=300)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"clock_step node=c", r"c +starts", r"client +hears of c .*DUE_TOO_OLD")
+def spare_after_a_step(script: Script) -> None:
+    """Interleaving 10: a spare has told its seal; it is opened under a clock set back."""
+    at_ms = script.about(12_000, 1_000)
+    script.flow(2_500, 13_000, 500, "a", delay_ms=200)
+    script.do(at_ms, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
+    script.do(at_ms + 10, "kill_server", node="c")
+    for later_ms in range(100, 2_000, 60):
+        delay_ms = -script.random.randrange(6_500, 11_000)
+        script.send(at_ms + later_ms, "c", delay_ms=delay_ms, patience_ms=50)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
+def clock_ahead(script: Script) -> None:
+    """Interleaving 17: an origin's clock runs ahead of everybody's for a while."""
+    script.do(2_500, "clock_step", node="c", step_ms=60_000, ms=script.about(1_000, 3_000))
+    script.flow(3_000, 9_000, 100, "c", delay_ms=2_000)
+    script.until_ms = 10_000
+
+
+@DELIVERY(r"clock_step node=a", r"client +hears of a .*acknowledged")
+def leader_ahead(script: Script) -> None:
+    """The same with the leader's clock."""
+    script.do(2_500, "clock_step", node="a", step_ms=60_000, ms=script.about(1_000, 3_000))
+    script.flow(3_000, 9_000, 100, "a", delay_ms=2_000)
+    script.until_ms = 10_000
+
+
+@DELIVERY(r"c +does Acknowledge", r"delivers")
+def slow_mirrors(script: Script) -> None:
+    """Frames that nobody but their origin holds until long after their due."""
+    script.mute(2_900, "Frames", "c", "ab", ms=script.about(10_000, 2_000))
+    script.mute(2_900, "Fetch", "a", "bc", ms=12_000)
+    script.mute(2_900, "Fetch", "b", "ac", ms=12_000)
+    script.flow(3_000, 3_600, 60, "c", delay_ms=800, timeout_ms=25_000, patience_ms=30_000)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"delivers m\d+ c\.1", r"closes c\.1 at", r"delivers|wrote a")
+def sent_again(script: Script) -> None:
+    """The wheel that a message went out of is closed when its copy comes."""
+    for at_ms in range(2_500, 4_000, 100):
+        script.send(at_ms, "ca", delay_ms=script.random.randrange(100, 1_500), again=True)
+    script.do(script.about(4_000, 300), "kill_server", node="c")
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"delivers m\d+ a\.1", r"init .* epoch 1", r"wrote c\.1")
+def new_leader(script: Script) -> None:
+    """Interleaving 21: a new leader lacks what the last one has forwarded, and gets the copy."""
+    at_ms = script.about(4_000)
+    script.mute(at_ms, "Frames", "a", "c", ms=4_000)
+    script.mute(at_ms, "Fetch", "c", "ab", ms=4_000)
+    script.do(at_ms, "lost_answers", share=1.0, ms=400)
+    script.flow(at_ms + 10, at_ms + 150, 20, "ac", delay_ms=50, timeout_ms=700, patience_ms=4_000)
+    script.do(at_ms + 350, "pause", node="b", part="cleaner", ms=8_000)
+    script.do(at_ms + 400, "absence", node="a", ms=12_000)
+    script.until_ms = 14_000
+
+
+@DELIVERY(r"a bit flipped", r"cleaner died")
+def one_millisecond(script: Script) -> None:
+    """Interleaving 19: a millisecond is split, one of its frames goes bad, the leader changes."""
+    script.cluster("a", 1, first_cap_messages=4, cap_messages=8, max_frame_messages=3)
+    script.send(2_500, "a", delay_ms=1_500, count=60)
+    slow = {"way_us": (20_000, 30_000)}
+    script.do(3_500, "kafka_faults", changes=slow, ms=3_000)
+    script.do(script.about(4_150, 500), "bit_flip", node="a", what="slot", choice=script.about(0))
+    script.do(script.about(4_250, 500), "kill_cleaner", node="a")
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"client +cancels", r"delivers")
+def late_cancel(script: Script) -> None:
+    """A cancel lies behind late messages, of which a leader takes a few at a time."""
+    script.cluster("abc", 2, first_cap_messages=4, cap_messages=6, max_frame_messages=3)
+    for at_ms in (3_000, 6_000, 9_000):
+        for node in "bc":
+            script.mute(at_ms, "Applied Gossip", node, "a", ms=650)
+        firsts = [
+            script.send(at_ms + 10 * n, "a", delay_ms=400, count=3, patience_ms=500)
+            for n in range(1, 12)
+        ]
+        for first in firsts[:3]:
+            script.cancel(script.about(at_ms + 150), first, "a")
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"client +cancels", r"delivers")
+def slow_cancel(script: Script) -> None:
+    """Interleaving 2: a cancel is mirrored slowly while the cleaner takes its message."""
+    script.do(2_500, "kafka_faults", changes={"way_us": (30_000, 60_000)}, ms=9_000)
+    for at_ms in range(3_000, 10_000, 1_500):
+        first = script.send(at_ms, "cb", delay_ms=500)
+        script.cancel(script.about(at_ms + 150), first, "a")
+        for node in "bc":
+            script.mute(at_ms + 100, "Applied Gossip", node, "a", ms=script.about(400, 250))
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"a bit flipped", r"a +does Repair")
+def bad_copy(script: Script) -> None:
+    """A frame goes bad in one place, before it is due."""
+    script.flow(2_500, 4_000, 60, "c", delay_ms=4_000)
+    for at_ms in (4_200, 4_700, 5_200):
+        choice = script.random.randrange(1 << 30)
+        script.do(at_ms, "bit_flip", node="a", what="slot", choice=choice)
+    script.mute(4_000, "Fetch", "a", "bc", ms=3_000)
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"a +starts .*all_incomplete", r"closes a\.1 at")
+def lone(script: Script) -> None:
+    """A node alone loses what it has forwarded."""
+    script.cluster("a", 1)
+    script.flow(1_500, 14_000, 100, "a", delay_ms=300)
+    for at_ms in (4_000, 8_000, 12_000):
+        script.do(script.about(at_ms, 2_000), "crash_machine", node="a", ms=300)
+    script.until_ms = 15_000
+
+
+@DELIVERY(r"absence node=c", r"delivers m\d+ c\.1", r"c +starts", r"c +does Sweep")
+def long_absence(script: Script) -> None:
+    """Interleaving 12: a node comes back with files of slots that are long finished."""
+    script.flow(2_500, 4_000, 60, "cab", delay_ms=script.random.randrange(2_000, 9_000))
+    script.do(script.about(4_000), "absence", node="c", ms=26_000)
+    script.flow(5_000, 28_000, 500, "ab", delay_ms=200)
+    script.until_ms = 36_000

@@ -1,0 +1,77 @@
+"""Drills about who leads, and Kafka."""
+
+from __future__ import annotations
+
+from sim.script import FOREVER_MS, Drills, Script
+
+OFFICE = Drills()
+
+
+@OFFICE(r"init .* epoch 3")
+def candidates(script: Script) -> None:
+    """Interleaving 1: inits and marks take so long that candidates overtake each other."""
+    script.cluster("ab", 2)
+    slow = {"init_us": (20_000, 1_500_000), "way_us": (20_000, 250_000)}
+    script.do(100, "kafka_faults", changes=slow, ms=FOREVER_MS)
+    for at_ms in range(5_000, 50_000, 3_000):
+        script.do(script.about(at_ms, 2_000), "kill_cleaner", node=script.random.choice("ab"))
+    script.until_ms = 50_000
+
+
+@OFFICE(r"init .* epoch 0", r"delivers")
+def first_leader(script: Script) -> None:
+    """Interleaving 22: a candidate takes its time, and nobody disturbs it."""
+    script.do(10, "slow_first_init", us=script.about(400_000, 300_000))
+    script.flow(3_000, 4_000, 200, "abc", delay_ms=300, patience_ms=4_000)
+    script.until_ms = 4_000
+
+
+@OFFICE(r"init .* epoch 1", r"init .* epoch 2")
+def repeated_ends(script: Script) -> None:
+    """Interleaving 20: the library sends the end of a transaction twice."""
+    changes = {"retried_end": 0.5, "late_us": (5_000, 300_000), "way_us": (3_000, 9_000)}
+    script.do(2_500, "kafka_faults", changes=changes, ms=6_000)
+    script.flow(2_500, 8_000, 15, "abc", delay_ms=script.random.randrange(50, 300))
+    script.until_ms = 9_000
+
+
+@OFFICE(r"kafka_cut node=a", r"init .* epoch 1", r"delivers")
+def without_kafka(script: Script) -> None:
+    """Interleaving 14: a leader is cut from Kafka, and not from its peers."""
+    script.do(script.about(4_000), "kafka_cut", node="a", ms=12_000)
+    script.flow(3_000, 12_000, 100, "abc", delay_ms=500)
+    script.until_ms = 16_000
+
+
+@OFFICE(r"block src=b dst=a", r"init .* epoch 1", r"delivers")
+def deaf_leader(script: Script) -> None:
+    """Interleaving 14: a leader is heard, and hears nobody."""
+    script.block(script.about(4_000), "b", "a", ms=12_000)
+    script.block(script.about(4_000), "c", "a", ms=12_000)
+    script.flow(3_000, 12_000, 100, "bc", delay_ms=500)
+    script.until_ms = 16_000
+
+
+@OFFICE(r"cut one=a other=c", r"delivers m\d+ c\.1", r"delivers m\d+ c\.1")
+def through_another(script: Script) -> None:
+    """Interleaving 15: a leader does not hear an origin, and another node hears both."""
+    script.cut(3_000, "a", "c", ms=12_000)
+    script.flow(script.about(3_500), 12_000, 200, "c", delay_ms=1_500)
+    script.until_ms = 15_000
+
+
+@OFFICE(r"pause node=a", r"init .* epoch 1", r"delivers")
+def dead_server(script: Script) -> None:
+    """Interleaving 16: the leader's server stands still, and its cleaner does not."""
+    script.do(script.about(4_000), "pause", node="a", part="server", ms=script.about(3_000, 6_000))
+    script.flow(3_000, 10_000, 100, "bc", delay_ms=500)
+    script.until_ms = 14_000
+
+
+@OFFICE(r"kafka_faults", r"init .* epoch 1", r"delivers")
+def slow_commits(script: Script) -> None:
+    """Interleaving 18: a commit takes longer than anybody waits for a leader at first."""
+    way_us = (350_000, 450_000)
+    script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
+    script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 54_000
