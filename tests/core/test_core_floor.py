@@ -267,6 +267,18 @@ def test_wholly_below_when_there_is_nothing_or_nobody_left() -> None:
     empty = replace(MEMBERS, wheels={A1: wheel_record_of("a", "b", closed_at=0)})
     assert wholly_below(A1, empty, 100, {})
     assert not wholly_below(A1, empty, 100, {"a": beat(wheels={A1: wheel_beat(1, top_slot=100)})})
-    replaced = {node: NodeRecord("disk-new", 9) for node in "ab"}
-    assert wholly_below(A1, replace(MEMBERS, nodes=replaced), 100, {})
     assert not wholly_below(A1, MEMBERS, 100, {})
+
+
+def test_wholly_below_when_every_member_was_replaced() -> None:
+    replaced = replace(MEMBERS, nodes={node: NodeRecord("disk-new", 9) for node in "ab"})
+    nothing = beat("a", storage="disk-new")
+    assert not wholly_below(A1, replaced, 100, {"a": nothing})
+    # Who has copies of it by now holds it for everyone.
+    for applied, is_below in ((5, True), (4, False)):
+        copy = beat("a", storage="disk-new", wheels={A1: wheel_beat(applied, top_slot=99)})
+        assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
+    # Nobody has: each frame has to be told as lost first.
+    for last, is_below in ((5, True), (4, False)):
+        told = replace(replaced, lost=frozenset((A1, seq) for seq in range(1, last + 1)))
+        assert wholly_below(A1, told, 100, {"a": nothing}) is is_below

@@ -255,6 +255,17 @@ def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None
     assert node.status().lacks == {(B1, 2): frozenset({"a", peer})}
 
 
+def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held() -> None:
+    node = _mirror_of_b(held=0)
+    record = record_of()
+    members = {**record.members, "a": "disk-of-before"}
+    other = replace(record, members=members)
+    sought = frozenset({(B1, 1)})
+    node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
+    node.tick()
+    assert node.status().lacks == {(B1, 1): frozenset()}
+
+
 def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:
     node = _mirror_of_b(held=3)
     assert node.receive("c", Fetch(5, B1, 2, 9)) == [Serve("c", B1, 2, 3, 5)]
@@ -349,6 +360,18 @@ def test_a_committed_end_allows_what_a_promise_forbids() -> None:
     assert CloseWheel(B1, 3) in node.tick()
     node.receive("c", frames_of(B1, 3, 5, request=8))
     assert node.store.frames[B1].keys() == {1, 2, 3}
+
+
+def test_what_is_lost_at_an_end_is_not_fetched() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c")))
+    lost = frozenset({(B1, 3), (B1, 4)})
+    node.told(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
+    node.tick()
+    assert messages(node, Fetch) == []
+    node.told(node.cleaner({B1: record_of(closed_at=5)}, lost=lost))
+    node.tick()
+    assert messages(node, Fetch) != []
 
 
 def test_a_committed_fill_in_the_registry_counts_as_one_that_was_told() -> None:

@@ -343,11 +343,13 @@ class Checks:
         final_seq = self.closed_at[wheel] = record.closed_at
         self._world.trace.add("kafka", "closes", wheel, f"at {final_seq}")
         self._fail_all(wrong_closes(self._world, wheel))
+        kept = (seq for seq in range(final_seq, 0, -1) if (wheel, seq) not in self.given_up)
+        last_kept = next(kept, 0)
         holders = sum(
-            self._truth.ever_had(storage, wheel) >= final_seq
+            self._truth.ever_had(storage, wheel) >= last_kept
             for storage in self.control.remaining(record).values()
         )
-        if final_seq and holders < min(record.min_insync, len(self.control.remaining(record))):
+        if holders < min(record.min_insync, len(self.control.remaining(record))):
             self._fail(f"{wheel} is closed at {final_seq}, which {holders} alone ever held")
         cut = range(final_seq + 1, self._high_watermarks[wheel] + 1)
         left = [seq for seq in cut if not self._gone([(wheel, seq)])]

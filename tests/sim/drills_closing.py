@@ -221,3 +221,14 @@ def quick_restarts(script: Script) -> None:
     script.do(script.about(at_ms + 600, 800), "kafka_cut", node=script.random.choice("abc"), ms=900)
     script.do(script.about(at_ms + 1_500, 500), "kill_server", node="c")
     script.until_ms = 10_000
+
+
+@CLOSING(r"closes a\.1 at", r"operator +replaces a", r"tells lost a\.1/")
+def nobody_left(script: Script) -> None:
+    """A wheel is closed, and then the disk of the only node that had it is replaced."""
+    script.cluster("a", 1)
+    script.flow(2_500, 3_500, 50, "a")
+    script.do(script.about(4_000), "kill_server", node="a")
+    script.do(6_900, "kafka_down", ms=3_000)
+    script.do(script.about(7_000), "wipe", node="a", ms=300, replaced_ms=700)
+    script.until_ms = 20_000

@@ -456,8 +456,8 @@ class SimServer:
                 self._publish(wheel, beat.high_watermark)
             elif cleaner is not None and wheel in cleaner.wheels:
                 closed_at = cleaner.wheels[wheel].closed_at
-                if closed_at is not None and beat.prefix >= closed_at:
-                    self._publish(wheel, closed_at)
+                if closed_at is not None:
+                    self._publish(wheel, min(beat.prefix, closed_at))
             published = self.world.ledger.get(wheel, 0)
             if published > self._published.get(wheel, 0):
                 self._published[wheel] = published

@@ -36,6 +36,9 @@ INTERLEAVINGS = {
 }
 """What once broke a draft of the protocol: what it is, and what must save us, is in the drills."""
 
+FOUND = {"self_fenced", "slow_mirror", "nobody_left", "sent_again", "bad_copy"}
+"""What the simulation found beyond these."""
+
 
 def run(name: str, seed: int) -> tuple[Result, list[str]]:
     """The run of a drill, and its whole trace up to when everything heals."""
@@ -65,5 +68,5 @@ def test_a_drill_goes_well_whatever_the_seed(name: str) -> None:
 
 def test_every_interleaving_has_its_drill() -> None:
     drills = {drill for drills in INTERLEAVINGS.values() for drill in drills}
-    assert drills <= DRILLS.keys()
+    assert drills | FOUND == DRILLS.keys()
     assert len(INTERLEAVINGS) == 24

@@ -13,17 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from delaywheel import layout
 from delaywheel.format import (
-    HOLE_ROW,
-    INDEX_ROW,
     INDEX_ROW_LENGTH_BYTES,
     Frame,
     FrameDamaged,
     Kind,
     decode_frame,
+    decode_rows,
     index_row_of,
 )
 from delaywheel.identity import WheelId
@@ -192,9 +189,8 @@ class Truth:
 
 def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:
     """A frame as a disk has it; None: it cannot be read."""
-    raw = row_on(disk, wheel, seq)
-    row = np.frombuffer(raw, dtype=INDEX_ROW)[0]
-    if raw == HOLE_ROW or int(row["length"]) == 0:
+    row = decode_rows(row_on(disk, wheel, seq))[0]
+    if int(row["length"]) == 0:
         return None
     slot, offset = int(row["slot"]), int(row["offset"])
     path = layout.slot_path(layout.wheel_folder(DATA, wheel), slot)

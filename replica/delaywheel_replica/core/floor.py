@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import ControlState, WheelRecord
-from delaywheel_replica.core.holding import member_prefixes
+from delaywheel_replica.core.holding import held_prefix, member_prefixes
 from delaywheel_replica.core.progress import Progress, time_floor
 from delaywheel_replica.core.seal import Seal
 
@@ -160,7 +160,9 @@ def wholly_below(
     told = [beat.wheels[wheel].top_slot for beat in beats.values() if wheel in beat.wheels]
     if any(top_slot >= floor for top_slot in told):
         return False
-    if record.closed_at == 0 or not state.remaining(record):
-        return True
-    prefixes = member_prefixes(state, wheel, record, beats)
-    return any(prefix >= record.closed_at for prefix in prefixes)
+    if state.remaining(record):
+        prefixes = member_prefixes(state, wheel, record, beats)
+    else:
+        # Nobody's word is missing: what no node has counts once it is committed to be lost.
+        prefixes = [held_prefix(state, wheel, beat) for beat in beats.values()]
+    return record.closed_at == 0 or any(prefix >= record.closed_at for prefix in prefixes)

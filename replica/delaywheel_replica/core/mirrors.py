@@ -245,9 +245,10 @@ class Mirrors:
         }
 
     def _lacking_here(self, wheel: WheelId, seq: int) -> tuple[str, ...]:
+        """This node, if it is a member that lacks a frame; a disk put in its place says nothing."""
         held = self._holdings.get(wheel)
         has = held is not None and seq <= held.applied and seq not in held.lacking
-        return () if has else (self._known.node,)
+        return () if has or not self._is_member(wheel) else (self._known.node,)
 
     def _wheels(self) -> list[WheelId]:
         """Those that may be wanted."""
@@ -258,8 +259,7 @@ class Mirrors:
         return sorted(wheels - {self._line.wheel})
 
     def _want(self, wheel: WheelId, sought: list[int], beats: Mapping[str, Beat]) -> Want | None:
-        members = self._members(wheel)
-        if members.get(self._known.node) != self._known.storage:
+        if not self._is_member(wheel):
             return None
         held = self._holdings.get(wheel)
         applied = 0 if held is None else held.applied
@@ -275,7 +275,7 @@ class Mirrors:
             beats={
                 node: beat.wheels[wheel] for node, beat in beats.items() if wheel in beat.wheels
             },
-            members=members,
+            members=self._members(wheel),
             storages={node: beat.storage for node, beat in beats.items()},
         )
 
@@ -285,9 +285,14 @@ class Mirrors:
             return record.members
         return {} if held is None else held.card.members
 
+    def _is_member(self, wheel: WheelId) -> bool:
+        return self._members(wheel).get(self._known.node) == self._known.storage
+
     def _limit(self, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)
         if closed_at is not None:
+            while (wheel, closed_at) in self._known.lost:
+                closed_at -= 1  # nobody has it
             return closed_at
         if wheel.number <= self._promises.upto(wheel.node, self._known.state):
             return self._promises.fill(wheel) or 0
