@@ -36,7 +36,7 @@ from local.child import interrupt_on_signals
 from local.cluster import ClusterError, LocalCluster
 from local.kafka import KafkaError
 from local.observer import Observer, Record
-from local.tally import Lateness, due_of
+from local.tally import Spread, due_of
 
 RATE = 2_000
 VALUE_BYTES = 200
@@ -131,7 +131,7 @@ class Bench:
         say("Kafka alone: the same")
         produce = self._produce_rate()
         lateness = {
-            name: Lateness.of(values)
+            name: Spread.of(values)
             for name, values in (("kafka", direct), ("delayed", delayed), ("short", short))
         }
         return {

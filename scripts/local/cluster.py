@@ -23,11 +23,14 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from local.child import interrupt_on_signals
 from local.kafka import KafkaBroker, KafkaError, free_ports, write_ready_file
 from local.node import Node
+
+if TYPE_CHECKING:
+    from delaywheel_proto.v1.delaywheel_pb2 import DescribeClusterResponse
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60.0
@@ -95,9 +98,10 @@ class LocalCluster:
         self.keep_folder = folder is not None
         self.folder = (folder or _new_folder()).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
+        ports = iter(free_ports(2 * nodes))
         self.nodes = [
-            Node(f"n{number}", self.folder, port)
-            for number, port in enumerate(free_ports(nodes), start=1)
+            Node(f"n{number}", self.folder, next(ports), next(ports))
+            for number in range(1, nodes + 1)
         ]
         self._kafka = kafka
         self._broker: KafkaBroker | None = None
@@ -151,7 +155,7 @@ class LocalCluster:
         """Ours, with the caller's on top, table by table."""
         ours: dict[str, Any] = {
             "cluster_id": "local",
-            "members": {node.id: node.address for node in self.nodes},
+            "members": {node.id: node.peer_address for node in self.nodes},
             "kafka": {"bootstrap.servers": self.kafka},
         }
         for name, value in self._settings.items():
@@ -181,11 +185,26 @@ class LocalCluster:
             ClusterError: Not in this time.
         """
         deadline = time.monotonic() + timeout_s
-        while not all(_is_accepting(node.address, len(self.nodes)) for node in self.nodes):
+        while not all(self._is_accepting(node) for node in self.nodes):
             self.watch()
             if time.monotonic() > deadline:
                 raise ClusterError(f"no messages are taken; see {self.folder}/*.log")
             time.sleep(WATCH_EVERY_S)
+
+    def _is_accepting(self, node: Node) -> bool:
+        """Whether a node sees a leader, and all nodes taking messages."""
+        answer = _described(node.address)
+        if answer is None or not answer.HasField("leader"):
+            return False
+        return sum(member.accepting for member in answer.members) == len(self.nodes)
+
+    def leader(self) -> Node | None:
+        """The node that leads, as the first that answers sees it; None: nobody does."""
+        for node in self.nodes:
+            answer = _described(node.address) if node.is_up else None
+            if answer is not None and answer.HasField("leader"):
+                return next((n for n in self.nodes if n.id == answer.leader.node), None)
+        return None
 
     def create_topic(self, name: str, partitions: int) -> None:
         """Creates a topic and waits until the broker knows it."""
@@ -231,8 +250,8 @@ class LocalCluster:
             self._broker.close()
 
 
-def _is_accepting(address: str, members: int) -> bool:
-    """Whether the node at this address sees a leader, and this many members that accept."""
+def _described(address: str) -> DescribeClusterResponse | None:
+    """What a node says of the cluster; None: nothing."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 
     from delaywheel.client.channel import CHANNEL_OPTIONS  # noqa: PLC0415
@@ -241,11 +260,9 @@ def _is_accepting(address: str, members: int) -> bool:
 
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
         try:
-            answer = DelayWheelStub(channel).DescribeCluster(pb.DescribeClusterRequest(), timeout=2)
+            return DelayWheelStub(channel).DescribeCluster(pb.DescribeClusterRequest(), timeout=2)
         except grpc.RpcError:
-            return False
-    accepting = sum(member.accepting for member in answer.members)
-    return answer.HasField("leader") and accepting == members
+            return None
 
 
 def _new_folder() -> Path:

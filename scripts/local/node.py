@@ -34,10 +34,11 @@ def to_toml(settings: Mapping[str, Any]) -> str:
 class Node:
     """One node: its files and the supervisor process that runs it."""
 
-    def __init__(self, node_id: str, folder: Path, port: int) -> None:
+    def __init__(self, node_id: str, folder: Path, port: int, peer_port: int) -> None:
         """Prepares; nothing runs before `start`."""
         self.id = node_id
         self.address = f"127.0.0.1:{port}"
+        self.peer_address = f"127.0.0.1:{peer_port}"
         self.data = folder / node_id
         self.log = folder / f"{node_id}.log"
         self.config = folder / f"{node_id}.toml"

@@ -7,6 +7,7 @@ refused, or whose outcome is unknown, may arrive once or not at all; it is count
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ class Content(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
-    """How late messages became visible; all zero when there were none."""
+class Spread:
+    """How times in milliseconds are spread; all zero when there were none."""
 
     messages: int
     p50_ms: float
@@ -39,12 +40,12 @@ class Lateness:
     max_ms: float
 
     @classmethod
-    def of(cls, lateness_ms: Sequence[float]) -> Lateness:
+    def of(cls, times_ms: Sequence[float]) -> Spread:
         """Summarises single values."""
-        if not lateness_ms:
+        if not times_ms:
             return cls(0, 0.0, 0.0, 0.0)
-        p50, p99, most = np.percentile(np.asarray(lateness_ms), (50, 99, 100)).tolist()
-        return cls(len(lateness_ms), p50, p99, most)
+        p50, p99, most = np.percentile(np.asarray(times_ms), (50, 99, 100)).tolist()
+        return cls(len(times_ms), p50, p99, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,10 @@ class Verdict:
         early: Records visible before their due.
         altered: Acknowledged messages that arrived with other bytes.
         strangers: Records that nobody sent.
+        acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
         across_kill: Lateness of what the disturbance touched; absent without one.
+        silence_ms: The longest time after the kill in which nothing arrived; absent without one.
     """
 
     accepted: int
@@ -72,8 +75,10 @@ class Verdict:
     early: int
     altered: int
     strangers: int
-    in_health: Lateness
-    across_kill: Lateness | None
+    acks: Spread
+    in_health: Spread
+    across_kill: Spread | None
+    silence_ms: float | None
 
     @property
     def is_clean(self) -> bool:
@@ -87,18 +92,20 @@ class Asked(NamedTuple):
 
     due_ms: int
     content: Content
+    at_s: float
 
 
 class Tally:
     """Collects both sides; `verdict` compares them.
 
-    Lateness counts from the due that was asked for: while the node is away the SDK holds back
+    Spread counts from the due that was asked for: while the node is away the SDK holds back
     messages, and may move a due that is past by then.
     """
 
     def __init__(self) -> None:
         self._sent: dict[bytes, Asked] = {}
         self._accepted: dict[bytes, int] = {}
+        self._acks_ms: list[float] = []
         self._not_accepted = 0
 
     @property
@@ -113,10 +120,11 @@ class Tally:
 
     def sent(self, message_id: bytes, due_ms: int, content: Content) -> None:
         """Notes a message that is sent."""
-        self._sent[message_id] = Asked(due_ms, content)
+        self._sent[message_id] = Asked(due_ms, content, time.monotonic())
 
     def acknowledged(self, message_id: bytes, due_ms: int) -> None:
         """Notes that the service took it, and for when."""
+        self._acks_ms.append((time.monotonic() - self._sent[message_id].at_s) * 1000)
         self._accepted[message_id] = due_ms
 
     def not_acknowledged(self) -> None:
@@ -130,7 +138,8 @@ class Tally:
     def verdict(self, records: Sequence[Record], *, killed_at_ms: float | None = None) -> Verdict:
         """Compares what was accepted with what arrived."""
         copies = Counter(map(id_of, records))
-        health, across = self._split(records, killed_at_ms)
+        silence_ms, back_ms = _silence(records, killed_at_ms)
+        health, across = self._split(records, killed_at_ms, back_ms)
         return Verdict(
             accepted=len(self._accepted),
             not_accepted=self._not_accepted,
@@ -140,8 +149,10 @@ class Tally:
             early=sum(self.lateness_ms(record) < 0 for record in records),
             altered=sum(map(self._is_altered, records)),
             strangers=sum(message_id not in self._sent for message_id in copies),
-            in_health=Lateness.of(health),
-            across_kill=Lateness.of(across) if killed_at_ms is not None else None,
+            acks=Spread.of(self._acks_ms),
+            in_health=Spread.of(health),
+            across_kill=Spread.of(across) if killed_at_ms is not None else None,
+            silence_ms=silence_ms if killed_at_ms is not None else None,
         )
 
     def _due_ms(self, record: Record) -> int:
@@ -158,7 +169,7 @@ class Tally:
         return not same or due_of(record) != acknowledged_ms
 
     def _split(
-        self, records: Sequence[Record], killed_at_ms: float | None
+        self, records: Sequence[Record], killed_at_ms: float | None, back_ms: float
     ) -> tuple[list[float], list[float]]:
         """Lateness in health, and of what the kill touched.
 
@@ -167,16 +178,22 @@ class Tally:
         """
         if killed_at_ms is None:
             return list(map(self.lateness_ms, records)), []
-        after = (record.received_ms for record in records if record.received_ms >= killed_at_ms)
-        arrivals = [killed_at_ms, *sorted(after)]
-        silences = ((after - before, after) for before, after in itertools.pairwise(arrivals))
-        _, back_ms = max(silences, default=(0.0, killed_at_ms))
         health: list[float] = []
         across: list[float] = []
         for record in records:
             touched = record.received_ms >= killed_at_ms and self._due_ms(record) <= back_ms
             (across if touched else health).append(self.lateness_ms(record))
         return health, across
+
+
+def _silence(records: Sequence[Record], killed_at_ms: float | None) -> tuple[float, float]:
+    """The longest time after the kill in which nothing arrived, and when it ended."""
+    if killed_at_ms is None:
+        return 0.0, 0.0
+    after = (record.received_ms for record in records if record.received_ms >= killed_at_ms)
+    arrivals = [killed_at_ms, *sorted(after)]
+    silences = ((after - before, after) for before, after in itertools.pairwise(arrivals))
+    return max(silences, default=(0.0, killed_at_ms))
 
 
 def id_of(record: Record) -> bytes:

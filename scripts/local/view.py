@@ -17,8 +17,10 @@ from rich.text import Text
 
 from delaywheel.dial import DialView
 from delaywheel.disk import PosixDisk
+from local.mirrors import Mirrors
+from local.node import Node
 from local.observer import Record
-from local.tally import Lateness, Tally, Verdict, id_of
+from local.tally import Spread, Tally, Verdict, id_of
 
 PAST_SECONDS = 8
 COMING_SECONDS = 16
@@ -36,18 +38,19 @@ class Sample:
         delivered: Different messages that the consumer has seen.
         recent: Lateness of what became visible within the last second.
         dial: Messages in the slot files of each second around now, oldest first.
-        is_up: Whether the node runs.
+        up: How many nodes run.
+        nodes: How many there are.
     """
 
-    def __init__(self, data: Path, tally: Tally, records: Sequence[Record]) -> None:
+    def __init__(self, nodes: Sequence[Node], tally: Tally, records: Sequence[Record]) -> None:
         """Prepares; `take` fills it.
 
         Args:
-            data: The node's data folder: its dial is read in place, also while the node is down.
+            nodes: Of the first that runs, the dial is read in place.
             tally: What was accepted.
             records: What was received; grows.
         """
-        self._data = data
+        self._nodes = nodes
         self._tally = tally
         self._records = records
         self._counted = 0
@@ -55,9 +58,9 @@ class Sample:
         self._recent: deque[Record] = deque()
         self.elapsed_s = 0.0
         self.accepted = 0
-        self.recent = Lateness.of(())
+        self.recent = Spread.of(())
         self.dial: list[int] = [0] * (PAST_SECONDS + COMING_SECONDS)
-        self.is_up = True
+        self.nodes = self.up = len(nodes)
 
     @property
     def delivered(self) -> int:
@@ -69,10 +72,11 @@ class Sample:
         """Accepted and not yet seen by the consumer."""
         return max(self.accepted - self.delivered, 0)
 
-    def take(self, elapsed_s: float, *, is_up: bool) -> None:
+    def take(self, elapsed_s: float) -> None:
         """Counts what came since the last time."""
         self.elapsed_s = elapsed_s
-        self.is_up = is_up
+        running = [node for node in self._nodes if node.is_up]
+        self.up = len(running)
         self.accepted = self._tally.accepted
         fresh = self._records[self._counted :]
         self._counted += len(fresh)
@@ -81,14 +85,14 @@ class Sample:
         since_ms = (time.time() - RECENT_S) * 1000
         while self._recent and self._recent[0].received_ms < since_ms:
             self._recent.popleft()
-        self.recent = Lateness.of(list(map(self._tally.lateness_ms, self._recent)))
-        self.dial = self._read_dial(int(time.time()))
+        self.recent = Spread.of(list(map(self._tally.lateness_ms, self._recent)))
+        self.dial = self._read_dial((running or self._nodes)[0].data, int(time.time()))
 
-    def _read_dial(self, now: int) -> list[int]:
+    def _read_dial(self, data: Path, now: int) -> list[int]:
         first = now - PAST_SECONDS
         counts = np.zeros(PAST_SECONDS + COMING_SECONDS, dtype=np.int64)
         try:
-            rows = DialView(PosixDisk(), self._data).rows(first, first + len(counts))
+            rows = DialView(PosixDisk(), data).rows(first, first + len(counts))
         except (OSError, ValueError):
             return self.dial  # just being made anew
         counts[rows["slot"] - first] = rows["messages"]
@@ -141,7 +145,8 @@ class PlainView:
         now = time.monotonic()
         if now - self._shown_at >= 1:
             self._shown_at = now
-            state = "" if sample.is_up else "  NODE DOWN"
+            down = sample.nodes - sample.up
+            state = f"  {down} NODE DOWN" if down else ""
             self.note(
                 f"accepted {sample.accepted:>7,}  pending {sample.pending:>7,}  "
                 f"delivered {sample.delivered:>7,}  late p50 {sample.recent.p50_ms:6.0f} ms  "
@@ -216,18 +221,21 @@ def _bar_style(place: int) -> str:
 
 def _figures(sample: Sample) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for name in ("time", "node", "accepted", "pending", "delivered", "late p50", "late max"):
+    for name in ("time", "nodes up", "accepted", "pending", "delivered", "late p50", "late max"):
         table.add_column(name, justify="right", style="bold", header_style="dim", min_width=9)
     table.add_row(
         f"{sample.elapsed_s:.1f} s",
-        Text("up", style="green") if sample.is_up else Text("down", style="bold red"),
+        Text(
+            f"{sample.up} of {sample.nodes}",
+            style="green" if sample.up == sample.nodes else "bold red",
+        ),
         *(f"{count:,}" for count in (sample.accepted, sample.pending, sample.delivered)),
         *(f"{value:.0f} ms" for value in (sample.recent.p50_ms, sample.recent.max_ms)),
     )
     return table
 
 
-def verdict_text(verdict: Verdict) -> str:
+def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
     """The closing table."""
     counts = [
         ("accepted", verdict.accepted),
@@ -246,16 +254,31 @@ def verdict_text(verdict: Verdict) -> str:
         if count
     ]
     lines = ["", *(f"{name:<17}{count:>9,}" for name, count in counts), ""]
-    lines.append(f"{'lateness':<17}{'messages':>9}{'p50':>11}{'p99':>11}{'max':>11}")
-    phases = [("in health", verdict.in_health), ("across the kill", verdict.across_kill)]
-    for name, lateness in phases:
-        if lateness is not None:
-            values = (lateness.p50_ms, lateness.p99_ms, lateness.max_ms)
+    lines.append(f"{'':<24}{'messages':>9}{'p50':>11}{'p99':>11}{'max':>11}")
+    spreads = [
+        ("acknowledged within", verdict.acks),
+        ("late in health", verdict.in_health),
+        ("late across the kill", verdict.across_kill),
+    ]
+    for name, spread in spreads:
+        if spread is not None:
+            values = (spread.p50_ms, spread.p99_ms, spread.max_ms)
             figures = "".join(f"{value:>8,.0f} ms" for value in values)
-            lines.append(f"{name:<17}{lateness.messages:>9,}{figures}")
+            lines.append(f"{name:<24}{spread.messages:>9,}{figures}")
+    if verdict.silence_ms is not None:
+        lines.append(f"{'time without forwarding':<24}{verdict.silence_ms:>42,.0f} ms")
     lines.append("")
-    if verdict.is_clean:
+    if mirrors.nodes > 1:
+        lines += [_mirrors_text(mirrors), ""]
+    if verdict.is_clean and not mirrors.differing:
         lines.append("Every message arrived exactly once, none early, byte for byte.")
     else:
         lines.append("NOT every message arrived exactly once, in time and unchanged.")
     return "\n".join(lines)
+
+
+def _mirrors_text(mirrors: Mirrors) -> str:
+    what = f"{mirrors.files:,} slot files, {mirrors.length_bytes:,} bytes"
+    if not mirrors.differing:
+        return f"{what}: the same on {mirrors.nodes} nodes, byte for byte."
+    return f"{what}: {len(mirrors.differing):,} are NOT the same on {mirrors.nodes} nodes."

@@ -101,8 +101,9 @@ def test_wrong_arguments_are_refused(
 
 def test_ports_below_the_range_of_outgoing_connections(tmp_path: Path) -> None:
     cluster = LocalCluster(nodes=3, kafka="127.0.0.1:1", folder=tmp_path)
-    ports = [int(node.address.rpartition(":")[2]) for node in cluster.nodes]
-    assert len(set(ports)) == 3
+    addresses = [a for node in cluster.nodes for a in (node.address, node.peer_address)]
+    ports = [int(address.rpartition(":")[2]) for address in addresses]
+    assert len(set(ports)) == 6
     assert all(port < 32768 for port in ports)
 
 
@@ -117,7 +118,7 @@ def test_configuration_joins_ours_and_the_callers(tmp_path: Path) -> None:
         "data_dir": str(tmp_path / "n2"),
         "cluster_id": "c9",
         "flush": "group",
-        "members": {node.id: node.address for node in cluster.nodes},
+        "members": {node.id: node.peer_address for node in cluster.nodes},
         "kafka": {"bootstrap.servers": "127.0.0.1:1", "linger.ms": 1},
     }
 

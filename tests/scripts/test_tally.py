@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from local.demo import plan
+from local.mirrors import Mirrors, compare
 from local.observer import Record
-from local.tally import Content, Lateness, Tally
+from local.tally import Content, Spread, Tally
 from local.view import verdict_text
 
 DUE_MS = 1_900_000_000_000
@@ -51,7 +53,7 @@ def test_everything_once_is_clean(tally: Tally) -> None:
     verdict = tally.verdict([arrived(n) for n in range(3)])
     assert verdict.is_clean
     assert (verdict.accepted, verdict.delivered) == (3, 3)
-    assert verdict.in_health == Lateness(3, 5, 5, 5)
+    assert verdict.in_health == Spread(3, 5, 5, 5)
     assert verdict.across_kill is None
 
 
@@ -119,7 +121,7 @@ def test_nothing_at_all_is_not_clean() -> None:
 def test_lateness_across_the_kill_is_told_apart(tally: Tally) -> None:
     records = [arrived(0, late_ms=20), arrived(1, late_ms=3_000), arrived(2, late_ms=10)]
     verdict = tally.verdict(records, killed_at_ms=due_ms_of(1) - 100)
-    assert verdict.across_kill == Lateness(1, 3_000, 3_000, 3_000)
+    assert verdict.across_kill == Spread(1, 3_000, 3_000, 3_000)
     assert verdict.in_health.messages == 2
     assert verdict.in_health.max_ms == 20
 
@@ -135,7 +137,7 @@ def test_lateness_counts_from_the_due_asked_for(tally: Tally) -> None:
 def test_kill_that_nothing_followed(tally: Tally) -> None:
     verdict = tally.verdict([arrived(0), arrived(1), arrived(2)], killed_at_ms=due_ms_of(3))
     assert verdict.in_health.messages == 3
-    assert verdict.across_kill == Lateness(0, 0, 0, 0)
+    assert verdict.across_kill == Spread(0, 0, 0, 0)
 
 
 def test_plan_is_what_was_asked_for() -> None:
@@ -150,8 +152,32 @@ def test_plan_is_what_was_asked_for() -> None:
 
 
 def test_closing_table_tells_the_result(tally: Tally) -> None:
-    clean = verdict_text(tally.verdict([arrived(n) for n in range(3)], killed_at_ms=due_ms_of(2)))
+    alone = Mirrors(1, 0, 0, ())
+    verdict = tally.verdict([arrived(n) for n in range(3)], killed_at_ms=due_ms_of(2))
+    clean = verdict_text(verdict, alone)
     assert "across the kill" in clean
     assert "exactly once" in clean
     assert "NOT" not in clean
-    assert "NOT" in verdict_text(tally.verdict([]))
+    assert "NOT" in verdict_text(tally.verdict([]), alone)
+    assert "the same on 3 nodes" in verdict_text(verdict, Mirrors(3, 7, 900, ()))
+    assert "NOT the same" in verdict_text(verdict, Mirrors(3, 7, 900, (Path("n1.1/x.slot"),)))
+
+
+def test_time_without_forwarding_is_the_longest_silence_after_the_kill(tally: Tally) -> None:
+    records = [arrived(n) for n in range(3)]
+    verdict = tally.verdict(records, killed_at_ms=due_ms_of(1))
+    assert verdict.silence_ms == 4_000
+    assert tally.verdict(records).silence_ms is None
+
+
+def test_mirrors_are_compared_byte_for_byte(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    path = Path("n1.1/slots/20300101T00/1893456000.slot")
+    for folder in folders:
+        (folder / "wheels" / path).parent.mkdir(parents=True)
+        (folder / "wheels" / path).write_bytes(b"frame")
+    assert compare(folders) == Mirrors(3, 1, 5, ())
+    (folders[1] / "wheels" / path).write_bytes(b"frome")
+    assert compare(folders).differing == (path,)
+    (folders[1] / "wheels" / path).unlink()
+    assert compare(folders).differing == (path,)
