@@ -59,7 +59,7 @@ class Config(BaseSettings):
     cluster_id: Name
     node_id: Name
     data_dir: Path
-    # Node id -> address. Default: this node alone.
+    # Node id -> address for peers. Default: this node alone.
     members: dict[Name, str] = Field(default_factory=dict)
     # None: a majority of the members.
     min_insync: Positive | None = None
@@ -68,6 +68,8 @@ class Config(BaseSettings):
     listen: str = "127.0.0.1:7420"
     # What others are told instead of `listen`.
     advertised: str | None = None
+    # Where peers reach it. None: its own address in `members`.
+    peer_listen: str | None = None
 
     # What it accepts.
     span_seconds: Annotated[int, Field(ge=1, le=366 * 86_400)] = 7200
@@ -171,6 +173,28 @@ class Config(BaseSettings):
         return self.min_insync or len(self.members) // 2 + 1
 
     @property
+    def listens_for_peers(self) -> str:
+        """Where peers reach this node; of no use to a node alone."""
+        return self.peer_listen or self.members[self.node_id]
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        """What must be the same on all nodes, as text: peers with another value are refused.
+
+        Of `members` only the ids: addresses may look different from elsewhere.
+        """
+        return {
+            "members": ",".join(sorted(self.members)),
+            "min_insync": str(self.min_insync_members),
+            "span_seconds": str(self.span_seconds),
+            "late_window_seconds": str(self.late_window_seconds),
+            "max_clock_skew_ms": str(self.max_clock_skew_ms),
+            # A frame of any node must fit one transaction of whichever leads.
+            "transaction_messages": str(self.transaction_messages),
+            "transaction_bytes": str(self.transaction_bytes),
+        }
+
+    @property
     def ledger_place(self) -> str:
         """Where the ledger is published."""
         return self.ledger_uri or str(self.data_dir / "ledger" / "published")
@@ -180,12 +204,19 @@ class Config(BaseSettings):
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
 
-    @field_validator("listen", "advertised")
+    @field_validator("listen", "advertised", "peer_listen")
     @classmethod
     def _host_and_port(cls, address: str | None) -> str | None:
         if address is not None and not _HOST_PORT.fullmatch(address):
             raise ValueError(f"{address!r} is not host:port")
         return address
+
+    @field_validator("members")
+    @classmethod
+    def _hosts_and_ports(cls, members: dict[str, str]) -> dict[str, str]:
+        for address in members.values():
+            cls._host_and_port(address)
+        return members
 
     @field_validator("ledger_uri")
     @classmethod
@@ -219,6 +250,10 @@ class Config(BaseSettings):
             object.__setattr__(self, "members", {self.node_id: address})
         if self.node_id not in self.members:
             raise ValueError(f"members: node_id {self.node_id!r} is not among them")
+        if len(self.members) > 1 and self.listens_for_peers == self.listen:
+            raise ValueError(
+                f"members: {self.listen} is where callers are taken (listen); peers need another"
+            )
         if self.min_insync is not None and self.min_insync > len(self.members):
             raise ValueError(f"min_insync {self.min_insync}: only {len(self.members)} members")
         if self.max_message_bytes > min(self.max_request_bytes, self.transaction_bytes):

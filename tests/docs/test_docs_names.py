@@ -38,7 +38,7 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
-@pytest.mark.parametrize("room", ["server", "cleaner"])
+@pytest.mark.parametrize("room", ["server", "peers", "cleaner"])
 def test_every_module_of_a_room_has_its_place(room: str) -> None:
     told = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     section = told.partition(f"**`{room}/`**")[2].partition("**`")[0]

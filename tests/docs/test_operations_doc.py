@@ -16,6 +16,7 @@ from delaywheel_replica.cleaner.ports import IDS
 from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, PROMISES, KafkaNames
 from delaywheel_replica.cleaner.trials import TRIAL_IDS
 from delaywheel_replica.config import Config
+from delaywheel_replica.peers.states import PeerReason
 from delaywheel_replica.server.publish import SCHEMA
 
 DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
@@ -63,6 +64,24 @@ def test_every_reason_with_its_code_and_kind() -> None:
         reason.value: (reason.code.name, said[reason.retry_helps], said[reason.outcome_known])
         for reason in Reason
     }
+
+
+def test_every_refusal_of_a_peer() -> None:
+    assert [code(row[0]) for row in rows_under("refusal | means")] == list(PeerReason)
+
+
+def test_settings_that_must_agree() -> None:
+    config = Config.load(
+        flags={
+            "cluster_id": "c",
+            "node_id": "n1",
+            "data_dir": "/d",
+            "kafka.bootstrap.servers": "k:1",
+        }
+    )
+    (line,) = (line for line in DOC.splitlines() if "must be `cluster_id`" in line)
+    told = line.partition("must be")[2]
+    assert [name for name in config.agreed if f"`{name}`" not in told] == []
 
 
 def test_what_is_to_be_done_is_told_for_every_reason() -> None:

@@ -69,6 +69,30 @@ def test_a_node_is_alone_unless_told_otherwise() -> None:
     assert three.min_insync_members == 2
 
 
+def test_peers_are_taken_at_the_own_member_address_unless_told_otherwise() -> None:
+    members = {"n1": "a:1", "n2": "b:1"}
+    assert load(members=members).listens_for_peers == "a:1"
+    assert load(members=members, peer_listen="0.0.0.0:1").listens_for_peers == "0.0.0.0:1"
+
+
+def test_nodes_agree_on_what_is_in_force_not_on_how_it_is_written() -> None:
+    members = {"n1": "a:1", "n2": "b:1", "n3": "c:1"}
+    one = load(members=members).agreed
+    elsewhere = {"n3": "c.inside:1", "n2": "b:1", "n1": "a:1"}
+    assert load(members=elsewhere, node_id="n2", min_insync="2").agreed == one
+    for name, value in (
+        ("members", {"n1": "a:1", "n2": "b:1"}),
+        ("min_insync", "3"),
+        ("span_seconds", "1"),
+        ("late_window_seconds", "1"),
+        ("max_clock_skew_ms", "1"),
+        ("transaction_messages", "1"),
+        ("transaction_bytes", "1000000"),
+    ):
+        other = load(**{"members": members, name: value}).agreed
+        assert [key for key in one if one[key] != other[key]] == [name]
+
+
 def test_secrets_are_masked_when_shown() -> None:
     shown = load(**{"kafka.sasl.password": "x", "kafka.ssl.key.password": "y"}).shown()
     assert set(shown["kafka"].values()) == {"k:1", "********"}
@@ -86,6 +110,9 @@ def test_secrets_are_masked_when_shown() -> None:
         ({"listen": "7420"}, "not host:port"),
         ({"members": {"n2": "a:1"}}, "not among them"),
         ({"min_insync": "2"}, "only 1 members"),
+        ({"members": {"n1": "a:1", "n2": "b"}}, "'b' is not host:port"),
+        ({"members": {"n1": "a:1", "n2": "b:1"}, "listen": "a:1"}, "peers need another"),
+        ({"peer_listen": "7421"}, "not host:port"),
         ({"span_seconds": "0"}, "span_seconds"),
         ({"max_message_bytes": "20000000"}, "max_message_bytes is above"),
         ({"flush": "never"}, "flush"),

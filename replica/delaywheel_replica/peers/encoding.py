@@ -1,0 +1,291 @@
+"""Messages of core/peers.py as bytes: protobuf, as proto/delaywheel_proto/v1/peer.proto says.
+
+Frames are put together by hand in protobuf's own wire format: through generated code each content
+is copied into a message and again out of it, which took 43 ms for 16 MiB where a join takes 1 ms
+(docs/decisions/0013-beats-as-protobuf-fields.md). Whoever reads them cannot tell.
+"""
+
+from functools import lru_cache
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import peer_pb2 as pb
+from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
+from delaywheel_replica.core.fields import MalformedError, parse_wheel
+from delaywheel_replica.core.peers import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+    WheelCard,
+)
+
+_DELIMITED: Final = 2
+_FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
+_FRAME: Final = bytes([pb.Frames.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
+_SEQ: Final = bytes([pb.Frame.SEQ_FIELD_NUMBER << 3])
+_ROW: Final = bytes([pb.Frame.ROW_FIELD_NUMBER << 3 | _DELIMITED])
+_CONTENT: Final = bytes([pb.Frame.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
+
+# The same few wheels are named in every beat.
+_wheel = lru_cache(maxsize=4_096)(parse_wheel)
+
+
+def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
+    """A ToPeer that holds the message.
+
+    Raises:
+        ValueError: a number is beyond 64 bits, or below 0 where none may be.
+    """
+    match message:
+        case Gossip():
+            gossip = pb.Gossip(beat=_beat(message.beat), others=map(_beat, message.others))
+            return pb.ToPeer(gossip=gossip).SerializeToString()
+        case Frames():
+            return _frames(message)
+        case Applied():
+            applied = pb.Applied(
+                wheel=str(message.wheel),
+                storage=message.storage,
+                boot=message.boot,
+                prefix=message.prefix,
+            )
+            return pb.ToPeer(applied=applied).SerializeToString()
+        case Refused():
+            refused = pb.Refused(origin=message.origin, upto=message.upto)
+            return pb.ToPeer(refused=refused).SerializeToString()
+        case Fetch():
+            fetch = pb.Fetch(
+                request=message.request,
+                wheel=str(message.wheel),
+                first_seq=message.first_seq,
+                last_seq=message.last_seq,
+            )
+            return pb.ToPeer(fetch=fetch).SerializeToString()
+        case Lacks():
+            lacks = pb.Lacks(
+                request=message.request,
+                wheel=str(message.wheel),
+                storage=message.storage,
+                seqs=message.seqs,
+            )
+            return pb.ToPeer(lacks=lacks).SerializeToString()
+        case Promise():
+            return pb.ToPeer(promise=_promise(message.answer)).SerializeToString()
+        case VoteAsk():
+            ask = pb.VoteAsk(round=message.round, silence_ms=message.silence_ms)
+            return pb.ToPeer(vote_ask=ask).SerializeToString()
+        case Vote():
+            return pb.ToPeer(vote=pb.Vote(round=message.round)).SerializeToString()
+
+
+def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each message
+    """Reads what `encode` wrote.
+
+    Raises:
+        MalformedError: it is something else.
+    """
+    try:
+        told = pb.ToPeer.FromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"no ToPeer: {error}") from error
+    match told.WhichOneof("message"):
+        case "gossip":
+            gossip = told.gossip
+            return Gossip(_read_beat(gossip.beat), tuple(map(_read_beat, gossip.others)))
+        case "frames":
+            return _read_frames(told.frames)
+        case "applied":
+            applied = told.applied
+            return Applied(_wheel(applied.wheel), applied.storage, applied.boot, applied.prefix)
+        case "refused":
+            return Refused(told.refused.origin, told.refused.upto)
+        case "fetch":
+            fetch = told.fetch
+            return Fetch(fetch.request, _wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
+        case "lacks":
+            lacks = told.lacks
+            return Lacks(lacks.request, _wheel(lacks.wheel), lacks.storage, tuple(lacks.seqs))
+        case "promise":
+            return Promise(_read_promise(told.promise))
+        case "vote_ask":
+            return VoteAsk(told.vote_ask.round, told.vote_ask.silence_ms)
+        case "vote":
+            return Vote(told.vote.round)
+        case other:
+            raise MalformedError(f"{other or 'nothing that is known'}, where a message must be")
+
+
+# --- beats
+
+
+def _beat(beat: Beat) -> pb.Beat:
+    return pb.Beat(
+        node=beat.node,
+        storage=beat.storage,
+        boot=beat.boot,
+        wall_ms=beat.wall_ms,
+        open=_text(beat.open),
+        spare=_text(beat.spare),
+        last_number=beat.last_number,
+        draining=beat.draining,
+        complete=beat.complete,
+        wheels=[
+            pb.WheelBeat(
+                wheel=str(wheel),
+                applied=held.applied,
+                high_watermark=held.high_watermark,
+                seal_slot=held.seal_slot,
+                seal_seq=held.seal_seq,
+                ledger_seq=held.ledger_seq,
+                top_slot=held.top_slot,
+                lacking=held.lacking,
+            )
+            for wheel, held in beat.wheels.items()
+        ],
+        start=beat.start,
+        count=beat.count,
+        floor=beat.floor,
+        office=None if beat.office is None else _office(beat.office),
+        heard=[
+            pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
+            for node, heard in beat.heard.items()
+        ],
+    )
+
+
+def _read_beat(told: pb.Beat) -> Beat:
+    return Beat(
+        node=told.node,
+        storage=told.storage,
+        boot=told.boot,
+        wall_ms=told.wall_ms,
+        open=_wheel(told.open) if told.open else None,
+        spare=_wheel(told.spare) if told.spare else None,
+        last_number=told.last_number,
+        draining=told.draining,
+        complete=told.complete,
+        wheels={
+            _wheel(held.wheel): WheelBeat(
+                held.applied,
+                held.high_watermark,
+                held.seal_slot,
+                held.seal_seq,
+                held.ledger_seq,
+                held.top_slot,
+                tuple(held.lacking),
+            )
+            for held in told.wheels
+        },
+        start=told.start,
+        count=told.count,
+        floor=told.floor if told.HasField("floor") else None,
+        office=_read_office(told.office) if told.HasField("office") else None,
+        heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
+    )
+
+
+def _office(office: Office) -> pb.Office:
+    return pb.Office(
+        epoch=office.epoch,
+        fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in office.fences],
+        fills={str(wheel): seq for wheel, seq in office.fills.items()},
+    )
+
+
+def _read_office(told: pb.Office) -> Office:
+    return Office(
+        epoch=told.epoch,
+        fences=tuple(Fence(fence.origin, fence.upto) for fence in told.fences),
+        fills={_wheel(wheel): seq for wheel, seq in told.fills.items()},
+    )
+
+
+def _text(wheel: WheelId | None) -> str:
+    return "" if wheel is None else str(wheel)
+
+
+# --- promises
+
+
+def _promise(answer: FenceAnswer) -> pb.Promise:
+    return pb.Promise(
+        node=answer.node,
+        storage=answer.storage,
+        fence=pb.Fence(origin=answer.fence.origin, upto=answer.fence.upto),
+        applied={str(wheel): seq for wheel, seq in answer.applied.items()},
+        incomplete=map(str, answer.incomplete),
+        all_incomplete=answer.all_incomplete,
+    )
+
+
+def _read_promise(told: pb.Promise) -> FenceAnswer:
+    return FenceAnswer(
+        node=told.node,
+        storage=told.storage,
+        fence=Fence(told.fence.origin, told.fence.upto),
+        applied={_wheel(wheel): seq for wheel, seq in told.applied.items()},
+        incomplete=frozenset(map(_wheel, told.incomplete)),
+        all_incomplete=told.all_incomplete,
+    )
+
+
+# --- frames
+
+
+def _frames(message: Frames) -> bytes:
+    card = message.card
+    head = pb.Frames(
+        card=pb.WheelCard(
+            wheel=str(card.wheel),
+            members=card.members,
+            min_insync=card.min_insync,
+            span_seconds=card.span_seconds,
+        ),
+        request=message.request,
+    ).SerializeToString()
+    parts = [b"", head]
+    length = len(head)
+    for seq, row, content in message.frames:
+        before = b"".join(
+            (_SEQ, _varint(seq), _ROW, _varint(len(row)), row, _CONTENT, _varint(len(content)))
+        )
+        mark = _FRAME + _varint(len(before) + len(content))
+        parts += mark, before, content
+        length += len(mark) + len(before) + len(content)
+    parts[0] = _FRAMES + _varint(length)
+    return b"".join(parts)
+
+
+def _read_frames(told: pb.Frames) -> Frames:
+    card = told.card
+    return Frames(
+        WheelCard(_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
+        tuple(FrameCopy(frame.seq, frame.row, frame.content) for frame in told.frames),
+        told.request,
+    )
+
+
+def _varint(number: int) -> bytes:
+    """Seven bits a byte, the lowest first, as protobuf writes numbers and lengths.
+
+    Raises:
+        ValueError: below 0, or more than 64 bits.
+    """
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{number} is no uint64")
+    written = bytearray()
+    while number > 0x7F:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)

@@ -1,0 +1,173 @@
+"""Who a node says it is, and whether two nodes may talk.
+
+Both ends judge: who is dialled by what the Hello says, who dials by what the Welcome says.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from delaywheel.format import VERSION
+from delaywheel_proto.v1 import peer_pb2 as pb
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+
+PROTOCOL: Final = 1
+"""Of peer.proto and of what its messages mean. Nodes of different ones refuse each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """What a node says of itself before anything else.
+
+    Attributes:
+        cluster_id: of which cluster.
+        node: its id.
+        storage: uuid of its data folder.
+        boot: the machine's boot id.
+        client_address: host:port at which callers reach it.
+        settings: those that must be the same on all nodes, by name, as text: `Config.agreed`.
+        protocol: which one it speaks.
+        format: version of the frames that it writes and reads.
+    """
+
+    cluster_id: str
+    node: str
+    storage: str
+    boot: str
+    client_address: str
+    settings: Mapping[str, str]
+    protocol: int = PROTOCOL
+    format: int = VERSION
+
+
+def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) -> PeerRefusal | None:
+    """Whether the two may talk; None: they may.
+
+    Args:
+        mine: this node.
+        theirs: what the other says of itself.
+        members: ids of all nodes, as this one is configured.
+    """
+    for reason, name, own, others in (
+        (PeerReason.WRONG_PROTOCOL, "protocol", mine.protocol, theirs.protocol),
+        (PeerReason.WRONG_CLUSTER, "cluster_id", mine.cluster_id, theirs.cluster_id),
+        (PeerReason.WRONG_FORMAT, "format", mine.format, theirs.format),
+    ):
+        if own != others:
+            return PeerRefusal(reason, _differ(mine, theirs, name, own, others))
+    if theirs.node == mine.node:
+        text = f"two nodes are {mine.node}: their storages are {mine.storage}, {theirs.storage}"
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+    if theirs.node not in members:
+        text = f"{theirs.node} is none of the members {mine.node} has: {', '.join(sorted(members))}"
+        return PeerRefusal(PeerReason.NOT_A_MEMBER, text)
+    differing = [
+        _differ(mine, theirs, name, mine.settings.get(name), theirs.settings.get(name))
+        for name in sorted({*mine.settings, *theirs.settings})
+        if mine.settings.get(name) != theirs.settings.get(name)
+    ]
+    if differing:
+        return PeerRefusal(PeerReason.SETTINGS_DISAGREE, "; ".join(differing))
+    return None
+
+
+def wrong_node(reached: str, wanted: str) -> PeerRefusal:
+    """An address leads to another node than its name says."""
+    text = f"the address that is dialled as {wanted} leads to {reached}"
+    return PeerRefusal(PeerReason.WRONG_NODE, text)
+
+
+def id_taken(node: str, first: str | None, second: str) -> PeerRefusal:
+    """A second process has a node's id, while the first is connected."""
+    text = f"{node} is connected with storage {first}, and another one says it is storage {second}"
+    return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+
+
+def encode_hello(mine: PeerIdentity, to: str) -> bytes:
+    """The first request of a stream, to the node that is dialled under this id."""
+    return pb.ToPeer(hello=pb.Hello(identity=_identity(mine), to=to)).SerializeToString()
+
+
+def decode_hello(data: bytes) -> tuple[PeerIdentity, str]:
+    """Who dials, and whom it wants.
+
+    Raises:
+        MalformedError: it is no Hello.
+    """
+    try:
+        told = pb.ToPeer.FromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"no ToPeer: {error}") from error
+    if not told.HasField("hello"):
+        raise MalformedError(f"{told.WhichOneof('message')}, where a hello must be")
+    return _read_identity(told.hello.identity), told.hello.to
+
+
+def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
+    """The only response of a stream: who was reached, or why not."""
+    if isinstance(answer, PeerIdentity):
+        return pb.Answer(welcome=_identity(answer)).SerializeToString()
+    refusal = pb.Refusal(reason=answer.reason.value, text=answer.text)
+    return pb.Answer(refusal=refusal).SerializeToString()
+
+
+def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
+    """Reads what `encode_answer` wrote.
+
+    Raises:
+        MalformedError: it is something else, or a reason that this version does not know.
+    """
+    try:
+        told = pb.Answer.FromString(data)
+    except DecodeError as error:
+        raise MalformedError(f"no Answer: {error}") from error
+    match told.WhichOneof("answer"):
+        case "welcome":
+            return _read_identity(told.welcome)
+        case "refusal":
+            try:
+                reason = PeerReason(told.refusal.reason)
+            except ValueError as error:
+                raise MalformedError(
+                    f"refused: {told.refusal.reason}: {told.refusal.text}"
+                ) from error
+            return PeerRefusal(reason, told.refusal.text)
+        case _:
+            raise MalformedError("an answer that says nothing")
+
+
+def _identity(mine: PeerIdentity) -> pb.Identity:
+    return pb.Identity(
+        protocol=mine.protocol,
+        format=mine.format,
+        cluster_id=mine.cluster_id,
+        node=mine.node,
+        storage=mine.storage,
+        boot=mine.boot,
+        client_address=mine.client_address,
+        settings=mine.settings,
+    )
+
+
+def _read_identity(told: pb.Identity) -> PeerIdentity:
+    return PeerIdentity(
+        cluster_id=told.cluster_id,
+        node=told.node,
+        storage=told.storage,
+        boot=told.boot,
+        client_address=told.client_address,
+        settings=dict(told.settings),
+        protocol=told.protocol,
+        format=told.format,
+    )
+
+
+def _differ(
+    mine: PeerIdentity, theirs: PeerIdentity, name: str, own: object, others: object
+) -> str:
+    """Both nodes say it in the same words: each logs it once, whoever refuses first."""
+    said = sorted([(mine.node, own), (theirs.node or "the other", others)], key=lambda at: at[0])
+    return f"{name} is " + ", ".join(f"{value} at {node}" for node, value in said)

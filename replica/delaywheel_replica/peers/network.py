@@ -1,0 +1,152 @@
+"""The network between this node and its peers: two streams to each, two from each.
+
+Why two connections a peer: what is written to one is read in order, so a beat behind 30 MB of
+frames would come late, and a late beat is a false election. Why sync gRPC on threads of its own:
+on the server's event loop a request of 50,000 rows would hold up beats just as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import grpc
+
+from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, PeerMessage
+from delaywheel_replica.peers.accepting import Acceptor
+from delaywheel_replica.peers.dialling import SERVICE, Dialler
+from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
+from delaywheel_replica.peers.options import SERVER_OPTIONS
+from delaywheel_replica.peers.peer import Peer, Stream
+from delaywheel_replica.peers.states import PeerState
+
+DATA_QUEUE_BYTES: Final = 32 << 20
+CONTROL_QUEUE_BYTES: Final = 1 << 20
+"""How much waits for one peer at most; more is dropped and, being level-triggered, told again."""
+
+_GRACE_S: Final = 0.5
+
+_DATA: Final = (Frames, Applied, Fetch, Lacks)
+
+
+class PeerListenError(Exception):
+    """The address for peers cannot be listened on."""
+
+
+class PeerNetwork:
+    """All streams between this node and its peers."""
+
+    def __init__(
+        self,
+        me: PeerIdentity,
+        members: Mapping[str, str],
+        *,
+        on_message: Callable[[str, PeerMessage], None],
+        on_disconnected: Callable[[str], None],
+        data_queue_bytes: int = DATA_QUEUE_BYTES,
+    ) -> None:
+        """Nothing listens yet and nobody is dialled.
+
+        Args:
+            me: what this node says of itself.
+            members: node id -> peer address, of all nodes; the own one is not dialled.
+            on_message: called on the peers' threads, in order for each stream; a slow one slows
+                down that stream of that sender and nothing else. What it raises ends the stream.
+            on_disconnected: called on the peers' threads after a connection broke over which the
+                peer was heard; perhaps more than once for one death.
+            data_queue_bytes: how many bytes of frames wait for one peer at most.
+        """
+        self._on_disconnected = on_disconnected
+        self._is_stopping = False
+        self._peers = {
+            node: Peer(node, address, self._broke)
+            for node, address in members.items()
+            if node != me.node
+        }
+        limits = {Stream.CONTROL: CONTROL_QUEUE_BYTES, Stream.DATA: data_queue_bytes}
+        self._diallers = [
+            Dialler(peer, stream, hello=encode_hello(me, peer.node), max_bytes=limits[stream])
+            for peer in self._peers.values()
+            for stream in Stream
+        ]
+        # Streams of a connection that is not known to be broken yet, and refused ones, have
+        # threads as well; beyond that, streams are refused and come again.
+        streams = 4 * len(self._peers) + 8
+        self._threads = ThreadPoolExecutor(streams, thread_name_prefix="peers")
+        self._server = grpc.server(
+            self._threads, options=SERVER_OPTIONS, maximum_concurrent_rpcs=streams
+        )
+        self._server.add_generic_rpc_handlers((_handler(Acceptor(me, self._peers, on_message)),))
+        # A beat goes to all peers: it is encoded for the first, and the bytes sent to the others.
+        self._last_beat: tuple[Gossip, bytes] | None = None
+
+    def start(self, listen: str) -> str:
+        """Listens on host:port, dials everybody; returns the bound host:port.
+
+        Raises:
+            PeerListenError: the address cannot be listened on.
+        """
+        try:
+            port = self._server.add_insecure_port(listen)
+        except RuntimeError as error:
+            raise PeerListenError(f"peer_listen {listen}: {error}") from error
+        self._server.start()
+        for dialler in self._diallers:
+            dialler.start()
+        return f"{listen.rpartition(':')[0]}:{port}"
+
+    def send(self, peer: str, message: PeerMessage) -> None:
+        """Sends, or drops; any thread, never blocks. Messages must not change any more.
+
+        Raises:
+            KeyError: this is none of the other members.
+            ValueError: the message has numbers that cannot be sent (see `encode`).
+        """
+        to = self._peers[peer]
+        stream = Stream.DATA if isinstance(message, _DATA) else Stream.CONTROL
+        if not to.takes(stream):
+            return
+        if not isinstance(message, Gossip):
+            to.send(stream, encode(message), is_beat=False)
+            return
+        last = self._last_beat
+        if last is None or last[0] is not message:
+            last = self._last_beat = message, encode(message)
+        to.send(stream, last[1], is_beat=True)
+
+    def states(self) -> dict[str, PeerState]:
+        """Every other member."""
+        return {node: peer.state() for node, peer in self._peers.items()}
+
+    def stop(self) -> None:
+        """Ends all streams; nothing is called any more once this returned.
+
+        It waits for calls of `on_message` that run: hold no lock that they want.
+        """
+        self._is_stopping = True
+        for dialler in self._diallers:
+            dialler.stop()
+        # Streams that are ended one by one are no error that peers' gRPC logs.
+        stopped = self._server.stop(_GRACE_S)
+        for peer in self._peers.values():
+            peer.end()
+        stopped.wait()
+        self._threads.shutdown()
+
+    def _broke(self, peer: str) -> None:
+        if not self._is_stopping:
+            self._on_disconnected(peer)
+
+
+def _handler(acceptor: Acceptor) -> grpc.GenericRpcHandler:
+    def method(stream: Stream) -> grpc.RpcMethodHandler[bytes, bytes]:
+        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            return acceptor.serve(stream, requests, context)
+
+        # Without (de)serializers messages are the bytes themselves.
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    methods = {stream.value: method(stream) for stream in Stream}
+    return grpc.method_handlers_generic_handler(SERVICE, methods)

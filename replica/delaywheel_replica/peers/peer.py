@@ -1,0 +1,261 @@
+"""One peer: the two streams to it, the two from it, and what is known of it.
+
+| event | told to the server |
+|---|---|
+| any stream ends over which, or beside which, the peer was heard | disconnected |
+| a stream from the peer takes the place of one that still seems open | disconnected |
+| further streams end, nothing was heard in between | nothing |
+| a stream ends whose place was taken | nothing more |
+
+So after the last message of a process that died there is always a word that it is gone: also when
+messages are still read that it had sent before.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final
+
+import structlog
+
+from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, wrong_node
+from delaywheel_replica.peers.outbox import Outbox, Tally
+from delaywheel_replica.peers.states import Connection, Counters, PeerRefusal, PeerState
+
+REFUSAL_FRESH_S: Final = 5.0
+"""Refused streams are opened again and again: a refusal not repeated for so long is over."""
+
+MOST_LOGGED: Final = 100
+"""So many different refusals are logged, once each, until the peer is connected."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Stream(StrEnum):
+    """The streams from one node to another, named as in peer.proto."""
+
+    CONTROL = "Control"
+    DATA = "Data"
+
+
+class Way(StrEnum):
+    """Who opened a stream."""
+
+    OUT = "out"
+    IN = "in"
+
+
+Cancel = Callable[[], object]
+
+
+class Peer:
+    """One of the other members; used by all threads.
+
+    Attributes:
+        node: its id.
+        address: where it is dialled.
+        tallies: counts of what goes out on a stream, and of what comes in.
+    """
+
+    def __init__(self, node: str, address: str, on_disconnected: Callable[[str], None]) -> None:
+        """Not connected.
+
+        Args:
+            node: its id.
+            address: where it is dialled.
+            on_disconnected: called without any lock.
+        """
+        self.node = node
+        self.address = address
+        self.tallies = {(way, stream): Tally() for way in Way for stream in Stream}
+        self._on_disconnected = on_disconnected
+        self._lock = threading.Lock()
+        self._out: dict[Stream, Outbox] = {}
+        self._in: dict[Stream, Cancel] = {}
+        self._identity: PeerIdentity | None = None
+        self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
+        self._logged: set[PeerRefusal] = set()
+        self._is_heard = False
+        self._breaks = 0
+        self._shown = Connection.CONNECTING
+        self._since_ms = _wall_ms()
+
+    # --- messages
+
+    def takes(self, stream: Stream) -> bool:
+        """Whether what is sent now has a chance; what has none is counted as dropped."""
+        if stream in self._out:
+            return True
+        self.tallies[Way.OUT, stream].dropped += 1
+        return False
+
+    def send(self, stream: Stream, data: bytes, *, is_beat: bool) -> None:
+        """Sends a message, or drops it."""
+        outbox = self._out.get(stream)
+        if outbox is not None:
+            outbox.put(data, is_beat=is_beat)
+
+    def heard(self) -> None:
+        """A message came: a break from now on is worth a word."""
+        self._is_heard = True
+
+    # --- streams that this node opens
+
+    def welcomed(self, stream: Stream, theirs: PeerIdentity, outbox: Outbox) -> PeerRefusal | None:
+        """The peer lets a stream be opened; returns why this node does not want it."""
+        if theirs.node != self.node:
+            return wrong_node(theirs.node, self.node)
+        with self._lock:
+            refusal = self._other_storage(theirs)
+            if refusal is not None:
+                return refusal
+            self._identity = theirs
+            self._out[stream] = outbox
+            self._opened(Way.OUT, stream)
+        return None
+
+    def left(self, stream: Stream, outbox: Outbox) -> None:
+        """A stream to the peer ended, or was never welcomed."""
+        with self._lock:
+            if self._out.get(stream) is not outbox:
+                return
+            del self._out[stream]
+            told = self._broke()
+        self._tell(told)
+
+    # --- streams that the peer opens
+
+    def came(self, stream: Stream, theirs: PeerIdentity, cancel: Cancel) -> PeerRefusal | None:
+        """The peer opens a stream; returns why this node does not want it.
+
+        Args:
+            stream: which one.
+            theirs: what the peer says of itself.
+            cancel: ends the stream when the peer opens another instead; any thread.
+        """
+        with self._lock:
+            refusal = self._other_storage(theirs)
+            if refusal is not None:
+                return refusal
+            replaced = self._in.get(stream)
+            told = replaced is not None and self._broke()
+            self._identity = theirs
+            self._in[stream] = cancel
+            self._opened(Way.IN, stream)
+        if replaced is not None:
+            replaced()
+        self._tell(told)
+        return None
+
+    def went(self, stream: Stream, cancel: Cancel) -> None:
+        """A stream from the peer ended."""
+        with self._lock:
+            if self._in.get(stream) is not cancel:
+                return
+            del self._in[stream]
+            told = self._broke()
+        self._tell(told)
+
+    def end(self) -> None:
+        """Ends the streams that the peer opened."""
+        with self._lock:
+            cancels = list(self._in.values())
+        for cancel in cancels:
+            cancel()
+
+    # --- states
+
+    def refused(self, way: Way, stream: Stream, refusal: PeerRefusal) -> None:
+        """One side refused the other; logged when it is news."""
+        with self._lock:
+            self._refusals[way, stream] = refusal, time.monotonic()
+            self._changed()
+            is_news = refusal not in self._logged and len(self._logged) < MOST_LOGGED
+            if is_news:
+                self._logged.add(refusal)
+        if is_news:
+            by = "it" if way is Way.OUT else "this node"
+            _log.warning(
+                "peer refused", peer=self.node, by=by, reason=refusal.reason, text=refusal.text
+            )
+
+    def state(self) -> PeerState:
+        """How things stand."""
+        with self._lock:
+            self._changed()
+            identity = self._identity
+            return PeerState(
+                connection=self._shown,
+                since_ms=self._since_ms,
+                address=self.address,
+                refusal=self._fresh_refusal(),
+                client_address=None if identity is None else identity.client_address,
+                storage=None if identity is None else identity.storage,
+                counters=self._counters(),
+            )
+
+    def _counters(self) -> Counters:
+        tallies = self.tallies.values()
+        return Counters(
+            sent=sum(tally.sent for tally in tallies),
+            sent_bytes=sum(tally.sent_bytes for tally in tallies),
+            received=sum(tally.received for tally in tallies),
+            received_bytes=sum(tally.received_bytes for tally in tallies),
+            dropped=sum(tally.dropped for tally in tallies),
+            dropped_bytes=sum(tally.dropped_bytes for tally in tallies),
+            superseded=sum(tally.superseded for tally in tallies),
+            connects=sum(tally.connects for tally in tallies),
+            breaks=self._breaks,
+        )
+
+    # --- with the lock held
+
+    def _other_storage(self, theirs: PeerIdentity) -> PeerRefusal | None:
+        first = self._identity
+        if first is None or first.storage == theirs.storage or not (self._out or self._in):
+            return None
+        return id_taken(self.node, first.storage, theirs.storage)
+
+    def _opened(self, way: Way, stream: Stream) -> None:
+        self.tallies[way, stream].connects += 1
+        self._refusals.pop((way, stream), None)
+        self._is_heard = True
+        self._changed()
+
+    def _broke(self) -> bool:
+        """Returns whether the server is to be told."""
+        told, self._is_heard = self._is_heard, False
+        self._breaks += told
+        self._changed()
+        return told
+
+    def _changed(self) -> None:
+        if len(self._out) == len(self._in) == len(Stream):
+            now = Connection.CONNECTED
+        elif self._fresh_refusal() is not None:
+            now = Connection.REFUSED
+        else:
+            now = Connection.CONNECTING
+        if now is self._shown:
+            return
+        if Connection.CONNECTED in {now, self._shown}:
+            _log.info("peer", peer=self.node, connection=now.value, was=self._shown.value)
+        if now is Connection.CONNECTED:
+            self._logged.clear()
+        self._shown, self._since_ms = now, _wall_ms()
+
+    def _fresh_refusal(self) -> PeerRefusal | None:
+        after = time.monotonic() - REFUSAL_FRESH_S
+        fresh = [found for found, at in self._refusals.values() if at > after]
+        return fresh[-1] if fresh else None
+
+    # --- without
+
+    def _tell(self, told: bool) -> None:
+        if told:
+            self._on_disconnected(self.node)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

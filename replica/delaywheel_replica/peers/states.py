@@ -1,0 +1,88 @@
+"""What is known of the connection to each peer, for the operator and for the server."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Connection(StrEnum):
+    """How things stand with one peer.
+
+    CONNECTED: all four streams are up, two each way. REFUSED: one side refused the other by
+    name; it is tried again slowly. CONNECTING: anything else.
+    """
+
+    CONNECTED = "connected"
+    CONNECTING = "connecting"
+    REFUSED = "refused"
+
+
+class PeerReason(StrEnum):
+    """Why a peer is refused. Names are stable; docs/OPERATIONS.md says what to do."""
+
+    WRONG_CLUSTER = "WRONG_CLUSTER"
+    WRONG_PROTOCOL = "WRONG_PROTOCOL"
+    WRONG_FORMAT = "WRONG_FORMAT"
+    WRONG_NODE = "WRONG_NODE"
+    NOT_A_MEMBER = "NOT_A_MEMBER"
+    SETTINGS_DISAGREE = "SETTINGS_DISAGREE"
+    NODE_ID_TAKEN = "NODE_ID_TAKEN"
+    WRONG_PORT = "WRONG_PORT"
+    MALFORMED = "MALFORMED"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefusal:
+    """Why, for programs and for people."""
+
+    reason: PeerReason
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Since the network was made. Bytes are those of encoded messages.
+
+    Attributes:
+        sent: messages given to gRPC.
+        sent_bytes: of these.
+        received: messages taken from gRPC.
+        received_bytes: of these.
+        dropped: messages not sent: the peer was not connected, or its queue was full.
+        dropped_bytes: of these, where they had been encoded.
+        superseded: Gossip that a newer one replaced before it was sent; not a loss.
+        connects: how often one of the two streams to it was welcomed.
+        breaks: how often the peer was told to be disconnected.
+    """
+
+    sent: int = 0
+    sent_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    dropped: int = 0
+    dropped_bytes: int = 0
+    superseded: int = 0
+    connects: int = 0
+    breaks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerState:
+    """One peer.
+
+    Attributes:
+        connection: how things stand.
+        since_ms: since when, Unix milliseconds.
+        address: where it is dialled.
+        refusal: set while it is refused, by either side.
+        client_address: where callers reach it, as it said last; None: never heard of.
+        storage: uuid of its data folder, as it said last; None: never heard of.
+        counters: what went to and fro.
+    """
+
+    connection: Connection
+    since_ms: int
+    address: str
+    refusal: PeerRefusal | None = None
+    client_address: str | None = None
+    storage: str | None = None
+    counters: Counters = field(default_factory=Counters)

@@ -1,0 +1,115 @@
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import peer_pb2 as pb
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.peers import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+    WheelCard,
+)
+from delaywheel_replica.peers.encoding import decode, encode
+from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_ids
+
+texts = st.text(max_size=8)
+cards = st.builds(
+    WheelCard,
+    wheel=wheel_ids,
+    members=st.dictionaries(node_ids, texts, max_size=3),
+    min_insync=st.integers(1, 5),
+    span_seconds=st.integers(1, 366 * 86_400),
+)
+frame_copies = st.builds(
+    FrameCopy,
+    seq=st.integers(0, 2**64 - 1),
+    row=st.binary(min_size=16, max_size=16),
+    content=st.binary(max_size=300),
+)
+frames = st.builds(
+    Frames, card=cards, frames=st.lists(frame_copies, max_size=5).map(tuple), request=seqs
+)
+messages: st.SearchStrategy[PeerMessage] = st.one_of(
+    st.builds(Gossip, beats, st.lists(beats, max_size=3).map(tuple)),
+    frames,
+    st.builds(Applied, wheel_ids, texts, texts, seqs),
+    st.builds(Refused, node_ids, seqs),
+    st.builds(Fetch, seqs, wheel_ids, seqs, seqs),
+    st.builds(Lacks, seqs, wheel_ids, texts, st.lists(seqs, max_size=9).map(tuple)),
+    st.builds(Promise, answers),
+    st.builds(VoteAsk, seqs, times_ms),
+    st.builds(Vote, seqs),
+)
+
+CARD = WheelCard(WheelId("a", 1), {"a": "disk-a"}, 1, 7200)
+
+
+def test_no_message_is_left_out() -> None:
+    kinds = {kind.__name__ for kind in PeerMessage.__args__}
+    told = {field.name.replace("_", "") for field in pb.ToPeer.DESCRIPTOR.fields}
+    assert {kind.lower() for kind in kinds} == told - {"hello"}
+
+
+@given(messages)
+def test_every_message_survives(message: PeerMessage) -> None:
+    read = decode(encode(message))
+    assert read == message
+    assert type(read) is type(message)
+
+
+@given(frames)
+def test_frames_put_together_by_hand_are_what_protobuf_reads_and_writes(message: Frames) -> None:
+    written = encode(message)
+    again = pb.ToPeer.FromString(written)
+    assert decode(again.SerializeToString()) == message
+    assert [(f.seq, f.row, f.content) for f in again.frames.frames] == list(message.frames)
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 1 << 22])
+def test_frames_of_any_length(size: int) -> None:
+    content = os.urandom(size)
+    message = Frames(CARD, (FrameCopy(1, bytes(16), content), FrameCopy(2, bytes(16), b"next")))
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Vote(-1),
+        Vote(2**64),
+        Frames(CARD, (FrameCopy(-1, bytes(16), b""),)),
+        Frames(CARD, (FrameCopy(2**64, bytes(16), b""),)),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_where_they_are_sent(message: PeerMessage) -> None:
+    with pytest.raises(ValueError, match=r"range|no uint64"):
+        encode(message)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"spam",
+        pb.ToPeer(hello=pb.Hello(to="a")).SerializeToString(),
+        pb.ToPeer(fetch=pb.Fetch(wheel="no wheel")).SerializeToString(),
+        pb.ToPeer(gossip=pb.Gossip(beat=pb.Beat(open="a.0"))).SerializeToString(),
+        encode(Frames(CARD, (FrameCopy(1, bytes(16), b"content"),)))[:-1],
+    ],
+)
+def test_what_is_no_message_is_named(data: bytes) -> None:
+    with pytest.raises(MalformedError):
+        decode(data)

@@ -1,0 +1,99 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel_proto.v1 import peer_pb2 as pb
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.peers.handshake import (
+    PROTOCOL,
+    PeerIdentity,
+    decode_answer,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+    judge,
+)
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+from support.peer_site import SETTINGS, identity
+
+ME = identity("n1")
+MEMBERS = ("n1", "n2")
+
+texts = st.text(max_size=8)
+identities = st.builds(
+    PeerIdentity,
+    *[texts] * 5,
+    settings=st.dictionaries(texts, texts, max_size=3),
+    protocol=st.integers(0, 99),
+    format=st.integers(0, 99),
+)
+
+
+@given(identities, texts)
+def test_a_hello_survives(who: PeerIdentity, to: str) -> None:
+    assert decode_hello(encode_hello(who, to)) == (who, to)
+
+
+@given(identities | st.builds(PeerRefusal, st.sampled_from(PeerReason), texts))
+def test_an_answer_survives(answer: PeerIdentity | PeerRefusal) -> None:
+    assert decode_answer(encode_answer(answer)) == answer
+
+
+def test_what_is_no_hello_or_answer_is_named() -> None:
+    vote = pb.ToPeer(vote=pb.Vote(round=1)).SerializeToString()
+    for data in (b"", b"\xff", vote):
+        with pytest.raises(MalformedError):
+            decode_hello(data)
+    unknown = pb.Answer(refusal=pb.Refusal(reason="OF_LATER", text="why")).SerializeToString()
+    for data in (b"", b"\xff"):
+        with pytest.raises(MalformedError):
+            decode_answer(data)
+    with pytest.raises(MalformedError, match="OF_LATER: why"):
+        decode_answer(unknown)
+
+
+def test_those_that_agree_may_talk() -> None:
+    theirs = identity("n2", boot="another", client_address="elsewhere:1")
+    assert judge(ME, theirs, MEMBERS) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "told"),
+    [
+        ({"protocol": 9}, PeerReason.WRONG_PROTOCOL, [str(PROTOCOL), "9"]),
+        ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER, ["test", "other"]),
+        ({"format": 9}, PeerReason.WRONG_FORMAT, [str(ME.format), "9"]),
+        ({"node": "n1", "storage": "twin"}, PeerReason.NODE_ID_TAKEN, ["disk-n1", "twin"]),
+        ({"node": "n7"}, PeerReason.NOT_A_MEMBER, ["n7", "n1, n2"]),
+        (
+            {"settings": SETTINGS | {"min_insync": "1"}},
+            PeerReason.SETTINGS_DISAGREE,
+            ["min_insync is 2 at n1, 1 at n2"],
+        ),
+        ({"settings": {}}, PeerReason.SETTINGS_DISAGREE, ["members is n1,n2 at n1, None at n2"]),
+        (
+            {"settings": SETTINGS | {"min_insync": "1", "new": "x"}},
+            PeerReason.SETTINGS_DISAGREE,
+            ["min_insync", "new is None at n1, x at n2"],
+        ),
+    ],
+)
+def test_each_refusal_names_both_values(
+    changes: dict[str, Any], reason: PeerReason, told: list[str]
+) -> None:
+    theirs = replace(identity("n2"), **changes)
+    refusal = judge(ME, theirs, MEMBERS)
+    assert refusal is not None
+    assert refusal.reason is reason
+    for text in told:
+        assert text in refusal.text
+
+
+def test_of_another_protocol_nothing_else_is_looked_at() -> None:
+    refusal = judge(ME, PeerIdentity("", "", "", "", "", {}, protocol=2, format=0), MEMBERS)
+    assert refusal is not None
+    assert refusal.reason is PeerReason.WRONG_PROTOCOL
+    assert refusal.text == "protocol is 1 at n1, 2 at the other"

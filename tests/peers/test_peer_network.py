@@ -1,0 +1,481 @@
+"""Real gRPC over loopback, several nodes in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+import structlog
+from grpc_health.v1 import health, health_pb2_grpc
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delaywheel.framecopy import FrameCopy
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import peer_pb2 as pb
+from delaywheel_replica.core.beat import Fence, FenceAnswer
+from delaywheel_replica.core.peers import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+    WheelCard,
+)
+from delaywheel_replica.peers import accepting
+from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.handshake import encode_hello
+from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
+from delaywheel_replica.peers.states import Connection, PeerReason
+from local.kafka import free_ports
+from support.core_values import beat, wheel_beat
+from support.peer_site import SETTINGS, Site, identity
+
+WHEEL = WheelId("n1", 1)
+CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
+ALL = (
+    Gossip(beat("n1", open_=WHEEL), (beat("n3"),)),
+    VoteAsk(1, 1000),
+    Vote(2),
+    Promise(FenceAnswer("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4})),
+    Refused("n2", 3),
+    Frames(CARD, (FrameCopy(1, b"r" * 16, b"frame"),)),
+    Applied(WHEEL, "disk-n1", "boot", 1),
+    Fetch(1, WHEEL, 2, 3),
+    Lacks(1, WHEEL, "disk-n1", (2, 3)),
+)
+
+
+def members_of(count: int) -> dict[str, str]:
+    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(count), start=1)}
+
+
+def frames(size: int, seq: int = 1) -> Frames:
+    return Frames(CARD, (FrameCopy(seq, bytes(16), bytes(size)),))
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Site, Site]]:
+    """Two nodes that are connected."""
+    members = members_of(2)
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+        yield one, other
+
+
+# --- messages
+
+
+def by_kind(messages: Iterable[PeerMessage]) -> list[PeerMessage]:
+    return sorted(messages, key=lambda message: type(message).__name__)
+
+
+def test_every_kind_of_message_arrives(pair: tuple[Site, Site]) -> None:
+    one, other = pair
+    assert {type(message) for message in ALL} == set(PeerMessage.__args__)
+    other.came.clear()
+    for message in ALL:
+        one.network.send("n2", message)
+    other.wait_for_messages(len(ALL))
+    assert by_kind(other.from_("n1")) == by_kind(ALL)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from([Vote, Refused, Fetch, Applied]), max_size=200))
+def test_each_stream_keeps_its_order(pair: tuple[Site, Site], kinds: list[type]) -> None:
+    one, other = pair
+    other.came.clear()
+    made: dict[type, Callable[[int], PeerMessage]] = {
+        Vote: Vote,
+        Refused: lambda n: Refused("n2", n),
+        Fetch: lambda n: Fetch(n, WHEEL, 1, 1),
+        Applied: lambda n: Applied(WHEEL, "", "", n),
+    }
+    sent = [made[kind](n) for n, kind in enumerate(kinds, start=1)]
+    for message in sent:
+        one.network.send("n2", message)
+    other.wait_for_messages(len(sent))
+    for stream in ((Vote, Refused), (Fetch, Applied)):
+        came = [message for message in other.from_("n1") if isinstance(message, stream)]
+        assert came == [message for message in sent if isinstance(message, stream)]
+
+
+def test_what_goes_to_and_fro_is_counted(pair: tuple[Site, Site]) -> None:
+    one, other = pair
+    before, other_before = one.state("n2").counters, other.state("n1").counters
+    other.came.clear()
+    for n in range(1, 11):
+        one.network.send("n2", Vote(n))
+    one.network.send("n2", frames(10_000))
+    other.wait_for_messages(11)
+    after, other_after = one.state("n2").counters, other.state("n1").counters
+    assert after.sent - before.sent == other_after.received - other_before.received == 11
+    sent_bytes = after.sent_bytes - before.sent_bytes
+    assert sent_bytes == other_after.received_bytes - other_before.received_bytes
+    assert 10_000 < sent_bytes < 11_000
+    assert (after.dropped, after.breaks, after.connects) == (0, 0, 4)
+
+
+def test_who_is_not_a_peer_is_a_mistake_of_the_caller(pair: tuple[Site, Site]) -> None:
+    for stranger in ("n1", "n9"):
+        with pytest.raises(KeyError):
+            pair[0].network.send(stranger, Vote(1))
+
+
+def test_states_tell_of_whom_was_heard(pair: tuple[Site, Site]) -> None:
+    state = pair[0].state("n2")
+    assert state.connection is Connection.CONNECTED
+    assert (state.client_address, state.storage) == ("n2.example:7420", "disk-n2")
+    assert state.refusal is None
+
+
+def test_five_nodes_all_hear_each_other() -> None:
+    members = members_of(5)
+    with ExitStack() as stack:
+        sites = [stack.enter_context(Site(identity(node), members)) for node in members]
+        for site in sites:
+            site.wait_connected(*(node for node in members if node != site.node))
+        for site in sites:
+            told = Gossip(beat(site.node))
+            for node in members:
+                if node != site.node:
+                    site.network.send(node, told)
+        for site in sites:
+            site.wait_for_messages(4)
+            assert sorted(sender for sender, _ in site.came) == [
+                node for node in members if node != site.node
+            ]
+            assert all(
+                isinstance(message, Gossip) and message.beat.node == sender
+                for sender, message in site.came
+            )
+        assert not any(site.broken for site in sites)
+
+
+# --- a slow receiver
+
+
+def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
+    members, slow = members_of(2), threading.Event()
+    bound = 4 << 20
+    with (
+        Site(identity("n1"), members, data_queue_bytes=bound) as one,
+        Site(identity("n2"), members) as other,
+    ):
+        one.wait_connected("n2")
+
+        def hold(_: str, message: PeerMessage) -> None:
+            if isinstance(message, Frames):
+                slow.wait(60)
+
+        other.on_message = hold
+        for seq in range(1, 301):
+            one.network.send("n2", frames(1 << 20, seq))
+        counters = one.state("n2").counters
+        # What is not counted as dropped waits within the bound, or in gRPC's own windows.
+        assert counters.dropped >= 200
+        for n in range(1, 101):
+            one.network.send("n2", Vote(n))
+        other.wait("beats", lambda: len(other.from_("n1")) == 100)
+        assert other.from_("n1") == [Vote(n) for n in range(1, 101)]
+        slow.set()
+        taken = 300 - counters.dropped
+        other.wait("the rest", lambda: len(other.came) == 100 + taken)
+        seqs = [m.frames[0].seq for m in other.from_("n1") if isinstance(m, Frames)]
+        assert seqs == sorted(set(seqs))
+        assert not one.broken
+
+
+def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_ones() -> None:
+    members, slow = members_of(2), threading.Event()
+    big = {WheelId("n1", n): wheel_beat(10**9) for n in range(1, 2_000)}
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
+        one.wait_connected("n2")
+
+        def hold(*_: object) -> None:
+            slow.wait(60)
+
+        other.on_message = hold
+        for count in range(1, 201):
+            one.network.send("n2", Gossip(beat("n1", wheels=big, wall_ms=count)))
+        slow.set()
+        other.wait("the newest", lambda: newest(other) == 200)
+        counters = one.state("n2").counters
+        assert counters.superseded > 50
+        assert counters.sent + counters.superseded == 200
+        assert counters.dropped == 0
+
+
+def newest(site: Site) -> int:
+    told = site.from_("n1")
+    return told[-1].beat.wall_ms if told and isinstance(told[-1], Gossip) else 0
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER),
+        ({"protocol": 9}, PeerReason.WRONG_PROTOCOL),
+        ({"format": 9}, PeerReason.WRONG_FORMAT),
+        ({"settings": SETTINGS | {"min_insync": "1"}}, PeerReason.SETTINGS_DISAGREE),
+    ],
+)
+def test_those_who_disagree_refuse_each_other_by_name(
+    changes: dict[str, Any], reason: PeerReason
+) -> None:
+    members = members_of(2)
+    with (
+        structlog.testing.capture_logs() as logs,
+        Site(identity("n1"), members) as one,
+        Site(identity("n2", **changes), members) as other,
+    ):
+        for site, peer in ((one, "n2"), (other, "n1")):
+            site.wait_refused(peer, reason)
+            assert site.state(peer).connection is Connection.REFUSED
+            site.network.send(peer, Vote(1))
+            assert site.state(peer).counters.dropped == 1
+        refusals = one.network._peers["n2"]._refusals
+        first = dict(refusals)
+        one.wait("tried again", lambda: all(refusals[key] != first[key] for key in first))
+        assert [*one.came, *other.came, *one.broken, *other.broken] == []
+    told = [log for log in logs if log["event"] == "peer refused"]
+    # One text, once by either node, whatever was tried again.
+    assert sorted(log["peer"] for log in told) == ["n1", "n2"]
+
+
+def test_a_node_that_is_no_member_is_refused_and_logged_once() -> None:
+    members = members_of(2)
+    stranger = {"n1": members["n1"], "n9": members["n2"]}
+    with (
+        structlog.testing.capture_logs() as logs,
+        Site(identity("n1"), members) as one,
+        Site(identity("n9"), stranger) as other,
+    ):
+        other.wait_refused("n1", PeerReason.NOT_A_MEMBER)
+        # Who is dialled as n2 says that it is n9.
+        one.wait("refused", lambda: one.reason("n2") is not None)
+        assert one.reason("n2") in {PeerReason.NOT_A_MEMBER, PeerReason.WRONG_NODE}
+        since = other.network._peers["n1"]._refusals
+        first = dict(since)
+        other.wait("tried again", lambda: all(since[key] != first[key] for key in first))
+    assert len([log for log in logs if log["event"] == "stranger refused"]) == 1
+
+
+def test_an_address_that_leads_to_another_member() -> None:
+    members = members_of(3)
+    crossed = members | {"n2": members["n3"]}
+    with Site(identity("n1"), crossed) as one, Site(identity("n3"), members) as three:
+        one.wait_refused("n2", PeerReason.WRONG_NODE)
+        one.wait_connected("n3")
+        refusal = one.state("n2").refusal
+        assert refusal is not None
+        assert "n2" in refusal.text
+        assert "n3" in refusal.text
+        assert not three.broken
+
+
+def test_an_address_where_callers_are_taken() -> None:
+    members = members_of(2)
+    server = grpc.server(ThreadPoolExecutor(2))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    server.add_insecure_port(members["n2"])
+    server.start()
+    with Site(identity("n1"), members) as one:
+        one.wait_refused("n2", PeerReason.WRONG_PORT)
+    server.stop(None).wait()
+
+
+def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None:
+    members = members_of(2)
+    elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
+    with Site(identity("n1"), members) as one:
+        with Site(identity("n2"), members) as first:
+            one.wait_connected("n2")
+            second = Site(identity("n2", storage="other-disk"), elsewhere)
+            second.__enter__()
+            second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
+            refusal = one.state("n2").refusal
+            assert refusal is not None
+            assert "disk-n2" in refusal.text
+            assert "other-disk" in refusal.text
+            assert one.state("n2").connection is Connection.CONNECTED
+            assert one.state("n2").storage == "disk-n2"
+            one.network.send("n2", Vote(1))
+            first.wait("heard", lambda: first.came)
+            assert not one.broken
+        second.network.send("n1", Vote(2))
+        one.wait("the second is heard", lambda: one.state("n2").storage == "other-disk")
+        second.network.stop()
+
+
+def test_a_twin_of_this_node_is_refused() -> None:
+    members = members_of(2)
+    twin = {"n1": members["n2"], "n2": members["n1"]}
+    with (
+        Site(identity("n1"), members) as one,
+        Site(identity("n1", storage="twin"), twin) as other,
+    ):
+        other.wait_refused("n2", PeerReason.NODE_ID_TAKEN)
+        one.wait_refused("n2", PeerReason.NODE_ID_TAKEN)
+
+
+def raw_stream(address: str, requests: Iterator[bytes]) -> tuple[grpc.Channel, Iterator[bytes]]:
+    channel = grpc.insecure_channel(address)
+    method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+        "/delaywheel.peer.v1.Peers/Control"
+    )
+    return channel, method(requests)
+
+
+def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members) as one:
+        channel, answers = raw_stream(members["n1"], iter([b"\xff"]))
+        answer = pb.Answer.FromString(next(answers))
+        assert answer.refusal.reason == PeerReason.MALFORMED
+        assert list(answers) == []
+        channel.close()
+
+        hello = encode_hello(identity("n2"), "n1")
+        channel, answers = raw_stream(members["n1"], iter([hello, b"\xff"]))
+        assert pb.Answer.FromString(next(answers)).welcome.node == "n1"
+        assert list(answers) == []
+        assert one.reason("n2") is PeerReason.MALFORMED
+        one.wait("told", lambda: one.broken == ["n2"])
+        channel.close()
+
+
+def test_who_says_no_hello_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "HELLO_S", 0.05)
+    members, never = members_of(2), threading.Event()
+    with Site(identity("n1"), members):
+        channel, answers = raw_stream(members["n1"], iter(lambda: bytes(never.wait(60)), b""))
+        with pytest.raises(grpc.RpcError):
+            next(answers)
+        never.set()
+        channel.close()
+
+
+def test_who_goes_before_it_is_welcomed_is_not_held_to_be_there() -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members) as one:
+        for _ in range(20):
+            channel, _answers = raw_stream(
+                members["n1"], iter([encode_hello(identity("n2"), "n1")])
+            )
+            channel.close()
+        one.wait("nobody", lambda: not one.network._peers["n2"]._in)
+
+
+def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
+    members, never = members_of(2), threading.Event()
+
+    def requests(number: int) -> Iterator[bytes]:
+        yield encode_hello(identity("n2"), "n1")
+        yield encode(Vote(number))
+        never.wait(60)
+
+    with Site(identity("n1"), members) as one:
+        first, first_answers = raw_stream(members["n1"], requests(1))
+        assert pb.Answer.FromString(next(first_answers)).welcome.node == "n1"
+        one.wait_for_messages(1)
+        second, second_answers = raw_stream(members["n1"], requests(2))
+        assert pb.Answer.FromString(next(second_answers)).welcome.node == "n1"
+        with pytest.raises(grpc.RpcError):
+            next(first_answers)
+        one.wait_for_messages(2)
+        assert one.came == [("n2", Vote(1)), ("n2", Vote(2))]
+        # The end of the first was told when the second came, and is not told again.
+        assert one.broken == ["n2"]
+        second.close()
+        one.wait("told", lambda: one.broken == ["n2"] * 2)
+        never.set()
+        first.close()
+
+
+# --- life
+
+
+def test_a_port_in_use_is_refused_by_name() -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members):
+        network = PeerNetwork(
+            identity("n1"), members, on_message=lambda *_: None, on_disconnected=lambda _: None
+        )
+        with pytest.raises(PeerListenError, match=members["n1"]):
+            network.start(members["n1"])
+        network.stop()
+
+
+def test_a_stop_is_told_to_the_others_and_not_to_oneself(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members) as one:
+        with Site(identity("n2"), members) as other:
+            one.wait_connected("n2")
+            other.wait_connected("n1")
+        assert other.broken == []
+        one.wait("told", lambda: one.broken == ["n2"])
+        one.network.send("n2", Vote(1))
+        assert one.state("n2").counters.dropped == 1
+        assert one.state("n2").connection is Connection.CONNECTING
+    # gRPC writes to stderr itself when a server cuts its streams short.
+    assert "goaway" not in capfd.readouterr().err.lower()
+
+
+def test_a_stop_waits_for_the_message_that_is_being_taken() -> None:
+    members, entered, leave = members_of(2), threading.Event(), threading.Event()
+    with Site(identity("n1"), members) as one:
+        other = Site(identity("n2"), members)
+        other.__enter__()
+        one.wait_connected("n2")
+
+        def hold(*_: object) -> None:
+            entered.set()
+            leave.wait(60)
+
+        other.on_message = hold
+        one.network.send("n2", Vote(1))
+        assert entered.wait(20)
+        threading.Timer(0.2, leave.set).start()
+        other.network.stop()
+        assert leave.is_set()
+        assert other.came == [("n1", Vote(1))]
+
+
+def test_a_message_that_cannot_be_carried_out_ends_its_stream_which_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+
+        def fail(*_: object) -> None:
+            other.on_message = lambda *_: None
+            raise ZeroDivisionError("of this test")
+
+        other.on_message = fail
+        one.network.send("n2", Vote(1))
+        one.wait("told", lambda: one.broken == ["n2"])
+        other.wait("told", lambda: other.broken == ["n1"])
+        one.wait_connected("n2")
+        one.network.send("n2", Vote(2))
+        other.wait_for_messages(1)
+        assert other.came == [("n1", Vote(2))]
+    assert "ZeroDivisionError" in caplog.text

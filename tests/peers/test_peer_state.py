@@ -1,0 +1,107 @@
+"""One peer's state, without gRPC."""
+
+from collections.abc import Callable
+
+import structlog
+
+from delaywheel_replica.peers import peer as module
+from delaywheel_replica.peers.outbox import Outbox, Tally
+from delaywheel_replica.peers.peer import Peer, Stream, Way
+from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal
+from support.peer_site import identity
+
+THEIRS = identity("n2")
+
+
+def outbox() -> Outbox:
+    return Outbox(100, Tally())
+
+
+def connected(told: list[str]) -> Peer:
+    """With all four streams."""
+    peer = Peer("n2", "a:1", told.append)
+    for stream in Stream:
+        assert peer.welcomed(stream, THEIRS, outbox()) is None
+        assert peer.state().connection is Connection.CONNECTING
+        assert peer.came(stream, THEIRS, lambda: None) is None
+    assert peer.state().connection is Connection.CONNECTED
+    return peer
+
+
+def test_who_welcomes_under_another_name_is_not_wanted() -> None:
+    refusal = Peer("n2", "a:1", print).welcomed(Stream.DATA, identity("n3"), outbox())
+    assert refusal is not None
+    assert refusal.reason is PeerReason.WRONG_NODE
+
+
+def test_another_storage_is_refused_on_either_way_while_the_first_is_connected() -> None:
+    told: list[str] = []
+    other = identity("n2", storage="other-disk")
+    peer = connected(told)
+    for refusal in (
+        peer.welcomed(Stream.DATA, other, outbox()),
+        peer.came(Stream.DATA, other, lambda: None),
+    ):
+        assert refusal is not None
+        assert refusal.reason is PeerReason.NODE_ID_TAKEN
+    assert peer.state().storage == "disk-n2"
+    assert told == []
+
+
+def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
+    told: list[str] = []
+    peer = Peer("n2", "a:1", told.append)
+    waiting: dict[Stream, Outbox] = {stream: outbox() for stream in Stream}
+    cancels: dict[Stream, Callable[[], object]] = {Stream.CONTROL: object, Stream.DATA: int}
+    for stream in Stream:
+        peer.welcomed(stream, THEIRS, waiting[stream])
+        peer.came(stream, THEIRS, cancels[stream])
+    peer.left(Stream.CONTROL, waiting[Stream.CONTROL])
+    peer.left(Stream.DATA, waiting[Stream.DATA])
+    peer.went(Stream.DATA, cancels[Stream.DATA])
+    assert told == ["n2"]
+    peer.heard()
+    peer.went(Stream.CONTROL, cancels[Stream.CONTROL])
+    assert told == ["n2", "n2"]
+    assert peer.state().counters.breaks == 2
+    peer.went(Stream.CONTROL, cancels[Stream.CONTROL])
+    peer.left(Stream.CONTROL, waiting[Stream.CONTROL])
+    assert told == ["n2", "n2"]
+
+
+def test_a_refusal_that_is_not_repeated_is_over() -> None:
+    peer = Peer("n2", "a:1", print)
+    peer.refused(Way.IN, Stream.DATA, PeerRefusal(PeerReason.MALFORMED, "why"))
+    assert peer.state().connection is Connection.REFUSED
+    (refusal, at), *_ = peer._refusals.values()
+    peer._refusals[Way.IN, Stream.DATA] = refusal, at - module.REFUSAL_FRESH_S
+    state = peer.state()
+    assert state.connection is Connection.CONNECTING
+    assert state.refusal is None
+
+
+def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() -> None:
+    refusal = PeerRefusal(PeerReason.SETTINGS_DISAGREE, "why")
+    with structlog.testing.capture_logs() as logs:
+        peer = Peer("n2", "a:1", print)
+        for _ in range(3):
+            for stream in Stream:
+                peer.refused(Way.OUT, stream, refusal)
+        for stream in Stream:
+            peer.welcomed(stream, THEIRS, outbox())
+            peer.came(stream, THEIRS, lambda: None)
+        assert peer.state().refusal is None
+        peer.refused(Way.OUT, Stream.DATA, refusal)
+        # Shown beside the connection: somebody else claims to be that node, for instance.
+        assert peer.state().refusal == refusal
+        assert peer.state().connection is Connection.CONNECTED
+    assert len([log for log in logs if log["event"] == "peer refused"]) == 2
+
+
+def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
+    with structlog.testing.capture_logs() as logs:
+        peer = Peer("n2", "a:1", print)
+        for n in range(module.MOST_LOGGED + 50):
+            peer.refused(Way.OUT, Stream.DATA, PeerRefusal(PeerReason.MALFORMED, str(n)))
+    assert len(logs) == module.MOST_LOGGED
+    assert len(peer._logged) == module.MOST_LOGGED
