@@ -86,6 +86,12 @@ def test_messages_go_out_whole_in_order_and_never_early(
     ]
     done = world.wait_for("counted", lambda s: s.counters.get("forwarded") == 3)
     assert done.progress is not None
+    assert done.lateness is not None
+    assert sum(done.lateness.counts) == 3
+    assert 0 < done.lateness.sum_us < 3 * (now_ms() - rows[0].due_ms) * 1_000
+    assert done.commit_times is not None
+    assert sum(done.commit_times.counts) == done.counters["transactions"]
+    assert done.wall_ms - 60_000 < done.started_ms <= done.wall_ms
     assert done.progress.due_ms >= rows[2].due_ms
 
 

@@ -23,7 +23,7 @@ from delaywheel_replica.cleaner.ports import ProducersPort, Record
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.control import REMOVED, ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import MIN_SILENCE_MS, ElectionConfig
 from delaywheel_replica.core.pacing import CapLimits
@@ -351,6 +351,27 @@ def test_a_node_that_the_operator_replaced_gets_its_new_storage(place: Place) ->
     assert place.view.state.nodes["c"].storage == "disk-c"
     place.leadership.replace("c", "new disk")
     place.until(lambda: place.view.state.nodes["c"].storage == "new disk", within_s=0.2)
+
+
+def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    place.leadership.remove("c")
+    place.until(lambda: place.view.state.nodes["c"].storage == REMOVED, within_s=0.2)
+
+
+def test_what_the_operator_said_goes_with_the_office(place: Place) -> None:
+    """Somebody else may have been told something newer meanwhile."""
+    place.leadership.replace("c", "too early")
+    place.lead()
+    place.give_wheel("c")
+    place.never(lambda: place.view.state.nodes["c"].storage == "too early", for_s=1.0)
+    place.kafka.cut("a")
+    place.leadership.replace("c", "old")
+    place.until(lambda: not place.in_office())
+    place.kafka.mend("a")
+    place.until(place.in_office)
+    place.never(lambda: place.view.state.nodes["c"].storage == "old", for_s=1.0)
 
 
 def answer(node: str, seq: int) -> FenceAnswer:

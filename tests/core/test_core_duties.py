@@ -9,6 +9,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
 from delaywheel_replica.core.control import (
+    REMOVED,
     ControlState,
     NodeRecord,
     lost_record,
@@ -246,6 +247,38 @@ def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     ]
     found = look_at(state, *told, answers=answers)
     assert set(found.closed) == {WheelId(node, n) for node in "abc" for n in (8, 9)}
+
+
+def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_it() -> None:
+    """With W = 1 all three would have to answer."""
+    weak = replace(ABC, min_insync=1)
+    wheels = [wheel_record(WheelId(node, n), weak) for node in "abc" for n in (8, 9)]
+    state = nodes_of(last_number=11).apply_all(wheels)
+    told = [using("a", 10), using("b", 10)]
+    answers = [
+        FenceAnswer(node, f"disk-{node}", Fence(origin, 9)) for node in "ab" for origin in "abc"
+    ]
+    assert look_at(state, *told, answers=answers).closed == {}
+    found = look_at(state, *told, answers=answers, replacements={"c": REMOVED})
+    assert found.closed == dict.fromkeys((WheelId(node, n) for node in "abc" for n in (8, 9)), 0)
+    after = state.apply_all(found.records)
+    assert after.nodes["c"] == NodeRecord(REMOVED, 11)
+    assert keys(look_at(state, *told, replacements={"b": REMOVED})) == []  # b leads
+    # It gets no wheel, whatever disk it comes back with; until the operator replaces it.
+    for storage in ("disk-c", "disk-new"):
+        back = beat("c", storage=storage, last_number=9)
+        assert look_at(after, back).refused == {"c": Refusal.STORAGE_REPLACED}
+    found = look_at(after, back, replacements={"c": "disk-new"})
+    assert WheelId("c", 12) in after.apply_all(found.records).wheels
+
+
+def test_a_leader_whose_settings_name_a_node_taken_out_makes_no_wheel_that_waits_for_it() -> None:
+    state = nodes_of(c=REMOVED)
+    found = look_at(state, beat("a", last_number=9), beat("b", last_number=9))
+    state = state.apply_all(found.records)
+    made = state.wheels[WheelId("a", 10)]
+    assert made.members == {"a": "disk-a", "b": "disk-b", "c": REMOVED}
+    assert state.remaining(made) == {"a": "disk-a", "b": "disk-b"}
 
 
 def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:

@@ -47,6 +47,7 @@ from delaywheel_replica.core.status import Role
 WALL_MS = 1_000_000
 START_MS = 5_000
 ENDED = (Verdict.COMMITTED, Verdict.ABORTED, Verdict.UNKNOWN, Verdict.FENCED)
+UNFIT = (Reason.CLOCK_OFF, Reason.HANDED_OVER, Reason.TAKEN_OUT)
 
 
 def tick(
@@ -148,7 +149,7 @@ def events(election: Election, token: str, mark: int) -> list[Event]:
         tick(now_ms),
         with_votes(election, now_ms, "b"),
         tick(now_ms, heard_ms=now_ms),
-        *(tick(now_ms, unfit=reason) for reason in (Reason.CLOCK_OFF, Reason.HANDED_OVER)),
+        *(tick(now_ms, unfit=reason) for reason in UNFIT),
         tick(now_ms, server_fresh=False),
         tick(now_ms, holds_progress=False),
         tick(now_ms, hears_enough=False),
@@ -326,7 +327,13 @@ def test_who_hands_over_alone_has_nobody_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [{"server_fresh": False}, {"hears_enough": False}, {"unfit": Reason.CLOCK_OFF}]
+    "what",
+    [
+        {"server_fresh": False},
+        {"hears_enough": False},
+        {"unfit": Reason.CLOCK_OFF},
+        {"unfit": Reason.TAKEN_OUT},
+    ],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_without_a_living_server_enough_peers_or_a_clock_nobody_stands(
@@ -445,6 +452,7 @@ def test_idle_commits_keep_a_leader_in_office() -> None:
         (tick(START_MS + 1, hears_enough=False), Reason.UNHEARD),
         (tick(START_MS + 1, unfit=Reason.CLOCK_OFF), Reason.CLOCK_OFF),
         (tick(START_MS + 1, unfit=Reason.HANDED_OVER), Reason.HANDED_OVER),
+        (tick(START_MS + 1, unfit=Reason.TAKEN_OUT), Reason.TAKEN_OUT),
         (tick(START_MS, wall_ms=WALL_MS + START_MS + 501), Reason.CLOCK_JUMPED),
         (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), Reason.CLOCK_JUMPED),
     ],

@@ -157,6 +157,7 @@ def test_votes_for_an_earlier_life_do_not_count() -> None:
         {"server_fresh": False},
         {"hears_enough": False},
         {"unfit": Reason.CLOCK_OFF},
+        {"unfit": Reason.TAKEN_OUT},
     ],
 )
 def test_asking_ends_when_it_could_not_stand(ends: dict[str, object]) -> None:
@@ -283,7 +284,7 @@ def test_a_broken_connection_does_not_shorten_the_wait_after_an_own_failure() ->
 # --- those who should not lead
 
 
-@pytest.mark.parametrize("unfit", [Reason.CLOCK_OFF, Reason.HANDED_OVER])
+@pytest.mark.parametrize("unfit", [Reason.CLOCK_OFF, Reason.HANDED_OVER, Reason.TAKEN_OUT])
 def test_a_leader_that_should_not_lead_hands_over_and_waits_longer(unfit: Reason) -> None:
     now_ms = 5_000
     election = leading(now_ms)

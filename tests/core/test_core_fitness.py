@@ -7,7 +7,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.election_events import Reason
 from delaywheel_replica.core.fitness import HEARD_MS, LAG_MS, Fitness
 from delaywheel_replica.core.progress import Progress
@@ -133,3 +133,9 @@ def test_a_clock_is_counted_on_since_it_was_heard() -> None:
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=500) is None
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=501) is Reason.CLOCK_OFF
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=HEARD_MS) is None
+
+
+def test_who_was_taken_out_should_not_lead() -> None:
+    for storage, reason in ((REMOVED, Reason.TAKEN_OUT), ("disk-a", None), ("disk-new", None)):
+        state = replace(STATE, nodes={"a": NodeRecord(storage, 1), "b": NodeRecord(REMOVED, 1)})
+        assert look(Fitness(SKEW_MS), told("a"), now_ms=0, state=state) is reason

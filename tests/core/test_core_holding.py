@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
-from delaywheel_replica.core.control import ControlState, NodeRecord
-from delaywheel_replica.core.holding import held_prefix, holds_progress, takeable
+from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.holding import held_prefix, holds_progress, knows_all, takeable
 from delaywheel_replica.core.progress import Progress
 from support.core_values import beat, wheel_beat, wheel_record_of
 
@@ -116,6 +116,56 @@ def test_lost_frames_are_not_lacking() -> None:
         assert held_prefix(state, A1, own) == prefix
         assert holds_progress(state, own) == (prefix == 11)
     assert takeable(state, told("b", 9, lacking=(6,)), {"c": told("c", 9)}) == {A1: 11}
+
+
+@pytest.mark.parametrize(
+    ("own", "heard", "min_insync", "knows"),
+    [
+        # R = 2, itself counted.
+        (told("b", 7), [], 2, False),
+        (told("b", 7), [told("c", 7)], 2, True),
+        (told("b", 7), [told("c", 8)], 2, False),
+        (told("b", 7, lacking=(3,)), [told("c", 7)], 2, False),
+        # What it lacks it may have acknowledged before it went bad.
+        (told("b", 7), [told("c", 8, lacking=(3,))], 2, False),
+        (told("b", 7), [beat("c")], 2, True),
+        (beat("b"), [told("c", 1)], 2, False),
+        # Who may have forgotten, or is none of the members, says nothing.
+        (told("b", 7), [replace(told("c", 7), complete=False)], 2, False),
+        (told("b", 7), [replace(told("c", 7), storage="disk-new")], 2, False),
+        (told("b", 7), [told("d", 7)], 2, False),
+        (told("d", 7), [told("b", 7), told("c", 7)], 2, True),
+        # With W = 1 anyone may have what nobody else has: R = 3.
+        (told("b", 7), [told("c", 7)], 1, False),
+        (told("b", 7), [told("a", 7), told("c", 7)], 1, True),
+        # With W = 3 everybody has it all.
+        (told("b", 7), [], 3, True),
+        # It writes the wheel itself.
+        (replace(told("a", 7), open=A1), [], 1, True),
+    ],
+)
+def test_who_knows_all_that_was_acknowledged(
+    own: Beat, heard: list[Beat], min_insync: int, knows: bool
+) -> None:
+    wheel = replace(THREE.wheels[A1], min_insync=min_insync)
+    state = replace(THREE, wheels={A1: wheel})
+    others = {each.node: each for each in heard}
+    assert knows_all(state, own, others) is knows
+    # At its end a wheel is known by that; other wheels are known or not by themselves.
+    closed = replace(wheel, closed_at=7)
+    assert knows_all(replace(state, wheels={A1: closed}), own, {}) is (
+        held_prefix(state, A1, own) == 7 or own.open == A1
+    )
+    assert knows_all(replace(state, wheels={A2: wheel, A1: wheel}), own, {}) is (
+        knows_all(state, own, {}) and min_insync == 3
+    )
+
+
+def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> None:
+    out = replace(THREE, nodes={**THREE.nodes, "c": NodeRecord(REMOVED, 9)})
+    assert not knows_all(out, told("b", 7), {"c": told("c", 7)})
+    lost = replace(THREE, lost=frozenset({(A1, 8)}))
+    assert knows_all(lost, told("b", 7), {"c": told("c", 8)})
 
 
 @given(

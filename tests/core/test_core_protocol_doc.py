@@ -15,7 +15,7 @@ from delaywheel_replica.core.cancelling import (
     before_writing,
 )
 from delaywheel_replica.core.closing import AnswersWanted, Close, closing, wheels_to_close
-from delaywheel_replica.core.control import ControlState, NodeRecord
+from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.election_events import ENDINGS, TRANSITIONS, Phase
 from delaywheel_replica.core.floor import FRAME_GATES
 from delaywheel_replica.core.holding import takeable
@@ -144,6 +144,7 @@ FIVE = ControlState(
     wheels={A1: wheel_record_of("a", "b", "c", "d", "e", min_insync=3)},
 )
 REPLACED = replace(FIVE, nodes={**FIVE.nodes, "c": NodeRecord("disk-new", 1)})
+TAKEN_OUT = replace(FIVE, nodes={**FIVE.nodes, "c": NodeRecord(REMOVED, 1)})
 FENCE = Fence("a", 1)
 
 
@@ -195,6 +196,7 @@ MEMBERS = {
     "answers, complete": (FIVE, [member("c", 9)]),
     "answers, incomplete": (FIVE, [member("c", 9, complete=False)]),
     "was replaced, answers or not": (REPLACED, [member("c", 9, storage="disk-new")]),
+    "was taken out, answers or not": (TAKEN_OUT, [member("c", 9)]),
     "has an answer from another storage": (FIVE, [member("c", 9, storage="disk-new")]),
     "has not answered for this wheel": (FIVE, []),
 }

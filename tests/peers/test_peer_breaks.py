@@ -11,7 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.peers import Applied, Frames, Vote, VoteAsk, WheelCard
 from delaywheel_replica.peers.states import Connection
 from local.kafka import free_ports
-from support.peer_process import PeerProcess
+from support.peer_process import FAILED, PeerProcess
 from support.peer_site import Site, identity
 from support.wire import Wire
 
@@ -54,6 +54,14 @@ def test_a_killed_peer_is_told_at_once_and_found_again() -> None:
 
 def wait_broken(site: Site, times: int) -> None:
     site.wait(f"told {times} times", lambda: len(site.broken) == times)
+
+
+def test_a_process_whose_main_thread_fails_is_not_kept_by_its_peers() -> None:
+    members = members_of_two()
+    with Site(identity("n1"), members) as one, PeerProcess("n2", members) as other:
+        one.wait_connected("n2")
+        assert other.fail(20) == FAILED
+        wait_broken(one, 1)
 
 
 def test_a_peer_that_starts_again_is_connected_within_half_a_second() -> None:
@@ -124,6 +132,15 @@ def test_a_reset_of_one_direction_is_told_to_both() -> None:
                 told_s = seconds(partial(wait_broken, one, times))
                 wait_broken(other, times)
                 assert told_s < 0.3
+
+
+def test_frames_and_beats_go_over_connections_of_their_own() -> None:
+    members = members_of_two()
+    with Wire(members["n2"]) as wire:
+        dialled = members | {"n2": wire.address}
+        with Site(identity("n1"), dialled) as one, Site(identity("n2"), members):
+            one.wait_connected("n2")
+            assert wire.connections == 2
 
 
 def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:

@@ -32,7 +32,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.peers import accepting
+from delaywheel_replica.peers import accepting, network
 from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.handshake import encode_hello
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
@@ -413,17 +413,19 @@ def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
 def test_a_port_in_use_is_refused_by_name() -> None:
     members = members_of(2)
     with Site(identity("n1"), members):
-        network = PeerNetwork(
+        second = PeerNetwork(
             identity("n1"), members, on_message=lambda *_: None, on_disconnected=lambda _: None
         )
         with pytest.raises(PeerListenError, match=members["n1"]):
-            network.start(members["n1"])
-        network.stop()
+            second.start(members["n1"])
+        second.stop()
 
 
 def test_a_stop_is_told_to_the_others_and_not_to_oneself(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # Longer than the test may take: streams are ended, not waited for.
+    monkeypatch.setattr(network, "_GRACE_S", 100)
     members = members_of(2)
     with Site(identity("n1"), members) as one:
         with Site(identity("n2"), members) as other:
@@ -434,8 +436,6 @@ def test_a_stop_is_told_to_the_others_and_not_to_oneself(
         one.network.send("n2", Vote(1))
         assert one.state("n2").counters.dropped == 1
         assert one.state("n2").connection is Connection.CONNECTING
-    # gRPC writes to stderr itself when a server cuts its streams short.
-    assert "goaway" not in capfd.readouterr().err.lower()
 
 
 def test_a_stop_waits_for_the_message_that_is_being_taken() -> None:

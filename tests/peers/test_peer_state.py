@@ -1,10 +1,17 @@
 """One peer's state, without gRPC."""
 
 from collections.abc import Callable
+from typing import cast
+from unittest.mock import Mock
 
+import grpc
 import structlog
 
+from delaywheel_replica.core.peers import Vote
 from delaywheel_replica.peers import peer as module
+from delaywheel_replica.peers.accepting import Acceptor
+from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.handshake import encode_hello
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.peer import Peer, Stream, Way
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal
@@ -66,6 +73,17 @@ def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
     assert peer.state().counters.breaks == 2
     peer.went(Stream.CONTROL, cancels[Stream.CONTROL])
     peer.left(Stream.CONTROL, waiting[Stream.CONTROL])
+    assert told == ["n2", "n2"]
+
+
+def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -> None:
+    told: list[str] = []
+    peer, waiting = Peer("n2", "a:1", told.append), outbox()
+    peer.welcomed(Stream.CONTROL, THEIRS, waiting)
+    acceptor = Acceptor(identity("n1"), {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting))
+    requests = iter([encode_hello(THEIRS, "n1"), encode(Vote(1))])
+    context = cast("grpc.ServicerContext", Mock())
+    assert len(list(acceptor.serve(Stream.CONTROL, requests, context))) == 1
     assert told == ["n2", "n2"]
 
 

@@ -19,7 +19,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def generated(tree: Path, suffix: str) -> Path:
-    return next(tree.rglob(f"*{suffix}"))
+    return next(tree.rglob(f"delaywheel{suffix}"))
 
 
 @pytest.mark.usefixtures("tree")
@@ -30,7 +30,7 @@ def test_what_is_checked_in_is_up_to_date() -> None:
 def test_changed_source_is_noticed_and_regenerated(
     tree: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = next(tree.rglob("*.proto"))
+    source = generated(tree, ".proto")
     source.write_text(source.read_text() + "\nmessage Another { int32 field = 1; }\n")
     assert proto.main(["--check"]) == 1
     assert "is out of date: run scripts/proto" in capsys.readouterr().err

@@ -20,6 +20,9 @@ from delaywheel_replica.core.cancelling import (
     after_writing,
     before_writing,
 )
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.fitness import heard_beats
+from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.status import CleanerStatus, Role
 from delaywheel_replica.server.scan import Found, Scanner
 from sim.clients import Verdicts
@@ -127,16 +130,12 @@ class Cancels:
         status, row = self._server.cleaner_row, self._server.row
         if status is None or row is None or (status.floor or 0) > slot:
             return Found()
+        heard = heard_beats(row, self._server.now_ms)
+        registry = ControlState(wheels=status.wheels, lost=status.lost)
         limits = {wheel: beat.applied for wheel, beat in row.beat.wheels.items()}
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
         found = self._scanner.find(slot, id_, limits, due_ms)
-        for wheel, record in status.wheels.items():
-            held = row.beat.wheels.get(wheel)
-            known = [sight.beat.wheels[wheel] for sight in row.peers.values()
-                     if wheel in sight.beat.wheels]  # fmt: skip
-            told = max((beat.high_watermark for beat in known), default=0)
-            if (0 if held is None else held.prefix) < max(told, record.closed_at or 0):
-                found.complete = False
+        found.complete = found.complete and knows_all(registry, row.beat, heard)
         return found

@@ -103,8 +103,7 @@ class SimCleaner:
         self.node = node
         self._world = node.world
         self._settings = node.world.settings
-        self._members = node.world.members
-        self._min_insync = node.world.min_insync
+        self._members, self._min_insync = node.world.configured(node.name)
         self.process = node.scheduler.process(f"{node.name}-cleaner")
         self._pid = node.world.next_pid()
         self._signal = Signal(node.scheduler)
@@ -155,6 +154,8 @@ class SimCleaner:
             self._turn_wall_ms = 0
             for node, storage in self._world.replacements.items():
                 self.leadership.replace(node, storage)
+            for node in sorted(self._world.removals):
+                self.leadership.remove(node)
             rest_s = self.leadership.turn(self.node.server_row())
             self._write_row()
             self._signal.clear()

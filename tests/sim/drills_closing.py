@@ -232,3 +232,13 @@ def nobody_left(script: Script) -> None:
     script.do(6_900, "kafka_down", ms=3_000)
     script.do(script.about(7_000), "wipe", node="a", ms=300, replaced_ms=700)
     script.until_ms = 20_000
+
+
+@CLOSING(r"init .* epoch 1", r"operator +takes out a", r"closes b\.1 at")
+def taken_out(script: Script) -> None:
+    """With W = 1 every wheel waits for all members; one is taken out, as the leader's list says."""
+    script.cluster("abc", 1)
+    script.flow(3_000, 11_000, 100, "bc", delay_ms=1_500, patience_ms=4_000)
+    script.do(script.about(2_500), "kill_server", node="a")
+    script.do(script.about(5_000, 1_000), "change_members", nodes=("b", "c"), min_insync=2)
+    script.until_ms = 14_000

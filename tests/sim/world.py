@@ -40,9 +40,6 @@ CLUSTER = "sim"
 PARTITIONS = 2
 DRAIN_S = 240
 LOOK_S = 0.5
-NOBODY = "f" * 32
-"""The storage of a node that was taken out."""
-
 LOOK_US = 3 * US_PER_S
 
 
@@ -83,6 +80,8 @@ class World:
         self.ledger: dict[WheelId, int] = {}
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
+        self.removals: set[str] = set()
+        self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}
         self.members = plan.settings.nodes
         self.min_insync = plan.settings.min_insync
         self.truth = Truth()
@@ -122,13 +121,18 @@ class World:
         """The nodes that are part of the cluster."""
         return (node for _, node in sorted(self.nodes.items()) if not node.is_gone)
 
+    def configured(self, node: str) -> tuple[tuple[str, ...], int]:
+        """The list of nodes and W of a node that starts now; who is to be taken out keeps its."""
+        return self._last_lists.get(node, (self.members, self.min_insync))
+
     def member_config(self, node: str) -> MemberConfig:
         """How a server that starts now takes part."""
         settings = self.settings
+        nodes, min_insync = self.configured(node)
         return MemberConfig(
             node=node,
-            nodes=self.members,
-            min_insync=self.min_insync,
+            nodes=nodes,
+            min_insync=min_insync,
             late_window_s=settings.late_window_s,
             in_flight_frames=settings.in_flight_frames,
             batch_frames=settings.batch_frames,
@@ -144,6 +148,8 @@ class World:
     def replace(self, node: str) -> None:
         """The operator says that a node's new, empty disk is to stand for its id."""
         storage = self.nodes[node].storage
+        if node in self.removals:
+            return
         if storage is None:
             self.scheduler.call_later(US_PER_S, self.replace, node)
             return
@@ -153,6 +159,8 @@ class World:
     def change_members(self, nodes: tuple[str, ...], min_insync: int) -> None:
         """The operator gives all nodes another list of nodes, and restarts them one by one."""
         leaving = [node for node in self.living() if node.name not in nodes]
+        for node in leaving:
+            self._last_lists.setdefault(node.name, (self.members, self.min_insync))
         self.members, self.min_insync = nodes, min_insync
         for node in leaving:
             if node.server is not None:
@@ -167,7 +175,9 @@ class World:
     def _leave(self, node: SimNode) -> None:
         """A node is taken out for good: the operator says that nothing will come of it any more."""
         node.leave()
-        self.replacements[node.name] = NOBODY
+        self.trace.add("operator", "takes out", node.name)
+        self.replacements.pop(node.name, None)
+        self.removals.add(node.name)
         self.checks.disturbed()
 
     # --- what callers hear

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.control import Leader, WheelRecord
+from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import (
     CleanerStatus,
@@ -96,6 +97,14 @@ wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatm
         fill=seqs,
     )
 )
+histograms = st.lists(st.integers(0, 9), max_size=3, unique=True).flatmap(
+    lambda bounds: st.builds(
+        Histogram,
+        bounds_us=st.just(tuple(sorted(bounds))),
+        counts=st.lists(seqs, min_size=len(bounds) + 1, max_size=len(bounds) + 1).map(tuple),
+        sum_us=seqs,
+    )
+)
 cleaner_statuses = st.builds(
     CleanerStatus,
     node=node_ids,
@@ -111,7 +120,10 @@ cleaner_statuses = st.builds(
     wheels=st.dictionaries(wheel_ids, wheel_records, max_size=3),
     lateness_ms=st.integers(0, 99),
     kafka_error=st.none() | st.text(max_size=8),
+    started_ms=times_ms,
     counters=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
+    lateness=st.none() | histograms,
+    commit_times=st.none() | histograms,
     unavailable_topics=st.lists(st.text(max_size=8), max_size=3).map(tuple),
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),

@@ -1,7 +1,8 @@
 """A node that is nothing but its peer network, as a process that can be killed and stopped.
 
 It answers: Frames with Applied, a VoteAsk with a Vote. Arguments: its id, its storage, and the
-members as JSON. It says "ready" when it listens, and ends with its standard input.
+members as JSON. It says "ready" when it listens. When its standard input ends its main thread ends,
+as by a defect: nothing is stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Self
 from delaywheel_replica.core.peers import Applied, Frames, PeerMessage, Vote, VoteAsk
 from delaywheel_replica.peers.network import PeerNetwork
 from support.peer_site import identity
+
+FAILED = 3
 
 
 class PeerProcess:
@@ -53,6 +56,11 @@ class PeerProcess:
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def fail(self, timeout_s: float) -> int:
+        """Its main thread ends; returns the exit code."""
+        self._process.communicate(timeout=timeout_s)
+        return self._process.returncode
+
 
 def main(node: str, storage: str, members: dict[str, str]) -> None:
     def answer(peer: str, message: PeerMessage) -> None:
@@ -72,7 +80,7 @@ def main(node: str, storage: str, members: dict[str, str]) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.read()
-    network.stop()
+    sys.exit(FAILED)
 
 
 if __name__ == "__main__":

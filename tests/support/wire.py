@@ -46,6 +46,12 @@ class Wire:
         self._server.close()
         self._selector.close()
 
+    @property
+    def connections(self) -> int:
+        """How many there are now."""
+        with self._lock:
+            return len(self._ends) // 2
+
     def reset(self) -> None:
         """Both ends of every connection see a reset."""
         with self._lock:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel.columns import Columns
-from delaywheel.dial import Dial, DialView
+from delaywheel.dial import HORIZONS, Dial, DialView
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Kind
 from delaywheel.wheel import list_wheels
@@ -71,3 +71,46 @@ def test_a_dial_of_another_size_is_made_anew() -> None:
 def test_no_node_ever_ran_here() -> None:
     with pytest.raises(FileNotFoundError):
         DialView(SimulatedDisk(), DATA)
+
+
+def test_pending_by_horizon() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 200_000)
+    view = DialView(disk, DATA)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    now = BASE_SLOT + 1_000
+    ahead = {
+        -900: "",  # done
+        -5: "overdue",
+        -1: "overdue",
+        0: "1s",
+        1: "10s",
+        9: "10s",
+        10: "1m",
+        59: "1m",
+        60: "10m",
+        599: "10m",
+        600: "1h",
+        3_599: "1h",
+        3_600: "1d",
+        86_399: "1d",
+        86_400: "beyond",
+        90_000: "beyond",
+    }
+    for number, seconds in enumerate(ahead):
+        append(wheel, [message(number, slot=now + seconds)])
+    found = view.pending(now, now - 5)
+    assert [horizon for horizon, _, _ in found] == [name for name, _ in HORIZONS]
+    wanted = list(ahead.values())
+    assert {horizon: messages for horizon, messages, _ in found} == {
+        name: wanted.count(name) for name, _ in HORIZONS
+    }
+    rows = view.rows(now - 5)
+    assert sum(length for _, _, length in found) == int(rows["length_bytes"].sum())
+    assert [messages for _, messages, _ in view.pending(now, now + 100_000)] == [0] * len(HORIZONS)
+
+
+def test_pending_of_an_empty_dial() -> None:
+    disk = SimulatedDisk()
+    Dial(disk, DATA, 10)
+    assert {messages for _, messages, _ in DialView(disk, DATA).pending(BASE_SLOT, 0)} == {0}

@@ -1,4 +1,5 @@
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -327,17 +328,23 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 15, "the last segment stays"
 
 
-def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever() -> None:
+@pytest.mark.parametrize("is_swept", [True, False])
+@pytest.mark.parametrize("machine_crash", [None, *range(5)])
+def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever(
+    is_swept: bool, machine_crash: int | None
+) -> None:
     for effects in range(100):
         disk = SimulatedDisk()
         wheel = new_wheel(disk, DATA)
-        append(wheel, [message(1)])
-        wheel.delete_below(BASE_SLOT + 1)
+        append(wheel, [message(1), message(2, slot=BASE_SLOT + 9_000)])
+        wheel.checkpoint()
+        if is_swept:
+            wheel.delete_below(BASE_SLOT + 9_001)
         disk.crash_after(effects)
         try:
             delete_wheel(disk, DATA, wheel.wheel)
         except Crash:
-            disk.restart()
+            disk.restart(None if machine_crash is None else Random(machine_crash))
             delete_halves(disk, DATA)
             assert disk.list_folder(DATA / "wheels") == list(map(str, list_wheels(disk, DATA)))
             continue

@@ -14,7 +14,7 @@ at may hang on it.
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,29 @@ DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
         ("wheels", "<u8"),  # how many wheels have frames in the slot
     ]
 )
+
+HORIZONS: Final = (
+    ("overdue", 0),
+    ("1s", 1),
+    ("10s", 10),
+    ("1m", 60),
+    ("10m", 600),
+    ("1h", 3_600),
+    ("1d", 86_400),
+    ("beyond", None),
+)
+"""Names of ranges of dues, and how many seconds from now each ends; each begins where the one
+before it ends. A slot is a second, so "1s" is the second that runs now."""
+
+_PIECE_ROWS: Final = 1 << 15
+
+
+class Pending(NamedTuple):
+    """What lies ahead within one horizon."""
+
+    horizon: str
+    messages: int
+    length_bytes: int
 
 
 class Dial:
@@ -133,3 +156,27 @@ class DialView:
         wanted = (slots >= max(from_slot, 1)) & (slots < (to_slot or np.iinfo(np.int64).max))
         rows = self._table[wanted]
         return rows[np.argsort(rows["slot"], kind="stable")]
+
+    def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
+        """What is not done yet, by how far ahead it is due.
+
+        Exact as long as no sum exceeds 2^53.
+
+        Args:
+            now_slot: the second that runs now.
+            done_slot: slots before this one are done; a slot counts as a whole.
+        """
+        ends = np.array([end for _, end in HORIZONS if end is not None], np.int64)
+        sums = np.zeros((2, len(HORIZONS)))
+        # In pieces: one call on a long span would keep all other threads waiting for its end.
+        for start in range(0, len(self._table), _PIECE_ROWS):
+            piece = self._table[start : start + _PIECE_ROWS]
+            slots = piece["slot"].copy()
+            wanted = np.flatnonzero(slots >= max(done_slot, 1))
+            places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
+            for row, name in enumerate(("messages", "length_bytes")):
+                sums[row] += np.bincount(places, piece[name][wanted], len(HORIZONS))
+        return tuple(
+            Pending(name, int(messages), int(length_bytes))
+            for (name, _), messages, length_bytes in zip(HORIZONS, *sums, strict=True)
+        )

@@ -393,8 +393,15 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> list[int]:
 
 
 def delete_wheel(disk: Disk, data: Path, wheel: WheelId) -> None:
-    """Deletes a wheel that is unregistered; meta.json first, so that no half wheel is left."""
+    """Deletes a wheel that is unregistered. It may have slot files that were not swept yet.
+
+    They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
+    meta.json, so that no half wheel is left.
+    """
     folder = layout.wheel_folder(data, wheel)
+    disk.delete_folder(layout.slots_folder(folder))
+    if disk.exists(folder):
+        disk.sync_folder(folder)
     disk.delete(layout.meta_path(folder))
     disk.delete_folder(folder)
     disk.sync_folder(layout.wheels_folder(data))

@@ -19,6 +19,7 @@ from time import monotonic as monotonic_clock
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import outcomes
@@ -84,6 +85,8 @@ class Transacted:
     duties: Duties
     behind: bool
     """More is due already."""
+    dues_ms: NDArray[np.int64]
+    """Of the messages that went to their topics, if it was committed."""
 
 
 class Forwarder:
@@ -188,8 +191,10 @@ class Forwarder:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
+        dues_ms = np.empty(0, np.int64)
         if planned is not None:
-            counted += self._write(number, planned, timeout_ms)
+            dues_ms, written = self._write(number, planned, timeout_ms)
+            counted += written
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += len(lost)
         control = [self._control(record) for record in todo.all_records]
@@ -205,7 +210,7 @@ class Forwarder:
             self.counters["failed_transactions"] += 1
             if step is not None and not is_aftermath(ended.cause):
                 self._dead_letters.failed(step.messages)
-        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind)
+        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, dues_ms)
 
     def _duties(
         self, progress: Progress | None, situation: Situation
@@ -234,15 +239,26 @@ class Forwarder:
         elif todo.unregistered:
             self._reading = False  # its progress still names them: begin anew
 
-    def _write(self, number: int, planned: Planned, timeout_ms: int) -> Counter[str]:
-        """Everything of a step; what the client itself refuses becomes a dead letter too."""
+    def _write(
+        self, number: int, planned: Planned, timeout_ms: int
+    ) -> tuple[NDArray[np.int64], Counter[str]]:
+        """Everything of a step; what the client itself refuses becomes a dead letter too.
+
+        Returns:
+            The dues of what goes to its topic, and how much of what there is.
+        """
         step, plan = planned.step, planned.plan
         dead = list(plan.dead)
+        dues_ms = [np.empty(0, np.int64)]
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
             refused = self._producers.write(number, outcomes.forwarded(rows))
+            written = rows.dues_ms
             if refused:
-                chosen = rows.take(np.array([record.number for record in refused]))
+                numbers = np.array([record.number for record in refused])
+                written = np.delete(written, numbers)
+                chosen = rows.take(numbers)
                 dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
+            dues_ms.append(written)
             if ends_batch:
                 self._producers.flush(number, timeout_ms)
         names = self._names
@@ -253,7 +269,7 @@ class Forwarder:
             self._producers.write_own(number, letter)
         self._producers.write_own(number, outcomes.dropped(names, step.dropped))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
-        return Counter(
+        return np.concatenate(dues_ms), Counter(
             forwarded=len(step.messages) - len(dead),
             dead_lettered=len(dead),
             cancelled=cancelled,

@@ -25,11 +25,12 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.settings import MAX_CALL_MS
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
-from delaywheel_replica.core.control import ControlState, Leader
+from delaywheel_replica.core.control import REMOVED, ControlState, Leader
 from delaywheel_replica.core.duties import ControlIncompleteError, Situation
 from delaywheel_replica.core.election import Election, ElectionConfig
 from delaywheel_replica.core.election_events import (
@@ -49,6 +50,7 @@ from delaywheel_replica.core.election_events import (
     TransactionReport,
 )
 from delaywheel_replica.core.fitness import Fitness, heard_beats
+from delaywheel_replica.core.histogram import COMMIT_BOUNDS_US, Tally
 from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.losing import FrameName
 from delaywheel_replica.core.reports import Verdict
@@ -83,7 +85,12 @@ class View:
 
 
 class Leadership:
-    """Leads, or waits to. One thread calls it."""
+    """Leads, or waits to. One thread calls it.
+
+    Attributes:
+        lateness: of what this process forwarded.
+        commit_times: how long its transactions took that were committed.
+    """
 
     def __init__(
         self,
@@ -123,6 +130,8 @@ class Leadership:
         self._stop_by: float | None = None
         self._error: str | None = None
         self._counters: Counter[str] = Counter()
+        self.lateness = Lateness()
+        self.commit_times = Tally(COMMIT_BOUNDS_US)
         self._shown = ControlState()
 
     @property
@@ -141,10 +150,18 @@ class Leadership:
         self._commit_wanted = True
 
     def replace(self, node: str, storage: str) -> None:
-        """The operator says that a node has a new disk: it counts from now on."""
-        if self._replacements.get(node) != storage:
+        """The operator says that a node has a new disk: it counts from now on.
+
+        Only a leader takes it up, and forgets it with its office: in a later one it would go back
+        to it, whatever the operator said meanwhile. It is to be asked for until it is committed.
+        """
+        if self._election.phase in IN_OFFICE and self._replacements.get(node) != storage:
             self._replacements[node] = storage
             self._commit_wanted = True
+
+    def remove(self, node: str) -> None:
+        """The operator took a node out for good: it is replaced by nothing; see `replace`."""
+        self.replace(node, REMOVED)
 
     def stop(self) -> None:
         """The node stops: close its wheel if this one leads, then end."""
@@ -297,6 +314,7 @@ class Leadership:
             self._follower.resume()
         self._candidacy.destroy()
         self._fences, self._fills = (), {}
+        self._replacements = {}
 
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
@@ -347,7 +365,10 @@ class Leadership:
         self._commit_wanted = False
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._error = None if done.verdict is Verdict.COMMITTED else done.cause
-        if done.verdict is not Verdict.COMMITTED:
+        if done.verdict is Verdict.COMMITTED:
+            self.lateness.add(done.dues_ms, self._clock.wall_ms())
+            self.commit_times.add(done.commit_ms * 1_000)
+        else:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
         for node, refusal in done.duties.refused.items():
             self._error = f"node {node} gets no wheel: {refusal}"

@@ -88,6 +88,7 @@ class Cleaner:
         self._server_row = RowReader(config.data_dir / "server.row")
         self._row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
+        self._started_ms = self._clock.wall_ms()
         self._row_at = 0.0
         self._told: object = None
         self._server: ServerStatus | None = None
@@ -227,7 +228,10 @@ class Cleaner:
             wheels=view.state.wheels,
             lateness_ms=view.lateness_ms,
             kafka_error=view.error,
+            started_ms=self._started_ms,
             counters=self._leadership.counters,
+            lateness=self._leadership.lateness.read(),
+            commit_times=self._leadership.commit_times.read(),
             unavailable_topics=self._dead_letters.unavailable_topics[:TOPICS_TOLD],
             fences=view.fences,
             fills=view.fills,

@@ -68,7 +68,8 @@ class CancelView:
         copies: where the message lies in the slot files.
         cancels: where cancels of it lie. After writing: found by a scan that began when the
             own cancel was in its file, so that no cancel with a smaller seq is missing.
-        complete: every frame of the slot could be read, of every registered wheel.
+        complete: every frame of the slot could be read, of every registered wheel, and the node
+            holds all that was acknowledged (`holding.knows_all`).
     """
 
     due_ms: int

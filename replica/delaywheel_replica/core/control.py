@@ -28,6 +28,9 @@ from delaywheel_replica.core.quorum import required_answers
 ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
 
+REMOVED = "removed"
+"""Stands for the storage of a node that was taken out for good: no disk has it."""
+
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
 
@@ -60,7 +63,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node id's storage, and the last wheel number it was given. Kept for ever."""
+    """A node id's storage, or `REMOVED`, and the last wheel number it was given. Kept for ever."""
 
     storage: str
     last_number: int
@@ -161,11 +164,15 @@ class ControlState:
         return state
 
     def remaining(self, record: WheelRecord) -> dict[str, str]:
-        """A wheel's members with their storages, without those that were replaced since."""
+        """A wheel's members with their storages, without those that were replaced or taken out.
+
+        A leader with the settings of before names one that was taken out for new wheels still.
+        """
         return {
             node: storage
             for node, storage in record.members.items()
-            if node not in self.nodes or self.nodes[node].storage == storage
+            if storage != REMOVED
+            and (node not in self.nodes or self.nodes[node].storage == storage)
         }
 
     def marked(self, token: str) -> frozenset[int]:

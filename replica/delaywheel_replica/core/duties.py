@@ -4,7 +4,7 @@
 the nodes tell, and says which control records go with it, in this order:
 
 1. the first progress of an empty cluster;
-2. nodes that the operator replaced get their new storage;
+2. nodes that the operator replaced get their new storage, those taken out `REMOVED`;
 3. frames that nobody can read are recorded as lost;
 4. wheels that nobody is to write any more are closed, where enough members answered and hold
    them; where enough answered and too few hold, the end that was found is committed as a fill;
@@ -37,6 +37,7 @@ from delaywheel_replica.core.closing import (
     wheels_to_close,
 )
 from delaywheel_replica.core.control import (
+    REMOVED,
     ControlRecord,
     ControlState,
     NodeRecord,
@@ -92,7 +93,7 @@ class Situation:
         lacks: frames that were looked for -> the members that do not have them.
         silent: nodes that are heard by too few.
         in_office_ms: for how long it has led: silence counts only after it could have heard.
-        replacements: node -> its new storage, as the operator wishes.
+        replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
     """
 
     now_ms: int
@@ -223,11 +224,16 @@ def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
 
 
 def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
-    """The number goes on: a name that the old storage has used is never given again."""
+    """The number goes on: a name that the old storage has used is never given again.
+
+    Nobody takes itself out: it might be the last one that could take the operator's next word.
+    """
     return [
         node_record(node, replace(state.nodes[node], storage=storage))
         for node, storage in sorted(situation.replacements.items())
-        if node in state.nodes and state.nodes[node].storage != storage
+        if node in state.nodes
+        and state.nodes[node].storage != storage
+        and (storage, node) != (REMOVED, situation.node)
     ]
 
 

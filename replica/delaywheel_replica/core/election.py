@@ -261,7 +261,8 @@ class Election:
         return is_silent and tick.now_ms - self._acted_ms >= self._wait_ms
 
     def _can_stand(self, tick: Tick) -> bool:
-        return tick.server_fresh and tick.hears_enough and tick.unfit is not Reason.CLOCK_OFF
+        is_fit = tick.unfit in {None, Reason.HANDED_OVER}
+        return tick.server_fresh and tick.hears_enough and is_fit
 
     def _stagger_ms(self, tick: Tick) -> int:
         """By rank, and by chance: a text that no other run has says which. Who lags is last."""

@@ -60,6 +60,7 @@ class Reason(StrEnum):
     CLOCK_JUMPED = "CLOCK_JUMPED"
     CLOCK_OFF = "CLOCK_OFF"
     HANDED_OVER = "HANDED_OVER"
+    TAKEN_OUT = "TAKEN_OUT"
     STOPPED = "STOPPED"
 
 
@@ -76,7 +77,7 @@ class Tick:
             clock; None: never, or the connection to it broke.
         hears_enough: R members are heard, itself counted.
         unfit: why this node should not lead, though it could (core/fitness.py): its clock is off,
-            CLOCK_OFF, or it lags, HANDED_OVER.
+            CLOCK_OFF, it lags, HANDED_OVER, or it is no part of the cluster any more, TAKEN_OUT.
         votes: who else said, in this round of asking, that it hears no leader.
         vote_round: see `votes`.
         control_quiet_ms: for how long nothing new stands in the control topic.
@@ -284,6 +285,7 @@ ENDINGS: dict[Reason, Ending] = {
     Reason.CLOCK_JUMPED: Ending(yields=True),
     Reason.CLOCK_OFF: Ending(doubles=False, yields=True),
     Reason.HANDED_OVER: Ending(doubles=False, yields=True),
+    Reason.TAKEN_OUT: Ending(doubles=False, yields=True),
 }
 """Kafka away doubles nothing: no id was touched, so nobody was disturbed, and a long outage
 must not be followed by a minute in which nobody dares to stand."""

@@ -4,8 +4,10 @@
 |---|---|
 | lacks what was V or an HW `LAG_MS` ago, and another that is heard holds it | HANDED_OVER |
 | has a clock off the median of three or more by `max_clock_skew_ms` | CLOCK_OFF |
+| was taken out by the operator | TAKEN_OUT |
 
-The other would be on time; and what is due is due by the leader's clock.
+The other would be on time; and what is due is due by the leader's clock. One that was taken out
+follows settings of before: where R is 1 it would ask nobody, and disturb the others for ever.
 
 What the node could not take whatever it did is not held against it: a wheel that it has promised
 to take no more of is wanted up to the committed fill, a closed one up to its end. V is wanted in
@@ -21,7 +23,7 @@ from statistics import median_low
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.control import REMOVED, ControlState, WheelRecord
 from delaywheel_replica.core.election_events import Reason
 from delaywheel_replica.core.holding import held_prefix
 from delaywheel_replica.core.status import ServerStatus
@@ -76,6 +78,9 @@ class Fitness:
             now_ms: the monotonic clock.
             wall_ms: the wall clock.
         """
+        known = state.nodes.get(server.beat.node)
+        if known is not None and known.storage == REMOVED:
+            return Reason.TAKEN_OUT
         heard = heard_beats(server, now_ms)
         self._missing = self._still_missing(state, server, heard, now_ms)
         if abs(_clock_offset_ms(server, heard, now_ms, wall_ms)) > self._max_clock_skew_ms:

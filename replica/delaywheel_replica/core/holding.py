@@ -86,6 +86,47 @@ def holds_progress(state: ControlState, own: Beat) -> bool:
     )
 
 
+def knows_all(state: ControlState, own: Beat, heard: Mapping[str, Beat]) -> bool:
+    """Whether a node holds all that was acknowledged until these beats were told.
+
+    | a wheel | then the node must hold of it |
+    |---|---|
+    | closed at T | everything through T |
+    | not closed, which it writes | nothing: it is its own |
+    | not closed, R complete members are heard | all that any of these has |
+    | not closed, fewer are heard | more than it can know |
+
+    A leader hears R members by today's settings; an older wheel may need more of them.
+
+    Args:
+        state: what is committed: the wheels and what is lost.
+        own: beat of the node.
+        heard: the newest beats of the other nodes that are heard.
+    """
+    everyone = {**heard, own.node: own}
+    return all(
+        _knows(state, wheel, record, own, everyone)
+        for wheel, record in state.wheels.items()
+        if wheel != own.open
+    )
+
+
+def _knows(
+    state: ControlState,
+    wheel: WheelId,
+    record: WheelRecord,
+    own: Beat,
+    everyone: Mapping[str, Beat],
+) -> bool:
+    held = held_prefix(state, wheel, own)
+    if record.closed_at is not None:
+        return held >= record.closed_at
+    members = member_beats(state, record, everyone)
+    complete = [beat for beat in members.values() if beat.complete]
+    applied = [beat.wheels.get(wheel, _NOTHING).applied for beat in complete]
+    return len(complete) >= record.required_answers and held >= max(applied)
+
+
 def _limit(
     state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
 ) -> int:

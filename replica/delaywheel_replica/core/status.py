@@ -14,6 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import Leader, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
+from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Progress
 
 SERVER_FRESH_MS = 500
@@ -154,7 +155,10 @@ class CleanerStatus:
         wheels: the registered wheels.
         lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
         kafka_error: why it does not lead or forward, for people.
+        started_ms: its wall clock when the process started.
         counters: since the process started.
+        lateness: of the messages that were forwarded since then; None: nobody counts.
+        commit_times: of the transactions that were committed since then, likewise.
         unavailable_topics: topics that are dead-lettered until they answer again.
         fences: promises that it wants of every member, while it is in office.
         fills: what an office tells as `fills`.
@@ -176,7 +180,10 @@ class CleanerStatus:
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
     lateness_ms: int = 0
     kafka_error: str | None = None
+    started_ms: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    lateness: Histogram | None = None
+    commit_times: Histogram | None = None
     unavailable_topics: tuple[str, ...] = ()
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
@@ -214,7 +221,10 @@ class CleanerStatus:
             "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
             "lateness_ms": self.lateness_ms,
             "kafka_error": self.kafka_error,
+            "started_ms": self.started_ms,
             "counters": dict(self.counters),
+            "lateness": None if self.lateness is None else self.lateness.to_json(),
+            "commit_times": None if self.commit_times is None else self.commit_times.to_json(),
             "unavailable_topics": list(self.unavailable_topics),
             "fences": [[fence.origin, fence.upto] for fence in self.fences],
             "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
@@ -255,7 +265,10 @@ class CleanerStatus:
             },
             lateness_ms=fields.integer("lateness_ms"),
             kafka_error=fields.optional_text("kafka_error"),
+            started_ms=fields.integer("started_ms"),
             counters={name: counters.integer(name) for name in counters.names()},
+            lateness=_histogram(fields.optional_object("lateness")),
+            commit_times=_histogram(fields.optional_object("commit_times")),
             unavailable_topics=fields.texts("unavailable_topics"),
             fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
             fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
@@ -267,6 +280,10 @@ class CleanerStatus:
 
 def _sight(fields: Fields) -> PeerSight:
     return PeerSight(Beat.from_json(fields.object("beat")), fields.optional_integer("heard_ms"))
+
+
+def _histogram(fields: Fields | None) -> Histogram | None:
+    return None if fields is None else Histogram.from_json(fields)
 
 
 def _frames_json(frames: frozenset[tuple[WheelId, int]]) -> list[list[Any]]:

@@ -8,8 +8,7 @@ on the server's event loop a request of 50,000 rows would hold up beats just as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import grpc
 
@@ -21,6 +20,10 @@ from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
 from delaywheel_replica.peers.options import SERVER_OPTIONS
 from delaywheel_replica.peers.peer import Peer, Stream
 from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.peers.threads import StreamThreads
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 DATA_QUEUE_BYTES: Final = 32 << 20
 CONTROL_QUEUE_BYTES: Final = 1 << 20
@@ -74,9 +77,12 @@ class PeerNetwork:
         # Streams of a connection that is not known to be broken yet, and refused ones, have
         # threads as well; beyond that, streams are refused and come again.
         streams = 4 * len(self._peers) + 8
-        self._threads = ThreadPoolExecutor(streams, thread_name_prefix="peers")
+        self._threads = StreamThreads()
         self._server = grpc.server(
-            self._threads, options=SERVER_OPTIONS, maximum_concurrent_rpcs=streams
+            # It asks for that very class, and only submits.
+            cast("ThreadPoolExecutor", self._threads),
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=streams,
         )
         self._server.add_generic_rpc_handlers((_handler(Acceptor(me, self._peers, on_message)),))
         # A beat goes to all peers: it is encoded for the first, and the bytes sent to the others.
@@ -123,7 +129,7 @@ class PeerNetwork:
     def stop(self) -> None:
         """Ends all streams; nothing is called any more once this returned.
 
-        It waits for calls of `on_message` that run: hold no lock that they want.
+        It waits for calls of `on_message` that run: hold no lock that they want, be none of them.
         """
         self._is_stopping = True
         for dialler in self._diallers:

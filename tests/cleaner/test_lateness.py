@@ -1,0 +1,95 @@
+# ruff: noqa: ARG002 - the producers take little notice of what they are told
+"""How late forwarded messages were: counted in columns, and of exactly those that went out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.deadletters import DeadLetters, Plan
+from delaywheel_replica.cleaner.forward import Forwarder, Planned
+from delaywheel_replica.cleaner.lateness import Lateness
+from delaywheel_replica.cleaner.outcomes import DeadReason
+from delaywheel_replica.cleaner.ports import Record, RefusedRecord
+from delaywheel_replica.cleaner.rows import RECORD, DroppedRows, DueRows
+from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_replica.cleaner.steps import Step
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.duties import Cluster
+from delaywheel_replica.core.histogram import LATENESS_BOUNDS_US, Tally
+from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.core.progress import Progress
+
+DUE_MS = 1_700_000_000_000
+
+
+@given(st.lists(st.lists(st.integers(-100, 4_000_000))))
+def test_columns_are_counted_as_single_messages_are(transactions: list[list[int]]) -> None:
+    lateness, expected = Lateness(), Tally(LATENESS_BOUNDS_US)
+    for late_ms in transactions:
+        lateness.add(DUE_MS - np.array(late_ms, np.int64), DUE_MS)
+        for late in late_ms:
+            expected.add(late * 1_000)
+    assert lateness.read() == expected.read()
+
+
+class Refusing:
+    """Producers that do not take some records."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        written = len(list(records))
+        refused = [n for n in self._numbers if n < written]
+        return [RefusedRecord(n, DeadReason.MESSAGE_TOO_LARGE) for n in refused]
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """They take all of those."""
+
+
+def rows_due(*dues_ms: int) -> DueRows:
+    records = np.zeros(len(dues_ms), RECORD)
+    records["due_ms"] = dues_ms
+    return DueRows(records, ["orders"], [WheelId("a", 1)], [memoryview(b"")])
+
+
+def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, int]]:
+    """Dues and counters of a step of these rows."""
+    progress = Progress(DUE_MS - 5_000, None, {}, 0)
+    forwarder = Forwarder(
+        ControlState(progress=progress),
+        cast("Any", producers),
+        cast("Any", None),
+        cast("DeadLetters", None),
+        names=KafkaNames("c"),
+        cluster=Cluster(("a",), 1, 60),
+        caps=CapLimits(100, 1 << 20, 100, 1 << 20),
+    )
+    nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
+    step = Step(progress, progress, rows, nothing, behind=False)
+    dues_ms, counted = forwarder._write(0, Planned(step, Plan(rows, [], {}, frozenset())), 1_000)
+    return dues_ms.tolist(), dict(counted)
+
+
+def test_all_of_a_step_went_out() -> None:
+    dues_ms, counted = written(Refusing(), rows_due(DUE_MS, DUE_MS + 1))
+    assert dues_ms == [DUE_MS, DUE_MS + 1]
+    assert counted["forwarded"] == 2
+
+
+def test_what_the_client_refuses_is_no_lateness() -> None:
+    dues_ms, counted = written(Refusing(0, 2), rows_due(DUE_MS, DUE_MS + 1, DUE_MS + 2, DUE_MS + 3))
+    assert dues_ms == [DUE_MS + 1, DUE_MS + 3]
+    assert (counted["forwarded"], counted["dead_lettered"]) == (2, 2)
+
+
+def test_of_nothing_nothing_is_counted() -> None:
+    dues_ms, counted = written(Refusing(), rows_due())
+    assert dues_ms == []
+    assert not counted["forwarded"]
