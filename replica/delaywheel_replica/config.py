@@ -70,6 +70,8 @@ class Config(BaseSettings):
     advertised: str | None = None
     # Where peers reach it. None: its own address in `members`.
     peer_listen: str | None = None
+    # Where metrics, health and readiness are told over HTTP. None: nowhere.
+    metrics_listen: str | None = None
 
     # What it accepts.
     span_seconds: Annotated[int, Field(ge=1, le=366 * 86_400)] = 7200
@@ -204,7 +206,7 @@ class Config(BaseSettings):
     def _absolute(cls, path: Path) -> Path:
         return path.expanduser().absolute()
 
-    @field_validator("listen", "advertised", "peer_listen")
+    @field_validator("listen", "advertised", "peer_listen", "metrics_listen")
     @classmethod
     def _host_and_port(cls, address: str | None) -> str | None:
         if address is not None and not _HOST_PORT.fullmatch(address):

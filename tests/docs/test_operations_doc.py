@@ -1,6 +1,7 @@
 """docs/OPERATIONS.md says what the code's own tables say."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, PROMISES, Kafka
 from delaywheel_replica.cleaner.trials import TRIAL_IDS
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.states import PeerReason
+from delaywheel_replica.server.metric import Kind
+from delaywheel_replica.server.metrics import METRICS
 from delaywheel_replica.server.publish import SCHEMA
 
 DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
@@ -82,6 +85,24 @@ def test_settings_that_must_agree() -> None:
     (line,) = (line for line in DOC.splitlines() if "must be `cluster_id`" in line)
     told = line.partition("must be")[2]
     assert [name for name in config.agreed if f"`{name}`" not in told] == []
+
+
+def test_every_metric_with_its_kind_and_labels() -> None:
+    told = [(code(row[0]), row[1], row[2].replace("`", "")) for row in rows_under("metric | type")]
+    assert told == [(spec.name, spec.kind.value, " ".join(spec.labels)) for spec in METRICS]
+
+
+def test_metrics_mean_what_their_help_says() -> None:
+    meanings = {code(row[0]): row[3] for row in rows_under("metric | type")}
+    for spec in METRICS:
+        assert meanings[spec.name].startswith(spec.text), spec.name
+
+
+def test_queries_name_metrics_that_there_are() -> None:
+    scraped = {spec.name for spec in METRICS} | {
+        f"{spec.name}_bucket" for spec in METRICS if spec.kind is Kind.HISTOGRAM
+    }
+    assert set(re.findall(r"\bdelaywheel_[a-z_]+", DOC)) <= scraped
 
 
 def test_what_is_to_be_done_is_told_for_every_reason() -> None:

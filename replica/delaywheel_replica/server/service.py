@@ -20,6 +20,7 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.committer import Committer
+from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import reference_of
 from delaywheel_replica.server.refusals import Refusal, RefusedError, abort
@@ -47,6 +48,7 @@ class Accepting:
     admission: Admission
     topics: KnownTopics
     committer: Committer
+    counts: Counts
 
 
 class DelayWheelService(rpc.DelayWheelServicer):
@@ -69,7 +71,7 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.DelayProduceRequest, context: _Context
     ) -> pb.DelayProduceResponse:
         """See the protocol."""
-        return await _answered(context, self._produce(request, context.peer()))
+        return await self._answered(context, "DelayProduce", self._produce(request, context.peer()))
 
     async def DelayProduceStream(  # noqa: N802 - gRPC's names
         self, request_iterator: AsyncIterator[pb.DelayProduceRequest], context: _Context
@@ -90,13 +92,13 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.CancelRequest, context: _Context
     ) -> pb.CancelResponse:
         """See the protocol."""
-        return await _answered(context, self._cancel(request))
+        return await self._answered(context, "Cancel", self._cancel(request))
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: _Context
     ) -> pb.GetMessageResponse:
         """See the protocol."""
-        return await _answered(context, self._get_message(request))
+        return await self._answered(context, "GetMessage", self._get_message(request))
 
     async def ListSlots(  # noqa: N802 - gRPC's names
         self, request: pb.ListSlotsRequest, context: _Context
@@ -109,7 +111,7 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.GetSlotRequest, context: _Context
     ) -> pb.GetSlotResponse:
         """See the protocol."""
-        return await _answered(context, self._queries.get_slot(request))
+        return await self._answered(context, "GetSlot", self._queries.get_slot(request))
 
     async def DescribeCluster(  # noqa: N802 - gRPC's names
         self, request: pb.DescribeClusterRequest, context: _Context
@@ -131,6 +133,21 @@ class DelayWheelService(rpc.DelayWheelServicer):
     async def _produce(
         self, request: pb.DelayProduceRequest, caller: str
     ) -> pb.DelayProduceResponse:
+        """Takes a request, and counts what became of its messages."""
+        counts = self._accepting.counts
+        in_columns = request.HasField("columns")
+        try:
+            batch, wheel = await self._take(request, caller)
+        except RefusedError as error:
+            messages = request.columns.messages if in_columns else len(request.messages)
+            counts.refused_request(messages, error.refusal.reason)
+            raise
+        counts.answered(len(batch), batch.refusals)
+        return _column_results(batch, wheel) if in_columns else _row_results(batch, wheel)
+
+    async def _take(
+        self, request: pb.DelayProduceRequest, caller: str
+    ) -> tuple[Batch, WheelId | None]:
         parts = self._accepting
         refusal = parts.refusal()
         if refusal is not None:
@@ -147,8 +164,7 @@ class DelayWheelService(rpc.DelayWheelServicer):
                 wheel = committed.wheel
                 for row, failed in committed.failed.items():
                     batch.refuse([row if rows is None else int(rows[row])], failed)
-        in_columns = request.HasField("columns")
-        return _column_results(batch, wheel) if in_columns else _row_results(batch, wheel)
+        return batch, wheel
 
     async def _read(
         self, requests: AsyncIterator[pb.DelayProduceRequest], caller: str, stream: "_Stream"
@@ -180,9 +196,22 @@ class DelayWheelService(rpc.DelayWheelServicer):
         try:
             return await self._produce(request, caller)
         except RefusedError as error:
-            return pb.DelayProduceResponse(error=error.refusal.as_error())
+            refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - as in _answered
-            return pb.DelayProduceResponse(error=_defect(error).as_error())
+            refusal = _defect(error)
+        self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
+        return pb.DelayProduceResponse(error=refusal.as_error())
+
+    async def _answered(self, context: _Context, call: str, work: Awaitable[_Answer]) -> _Answer:
+        """The answer, or the call's end with the refusal as its status."""
+        try:
+            return await work
+        except RefusedError as error:
+            refusal = error.refusal
+        except Exception as error:  # noqa: BLE001 - a defect of ours is named to the caller, and logged
+            refusal = _defect(error)
+        self._accepting.counts.refused_calls[call, refusal.reason] += 1
+        return await abort(context, refusal)
 
 
 class _Stream:
@@ -192,16 +221,6 @@ class _Stream:
         self.window = asyncio.Semaphore(_STREAM_WINDOW)
         # None: the caller has sent its last request.
         self.answers: asyncio.Queue[asyncio.Task[pb.DelayProduceResponse] | None] = asyncio.Queue()
-
-
-async def _answered(context: _Context, work: Awaitable[_Answer]) -> _Answer:
-    """The answer, or the call's end with the refusal as its status."""
-    try:
-        return await work
-    except RefusedError as error:
-        await abort(context, error.refusal)
-    except Exception as error:  # noqa: BLE001 - a defect of ours is named to the caller, and logged
-        await abort(context, _defect(error))
 
 
 def _defect(error: Exception) -> Refusal:

@@ -26,10 +26,13 @@ from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.committer import Committer
+from delaywheel_replica.server.counts import CountedLedger, Counts
+from delaywheel_replica.server.facts import Sources
 from delaywheel_replica.server.floor import Sweeper
 from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.ledger import Ledger
 from delaywheel_replica.server.listening import Listener
+from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.publish import Books
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.refusals import Refusal
@@ -78,9 +81,10 @@ class Server:
         found = _take_folder(disk, config, boot_id, cleaner_row)
         self._view = found.view
         ledger = Ledger(disk, data)
+        self._counts = Counts()
         self._committer = Committer(
             loop=asyncio.get_running_loop(),
-            books=ledger,
+            books=CountedLedger(ledger, self._counts),
             sync_groups=config.flush == "group",
             clock_ms=wall_ms,
             on_held=self._held,
@@ -116,6 +120,7 @@ class Server:
             on_broken=self._keeper.wake,
         )
         self._build_service(disk, cleaner_row)
+        self._monitoring = Monitoring(config, self._sources(files.handles))
 
     def _build_service(self, disk: PosixDisk, cleaner_row: CleanerRow) -> None:
         config = self._config
@@ -145,6 +150,7 @@ class Server:
                 admission=self._admission,
                 topics=topics,
                 committer=self._committer,
+                counts=self._counts,
             ),
             self._queries,
             Cancels(
@@ -160,6 +166,20 @@ class Server:
         )
         self._address = config.advertised or config.listen
         self._listener = Listener(config, service)
+
+    def _sources(self, handles: HandleCache) -> Sources:
+        return Sources(
+            refusal=self.refusal,
+            in_sync=self._in_sync,
+            in_flight_bytes=lambda: self._admission.in_flight_bytes,
+            cleaner=lambda: self._view.cleaner.status,
+            handles=handles,
+            counts=self._counts,
+        )
+
+    def _in_sync(self) -> frozenset[str]:
+        line = self._committer.line
+        return frozenset() if line is None else line.origin.in_sync
 
     def refusal(self) -> Refusal | None:
         """Why the node takes no messages now; None: it does."""
@@ -180,6 +200,7 @@ class Server:
         Raises:
             ListenError: the address cannot be listened on.
         """
+        await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._keeper.work()
         self._committer.start()
@@ -216,6 +237,7 @@ class Server:
         except TimeoutError:
             _log.warning("the cleaner did not end in time")
         await self._listener.stop(_CALLS_STOP_S)
+        await self._monitoring.stop()
         await asyncio.to_thread(self._keeper.stop)
         self._row.stop()
         self._queries.close()

@@ -1,0 +1,81 @@
+"""What a server counts since its process started.
+
+Each number has one thread that counts it: the writer's what is accepted, the event loop's what is
+answered. Any thread may read, without a lock: a scrape may fall between two of them.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from delaywheel.columns import Columns
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.wheel import FramePlace
+from delaywheel_replica.server.ledger import Ledger
+from delaywheel_replica.server.refusals import Refusal
+
+
+@dataclass(slots=True)
+class Counts:
+    """The numbers.
+
+    Attributes:
+        groups: of callers' requests that were written together.
+        frames: written into this node's own wheels, for messages and for cancels.
+        frame_bytes: of these, as they lie on the disk.
+        messages: in these frames; a retry counts again.
+        cancels: in these frames.
+        acknowledged: messages whose callers were told that they are held by enough members.
+        refused: messages that were not accepted, or (WHEEL_LOST) not known to be.
+        refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
+    """
+
+    groups: int = 0
+    frames: int = 0
+    frame_bytes: int = 0
+    messages: int = 0
+    cancels: int = 0
+    acknowledged: int = 0
+    refused: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
+    refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
+
+    def entered(self, columns: Columns | None, places: Sequence[FramePlace]) -> None:
+        """A group was written; `columns` is None when it is one of cancels."""
+        rows = sum(place.messages for place in places)
+        self.groups += 1
+        self.frames += len(places)
+        self.frame_bytes += sum(place.length_bytes for place in places)
+        if columns is None:
+            self.cancels += rows
+        else:
+            self.messages += rows
+
+    def answered(self, messages: int, refusals: Mapping[int, Refusal]) -> None:
+        """A request of so many messages was answered; some of them perhaps with a refusal."""
+        self.acknowledged += messages - len(refusals)
+        for refusal in refusals.values():
+            self.refused[refusal.reason] += 1
+
+    def refused_request(self, messages: int, reason: Reason) -> None:
+        """A request of so many messages was refused as a whole."""
+        self.refused[reason] += messages
+
+
+class CountedLedger:
+    """Counts what is entered into the ledger."""
+
+    def __init__(self, ledger: Ledger, counts: Counts) -> None:
+        self._ledger = ledger
+        self._counts = counts
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        places: Sequence[FramePlace],
+        accepted_at_ms: int,
+    ) -> None:
+        """Takes note of the frames of a group."""
+        self._counts.entered(columns, places)
+        self._ledger.enter(wheel, columns, places, accepted_at_ms)

@@ -1,0 +1,53 @@
+"""What the kernel says of a process of this node.
+
+Not when it started: the kernel counts that from the boot, and its word on when that was moves
+with each step of the wall clock.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+# Of /proc/<pid>/stat, counted behind the name, which may hold anything.
+_USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process.
+
+    Attributes:
+        cpu_s: seconds of CPU it used.
+        resident_bytes: of memory.
+        open_fds: descriptors in use: files and sockets.
+        max_fds: how many it may have; None: no limit.
+    """
+
+    cpu_s: float
+    resident_bytes: int
+    open_fds: int
+    max_fds: int | None
+
+
+def look_at(pid: int) -> Process | None:
+    """Looks at a process of this user; None: it is gone, or another user's."""
+    folder = Path("/proc") / str(pid)
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        return Process(
+            cpu_s=(int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])) / _TICKS_A_SECOND,
+            resident_bytes=int(fields[_RESIDENT_PAGES]) * _PAGE_BYTES,
+            open_fds=sum(1 for _ in (folder / "fd").iterdir()),
+            max_fds=_limit((folder / "limits").read_text()),
+        )
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def _limit(limits: str) -> int | None:
+    (line,) = (line for line in limits.splitlines() if line.startswith("Max open files"))
+    soft = line.split()[3]
+    return None if soft == "unlimited" else int(soft)
