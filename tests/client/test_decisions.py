@@ -3,7 +3,6 @@
 import struct
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from random import Random
 
 import pytest
 from grpc import StatusCode
@@ -15,7 +14,6 @@ from delaywheel.client.batching import Accumulator, split
 from delaywheel.client.channel import parse_addresses
 from delaywheel.client.delivery import Delivery
 from delaywheel.client.encoding import encode_request
-from delaywheel.client.endpoints import BACKOFF_MOST_S, Endpoints, Report
 from delaywheel.client.facts import ASK_AGAIN_S, Facts
 from delaywheel.client.retry import Failure
 from delaywheel.client.settings import Settings
@@ -102,57 +100,6 @@ class TestVerdicts:
     def test_a_reason_of_tomorrow_is_decided_by_its_code_and_leaves_the_outcome_open(self) -> None:
         assert Failure(StatusCode.UNAVAILABLE, "", "OF_TOMORROW").verdict == (True, False, False)
         assert Failure(StatusCode.INVALID_ARGUMENT, "", "OF_TOMORROW").verdict[0] is False
-
-
-class TestEndpoints:
-    def test_requests_go_round(self) -> None:
-        endpoints = Endpoints(3, Random(1))
-        turns = [endpoints.turn(0.0, 5.0) for _ in range(6)]
-        assert sorted(turn.number for turn in turns[:3]) == [0, 1, 2]
-        assert turns[:3] == turns[3:]
-        assert all(turn.wait_s == 0 for turn in turns)
-
-    def test_a_failed_address_rests_and_the_others_go_on_at_once(self) -> None:
-        endpoints = Endpoints(2, Random(1))
-        bad = endpoints.turn(0.0, 5.0).number
-        endpoints.report(bad, started_s=0.0, now_s=0.0, report=Report(healthy=False))
-        assert [endpoints.turn(0.001, 5.0) for _ in range(3)] == [(1 - bad, 0.0)] * 3
-
-    def test_only_one_call_tries_a_failed_address(self) -> None:
-        endpoints = Endpoints(2, Random(1))
-        endpoints.report(0, started_s=0.0, now_s=0.0, report=Report(healthy=False))
-        numbers = [endpoints.turn(2.0, 5.0).number for _ in range(6)]
-        assert numbers.count(0) == 1
-        endpoints.report(0, started_s=2.0, now_s=2.1, report=Report(healthy=True))
-        assert {endpoints.turn(2.2, 5.0).number for _ in range(2)} == {0, 1}
-
-    def test_an_address_that_hung_for_long_rests_as_long(self) -> None:
-        endpoints = Endpoints(2, Random(1))
-        endpoints.report(0, started_s=0.0, now_s=5.0, report=Report(healthy=False))
-        assert {endpoints.turn(9.9, 5.0).number for _ in range(4)} == {1}
-
-    def test_the_only_address_is_waited_for_longer_each_time_up_to_a_bound(self) -> None:
-        endpoints = Endpoints(1, Random(1))
-        now_s, waits = 0.0, []
-        for _ in range(20):
-            endpoints.report(0, started_s=now_s, now_s=now_s, report=Report(healthy=False))
-            waits.append(endpoints.turn(now_s, 5.0).wait_s)
-            now_s += waits[-1]
-        assert waits[0] < 0.03
-        assert BACKOFF_MOST_S / 2 <= waits[-1] <= BACKOFF_MOST_S
-
-    def test_calls_that_fail_together_count_once(self) -> None:
-        endpoints = Endpoints(1, Random(1))
-        for _ in range(16):
-            endpoints.report(0, started_s=0.0, now_s=1.0, report=Report(healthy=False))
-        assert endpoints.turn(1.0, 5.0).wait_s < 0.03
-
-    def test_what_the_service_asks_for_is_waited_but_not_any_time(self) -> None:
-        endpoints = Endpoints(1, Random(1))
-        endpoints.report(0, started_s=0.0, now_s=0.0, report=Report(False, 0.7))  # noqa: FBT003  healthy
-        assert endpoints.turn(0.0, 5.0).wait_s == 0.7
-        endpoints.report(0, started_s=1.0, now_s=1.0, report=Report(False, 1e6))  # noqa: FBT003  healthy
-        assert endpoints.turn(1.0, 5.0).wait_s == 10.0
 
 
 class TestDelivery:
@@ -447,10 +394,10 @@ def test_levels_are_asked_for_when_not_known_but_not_too_often() -> None:
 
 def test_a_node_that_hangs_leaves_time_for_another() -> None:
     chosen = Settings("deliver", 30.0, 5.0, Queue(), None)
-    assert chosen.attempt_s(30.0, addresses=1) == 5.0
-    assert chosen.attempt_s(4.0, addresses=1) == 4.0
-    assert chosen.attempt_s(4.0, addresses=2) == 2.0
-    assert chosen.attempt_s(0.1, addresses=2) == 0.1
+    assert chosen.attempt_s(30.0, alone=True) == 5.0
+    assert chosen.attempt_s(4.0, alone=True) == 4.0
+    assert chosen.attempt_s(4.0, alone=False) == 2.0
+    assert chosen.attempt_s(0.1, alone=False) == 0.1
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "a:1,,b:2"])

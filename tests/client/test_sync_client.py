@@ -1,10 +1,8 @@
 """Client against a real gRPC server in this process that refuses, loses, hangs and drains."""
 
-import asyncio
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,18 +13,13 @@ import pytest
 
 from delaywheel import (
     CallFailedError,
-    CancelOutcome,
     Client,
-    ClientClosedError,
     DelaywheelError,
     Handle,
     Message,
     MessageInvalidError,
-    MessageState,
-    Queue,
     Reason,
     RefusedError,
-    Result,
     TimedOutError,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -36,7 +29,6 @@ from support.fake_service import (
     abort,
     abort_bare,
     accept_but_lose_reply,
-    answer,
     hang,
     refuse_rows,
 )
@@ -185,56 +177,6 @@ class TestGivingUp:
             assert 0.25 < time.monotonic() - started_s < 5
 
 
-class TestManyAddresses:
-    def test_a_dead_one_costs_nothing_but_a_retry(self, dead_address: str) -> None:
-        with FakeService() as service, Client(f"{dead_address},{service.address}") as client:
-            for _ in range(10):
-                client.produce("t", b"", delay=SOON, timeout=5)
-        assert len(service.sent) == 10
-
-    def test_requests_are_spread(self) -> None:
-        with (
-            FakeService() as one,
-            FakeService() as other,
-            Client([one.address, other.address]) as client,
-        ):
-            for _ in range(10):
-                client.produce("t", b"", delay=SOON)
-        assert (len(one.sent), len(other.sent)) == (5, 5)
-
-    def test_a_draining_one_is_left_alone(self) -> None:
-        with (
-            FakeService(otherwise=abort(Reason.DRAINING, delay_s=60)) as draining,
-            FakeService() as other,
-            Client([draining.address, other.address]) as client,
-        ):
-            for _ in range(10):
-                client.produce("t", b"", delay=SOON, timeout=5)
-        assert len(draining.sent) == 1
-        assert len(other.sent) == 10
-
-    def test_one_that_hangs_is_given_up_in_time_for_the_other(self) -> None:
-        with (
-            FakeService(otherwise=hang) as hanging,
-            FakeService() as other,
-            Client([hanging.address, other.address]) as client,
-        ):
-            for _ in range(4):
-                client.produce("t", b"", delay=SOON, timeout=2)
-        assert len(hanging.sent) == 1
-        assert len(other.sent) == 4
-
-    def test_one_that_comes_back_on_its_address_is_used_again(self) -> None:
-        with FakeService() as first:
-            address = first.address
-            client = Client(address)
-            client.produce("t", b"", delay=SOON)
-        with client:
-            with FakeService(address=address) as second:
-                client.produce("t", b"", delay=SOON, timeout=20)
-            assert len(second.sent) == 1
-
-
 class TestProduceMany:
     def test_results_come_in_the_order_of_the_messages(self) -> None:
         many = messages(25)
@@ -352,221 +294,6 @@ class TestDues:
             with pytest.raises(MessageInvalidError, match="time zone"):
                 client.cancel(id=bytes(16), deliver_at=naive)
         assert not service.sent
-
-
-class TestProduceAsync:
-    def test_results_by_waiting_by_callback_and_in_a_loop(self) -> None:
-        seen: list[Result] = []
-        with FakeService() as service, Client(service.address) as client:
-            waited = client.produce_async("t", b"1", delay=SOON)
-            called = client.produce_async("t", b"2", delay=SOON)
-            called.add_done_callback(seen.append)
-            awaited = client.produce_async("t", b"3", delay=SOON)
-
-            async def wait() -> Handle:
-                return await awaited
-
-            assert waited.result(timeout=10).id == waited.message.id
-            assert asyncio.run(wait()).id == awaited.message.id
-            client.flush()
-        assert [result.message for result in seen] == [called.message]
-
-    def test_a_flood_goes_in_few_requests_within_the_bounds(self) -> None:
-        queue = Queue(batch_messages=100, in_flight=2, linger=0.05)
-        with FakeService() as service, Client(service.address, queue=queue) as client:
-            pending = [client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
-            client.flush()
-            assert all(one.done() for one in pending)
-        sizes = [len(rows) for rows in service.sent]
-        assert sum(sizes) == 1000
-        assert max(sizes) <= 100
-        assert len(sizes) < 100
-        assert len(service.accepted) == 1000
-
-    def test_an_error_is_a_result_too(self) -> None:
-        with (
-            FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service,
-            Client(service.address) as client,
-        ):
-            pending = client.produce_async("t", b"", delay=SOON)
-            error = pending.outcome(timeout=10).error
-            assert isinstance(error, RefusedError)
-            with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
-                pending.result()
-
-    def test_a_full_queue_blocks_until_the_deadline_and_queues_nothing(self) -> None:
-        queue = Queue(max_messages=2, in_flight=1)
-        with (
-            FakeService(hang) as service,
-            Client(service.address, queue=queue, attempt_timeout=0.5) as client,
-        ):
-            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
-            with pytest.raises(TimedOutError, match="no room: 2 messages") as caught:
-                client._sender.put(messages(1)[0], time.monotonic() + 0.1)
-            assert caught.value.outcome_known
-            assert all(one.result(timeout=10) for one in pending)
-        assert len(service.accepted) == 2
-
-    def test_a_full_queue_takes_more_as_soon_as_there_is_room(self) -> None:
-        queue = Queue(max_messages=1, in_flight=1)
-        go_on = threading.Event()
-
-        def held(service: FakeService, request: object, context: grpc.ServicerContext) -> object:
-            go_on.wait(10)
-            return refuse_rows({})(service, request, context)
-
-        with FakeService(held) as service, Client(service.address, queue=queue) as client:
-            client.produce_async("t", b"1", delay=SOON)
-            threading.Timer(0.1, go_on.set).start()
-            second = client.produce_async("t", b"2", delay=SOON)
-            assert go_on.is_set()
-            assert second.result(timeout=10)
-
-    def test_flush_says_when_something_is_still_under_way(self) -> None:
-        with FakeService(hang) as service, Client(service.address, attempt_timeout=0.5) as client:
-            pending = client.produce_async("t", b"", delay=SOON)
-            with pytest.raises(TimedOutError, match="under way"):
-                client.flush(timeout=0.1)
-            assert pending.result(timeout=10)
-
-    def test_producers_on_many_threads(self) -> None:
-        with FakeService() as service, Client(service.address) as client:
-
-            def produce() -> None:
-                for _ in range(200):
-                    client.produce_async("t", b"value", delay=SOON)
-                client.produce("t", b"value", delay=SOON)
-
-            threads = [threading.Thread(target=produce) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            client.flush()
-        assert len(service.accepted) == 804
-
-
-class TestClosing:
-    def test_close_waits_for_what_was_taken(self) -> None:
-        with FakeService() as service:
-            with Client(service.address) as client:
-                pending = [client.produce_async("t", b"", delay=SOON) for _ in range(50)]
-            assert all(one.result(timeout=0) for one in pending)
-
-    def test_what_has_no_result_by_then_gets_an_error(self) -> None:
-        with FakeService(otherwise=hang) as service:
-            client = Client(service.address, queue=Queue(in_flight=1, batch_messages=1))
-            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
-            started_s = time.monotonic()
-            assert service.reached.wait(10)
-            client.close(timeout=0.1)
-            assert time.monotonic() - started_s < 20
-            errors = [one.outcome(timeout=0).error for one in pending]
-        assert [error.outcome_known for error in errors if error] == [False, True]
-        assert all("closed" in str(error) for error in errors)
-
-    def test_a_closed_client_takes_nothing(self) -> None:
-        client = Client("127.0.0.1:1")
-        client.close()
-        client.close()
-        with pytest.raises(ClientClosedError):
-            client.produce("t", b"", delay=SOON)
-        with pytest.raises(ClientClosedError):
-            client.produce_async("t", b"", delay=SOON)
-        with pytest.raises(ClientClosedError):
-            client.cancel(Handle("a.1", 1, bytes(16)))
-
-
-def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:
-    return pb.CancelResponse(outcome=outcome)
-
-
-class TestCancel:
-    @pytest.mark.parametrize("outcome", list(CancelOutcome))
-    def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
-        number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
-        with FakeService(answer(cancelled(number))) as service, Client(service.address) as client:
-            assert client.cancel(Handle("a.1", 17, bytes(16))) is outcome
-        assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
-
-    def test_by_id_and_due(self) -> None:
-        with FakeService() as service, Client(service.address) as client:
-            due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
-            assert client.cancel(id=bytes(16), deliver_at=due) is CancelOutcome.CANCELLED
-        pair = service.cancels[0].message.id_and_due
-        assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
-
-    @pytest.mark.parametrize(
-        "named",
-        [
-            {},
-            {"id": bytes(16)},
-            {"handle": Handle("a.1", 1, bytes(16)), "id": bytes(16)},
-            {"handle": "not a handle"},
-        ],
-    )
-    def test_a_message_is_named_in_one_way(self, named: dict[str, object]) -> None:
-        with Client("127.0.0.1:1") as client, pytest.raises(MessageInvalidError):
-            client.cancel(**named)  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("outcome", [pb.CANCEL_OUTCOME_TOO_LATE, pb.CANCEL_OUTCOME_NOT_FOUND])
-    def test_after_a_lost_reply_only_what_excludes_it_is_an_outcome(
-        self, outcome: pb.CancelOutcome.ValueType
-    ) -> None:
-        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
-        with (
-            FakeService(lost, answer(cancelled(outcome))) as service,
-            Client(service.address) as client,
-            pytest.raises(RefusedError) as caught,
-        ):
-            client.cancel(Handle("a.1", 17, bytes(16)))
-        assert (caught.value.reason, caught.value.outcome_known) == (Reason.CANCEL_UNKNOWN, False)
-
-    def test_an_unknown_outcome_is_asked_for_again(self) -> None:
-        with (
-            FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
-            Client(service.address) as client,
-        ):
-            assert client.cancel(Handle("a.1", 17, bytes(16))) is CancelOutcome.CANCELLED
-        assert len(service.cancels) == 3
-
-    def test_no_leader_in_time_is_known_to_have_done_nothing(self) -> None:
-        with (
-            FakeService(*[abort(Reason.NO_LEADER)] * 100) as service,
-            Client(service.address) as client,
-            pytest.raises(TimedOutError, match="NO_LEADER") as caught,
-        ):
-            client.cancel(Handle("a.1", 17, bytes(16)), timeout=0.2)
-        assert caught.value.outcome_known
-
-
-class TestGet:
-    def test_a_stored_message(self) -> None:
-        handle = Handle("a.1", 17, bytes(16))
-        stored = pb.StoredMessage(
-            handle=str(handle), id=bytes(16), due_ms=17_500, topic="t", accepted_at_ms=3,
-            wheel="a.1", seq=9, state=pb.MESSAGE_STATE_PENDING, value=b"",
-            headers=[pb.Header(name="a"), pb.Header(name="b", value=b"")],
-        )  # fmt: skip
-        response = answer(pb.GetMessageResponse(message=stored))
-        with FakeService(response) as service, Client(service.address) as client:
-            found = client.get(str(handle))
-        assert found is not None
-        assert (found.handle, found.state) == (handle, MessageState.PENDING)
-        assert (found.key, found.value, found.partition) == (None, b"", None)
-        assert found.headers == (("a", None), ("b", b""))
-
-    def test_what_is_not_there_is_none(self) -> None:
-        with FakeService() as service, Client(service.address) as client:
-            assert client.get(Handle("a.1", 17, bytes(16))) is None
-
-    def test_another_refusal_is_raised(self) -> None:
-        with (
-            FakeService(abort(Reason.HANDLE_INVALID)) as service,
-            Client(service.address) as client,
-            pytest.raises(RefusedError, match="HANDLE_INVALID"),
-        ):
-            client.get(Handle("a.1", 17, bytes(16)))
 
 
 def test_tls(tmp_path: Path) -> None:

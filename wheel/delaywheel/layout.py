@@ -32,6 +32,7 @@ def wheels_folder(data: Path) -> Path:
     return data / "wheels"
 
 
+@lru_cache(maxsize=1024)
 def wheel_folder(data: Path, wheel: WheelId) -> Path:
     """The folder of one wheel."""
     return data / "wheels" / str(wheel)
@@ -47,6 +48,7 @@ def checkpoint_path(folder: Path) -> Path:
     return folder / "checkpoint"
 
 
+@lru_cache(maxsize=1024)
 def index_path(folder: Path, segment: int) -> Path:
     """One segment of a wheel's index."""
     return folder / f"index.{segment}"
@@ -63,9 +65,10 @@ def slots_folder(folder: Path) -> Path:
     return folder / "slots"
 
 
+@lru_cache(maxsize=4096)
 def slot_path(folder: Path, slot: int) -> Path:
     """One slot's file of a wheel."""
-    return folder / "slots" / hour_name(slot // SECONDS_PER_HOUR) / f"{slot}.slot"
+    return folder.joinpath("slots", hour_name(slot // SECONDS_PER_HOUR), f"{slot}.slot")
 
 
 def slot_of_name(name: str) -> int | None:

@@ -872,8 +872,12 @@ class Member(_message.Message):
     COMPLETE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
+    """Where callers reach it; empty while the answering node does not know."""
     reachable: _builtins.bool
     accepting: _builtins.bool
+    """It takes messages: not draining, a wheel is open, the disk has room. Clients believe it
+    of the answering node alone, and ask the others themselves.
+    """
     complete: _builtins.bool
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 What decides does no I/O and is shared by both clients: `delivery` (one batch over its attempts),
 `question` (one cancel, look-up or description), `retry` (what a failure means), `endpoints`
-(which address next, and when), `batching` (what goes into one request), `facts` (levels and
-limits). `sync` and `aio` drive them over gRPC.
+(which address next, and when; who else is there), `route` (one exchange's way over them),
+`batching` (what goes into one request), `facts` (what a node describes: levels, limits, members).
+`sync` and `aio` drive them over gRPC.
 """

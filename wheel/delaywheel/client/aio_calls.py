@@ -15,11 +15,13 @@ from delaywheel.client.channel import CHANNEL_OPTIONS
 from delaywheel.client.delivery import Delivery
 from delaywheel.client.endpoints import Endpoints
 from delaywheel.client.exchange import CLOSED, TIME_OVER, Exchange
-from delaywheel.client.facts import Facts, facts_question
+from delaywheel.client.facts import Description, Facts, describe_question
 from delaywheel.client.retry import Failure
+from delaywheel.client.route import Route, Step
 from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 if TYPE_CHECKING:  # exists in the stub file only
@@ -30,16 +32,25 @@ ResponseT = TypeVar("ResponseT")
 Method = Callable[["DelayWheelAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]"]
 
 
+class _Line:
+    """A channel, and how many calls are on it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel: Final = channel
+        self.stub: Final[DelayWheelAsyncStub] = DelayWheelStub(channel)
+        self.calls = 0
+
+
 class AioCalls:
     """The channels of one client, opened when first needed, and the exchanges over them."""
 
     def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
-        self._addresses: Final = addresses
         self._settings: Final = settings
-        self._endpoints: Final = Endpoints(len(addresses), Random())  # noqa: S311  spreads load
-        self._channels: Final[dict[int, grpc.aio.Channel]] = {}
-        self._stubs: Final[dict[int, DelayWheelAsyncStub]] = {}
-        self._stopped: Final = asyncio.Event()
+        self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
+        self._lines: Final[dict[str, _Line]] = {}
+        self._looking: Final[set[asyncio.Task[None]]] = set()
+        self._stopped = False
+        self._news = asyncio.Event()  # set, and replaced, when waiting may have become pointless
         self._facts = Facts.assumed()
 
     async def run(
@@ -47,17 +58,31 @@ class AioCalls:
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
         deadline_s: float,
-    ) -> None:
-        """Attempts until the exchange is done, the deadline at the latest."""
+        *,
+        describing: bool = False,
+    ) -> str:
+        """Attempts until the exchange is done, the deadline at the latest.
+
+        Returns:
+            The address of the last attempt; empty if there was none.
+        """
+        route = Route(self._endpoints, self._settings, deadline_s)
+        address = ""
         while not exchange.done:
-            now_s = monotonic()
-            turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s)
-            if now_s + turn.wait_s >= deadline_s:
-                exchange.give_up(TIME_OVER)
-            elif await self._stopped_within(turn.wait_s):
+            step = route.step(monotonic())
+            if self._stopped:
                 exchange.give_up(CLOSED)
+                break
+            if step is None:
+                exchange.give_up(TIME_OVER)
+                break
+            self._look_around(but=step.address if describing else None)
+            if step.address is None:
+                await self._news_within(step.seconds)
             else:
-                await self._attempt(exchange, method, turn.number, deadline_s)
+                address = step.address
+                await self._attempt(exchange, method, route, step)
+        return address
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends messages that fit one request; a result each, in order."""
@@ -75,61 +100,106 @@ class AioCalls:
         """What one request may hold: asked for once, assumed where the service does not say."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
-            attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, len(self._addresses))
+            attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 await self._ask_facts(now_s + attempt_s)
             except DelaywheelError:  # messages are sent all the same, and say what is wrong
-                self._facts = Facts.assumed(now_s)
+                if not self._facts.known:  # from whoever answered meanwhile
+                    self._facts = Facts.assumed(now_s)
         return self._facts
 
     async def stop(self) -> None:
         """Ends waits and calls; what is not done is given up."""
-        self._stopped.set()
-        for channel in self._channels.values():
-            await channel.close()
+        self._stopped = True
+        for looking in self._looking:
+            looking.cancel()
+        await asyncio.gather(*self._looking, return_exceptions=True)
+        for line in self._lines.values():
+            await line.channel.close()
+        self._tell_waiting()
 
-    async def _stopped_within(self, wait_s: float) -> bool:
-        if wait_s > 0 and not self._stopped.is_set():
-            try:
-                await asyncio.wait_for(self._stopped.wait(), wait_s)
-            except TimeoutError:
-                return False
-        return self._stopped.is_set()
+    async def _news_within(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
+        except TimeoutError:
+            pass
 
     async def _attempt(
         self,
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
-        number: int,
-        deadline_s: float,
+        route: Route,
+        step: Step,
     ) -> None:
+        address, timeout_s = step
+        assert address is not None, "a wait is no attempt"
+        line = self._line(address)
         request = exchange.request()
         started_s = monotonic()
-        timeout_s = self._settings.attempt_s(deadline_s - started_s, len(self._addresses))
+        line.calls += 1
         try:
-            response = await method(self._stub(number))(request, timeout=max(0.0, timeout_s))
+            response = await method(line.stub)(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             report = exchange.failed(Failure.of_call(error))
         except asyncio.CancelledError:
-            if not self._stopped.is_set() or _cancelled_by_caller():
+            if not self._stopped or _cancelled_by_caller():
                 raise
             # grpc.aio says it like this when `stop` has closed the channel under the call.
             report = exchange.failed(Failure(StatusCode.CANCELLED, CLOSED))
         else:
             report = exchange.answered(response)
-        self._endpoints.report(number, started_s=started_s, now_s=monotonic(), report=report)
+        finally:
+            line.calls -= 1
+        if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
+            self._tell_waiting()
 
-    def _stub(self, number: int) -> DelayWheelAsyncStub:
-        stub = self._stubs.get(number)
-        if stub is None:
-            address, credentials = self._addresses[number], self._settings.credentials
-            channel = self._channels[number] = (
+    def _look_around(self, but: str | None) -> None:
+        """Asks those whose turn it is to describe the cluster; waits for none of them."""
+        now_s = monotonic()
+        for address in self._endpoints.ask(now_s, but):
+            looking = asyncio.create_task(self._look(address, now_s), name="delaywheel-look")
+            self._looking.add(looking)
+            looking.add_done_callback(self._looking.discard)
+
+    async def _look(self, address: str, started_s: float) -> None:
+        line = self._line(address)
+        line.calls += 1
+        try:
+            response = await line.stub.DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=self._settings.attempt_timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            now_s, reached = monotonic(), not Failure.of_call(error).verdict.retry
+            self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
+        else:
+            await self._learn(address, Description.of(response, monotonic()))
+        finally:
+            line.calls -= 1
+        self._tell_waiting()
+
+    async def _learn(self, address: str, description: Description) -> None:
+        if self._endpoints.told(address, description.said, monotonic()):
+            self._facts = description.facts
+        known = self._endpoints.addresses
+        idle = [name for name, line in self._lines.items() if name not in known and not line.calls]
+        for line in [self._lines.pop(name) for name in idle]:
+            await line.channel.close()
+
+    def _line(self, address: str) -> _Line:
+        line = self._lines.get(address)
+        if line is None:
+            credentials = self._settings.credentials
+            line = self._lines[address] = _Line(
                 grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
                 if credentials is None
                 else grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
             )
-            stub = self._stubs[number] = DelayWheelStub(channel)
-        return stub
+        return line
+
+    def _tell_waiting(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     async def _levels(self, messages: Sequence[Message], deadline_s: float) -> dict[str, int]:
         if self._facts.want_levels(messages, monotonic()):
@@ -137,9 +207,11 @@ class AioCalls:
         return self._facts.levels
 
     async def _ask_facts(self, deadline_s: float) -> None:
-        question = facts_question(monotonic())
-        await self.run(question, lambda stub: stub.DescribeCluster, deadline_s)
-        self._facts = question.answer()
+        question = describe_question(monotonic())
+        address = await self.run(
+            question, lambda stub: stub.DescribeCluster, deadline_s, describing=True
+        )
+        await self._learn(address, question.answer())
 
 
 def _cancelled_by_caller() -> bool:

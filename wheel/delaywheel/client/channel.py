@@ -33,6 +33,7 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
 )
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
+_WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bound to them
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
@@ -48,9 +49,23 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
     listed = addresses.split(",") if isinstance(addresses, str) else addresses
     cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
     for address in cleaned:
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 0 < int(match["port"]) < 65_536:
+        if not _is_address(address):
             raise ValueError(f"address {address!r}: not host:port, such as delay-1:7420")
     if not cleaned:
         raise ValueError("no address: give at least one host:port")
     return cleaned
+
+
+def leads_elsewhere(address: str) -> bool:
+    """Whether an address that a node tells of itself can be used on another machine.
+
+    Example:
+        >>> leads_elsewhere("10.0.0.7:7420"), leads_elsewhere("0.0.0.0:7420")
+        (True, False)
+    """
+    return _is_address(address) and address.rpartition(":")[0] not in _WILDCARDS
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match["port"]) < 65_536

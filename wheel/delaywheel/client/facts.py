@@ -1,4 +1,4 @@
-"""What a client needs to know of the service beforehand: levels and limits. Asked for rarely.
+"""What a client is told by DescribeCluster: levels, limits, and where the nodes are.
 
 Levels are a must for a message that names one. Limits only make good requests: without them
 modest ones are assumed, and a service that finds a request too large says so (see `Delivery`).
@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
+from delaywheel.client.channel import leads_elsewhere
+from delaywheel.client.endpoints import Described
 from delaywheel.client.question import Question
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -57,20 +59,43 @@ class Facts:
         return not self.known and now_s - self.asked_s >= ASK_AGAIN_S
 
 
-FactsQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Facts]
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A DescribeCluster response, read."""
 
+    facts: Facts
+    said: Described
 
-def facts_question(now_s: float) -> FactsQuestion:
-    """Asks for levels and limits."""
-
-    def read(response: pb.DescribeClusterResponse, _doubtful: bool) -> Facts:
+    @classmethod
+    def of(cls, response: pb.DescribeClusterResponse, now_s: float) -> Self:
+        """Reads one; addresses that lead nowhere are left out."""
         limits = response.limits
-        return Facts(
+        facts = Facts(
             levels={level.name: level.delay_ms for level in response.levels},
             max_messages=min(limits.max_request_messages or _REQUEST_MESSAGES, _REQUEST_MESSAGES),
             max_bytes=min(limits.max_request_bytes or _REQUEST_BYTES, _REQUEST_BYTES),
             known=True,
             asked_s=now_s,
         )
+        accepting = {member.node: member.accepting for member in response.members}
+        said = Described(
+            cluster=response.cluster_id,
+            node=response.node,
+            accepting=accepting.get(response.node, True),
+            members={
+                member.node: member.address
+                for member in response.members
+                if leads_elsewhere(member.address)
+            },
+        )
+        return cls(facts, said)
 
-    return Question(pb.DescribeClusterRequest(), read)
+
+DescribeQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Description]
+
+
+def describe_question(now_s: float) -> DescribeQuestion:
+    """Asks for it."""
+    return Question(
+        pb.DescribeClusterRequest(), lambda response, _doubtful: Description.of(response, now_s)
+    )

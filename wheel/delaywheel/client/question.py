@@ -19,6 +19,9 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT")
 
+# They keep a node from answering, not from taking messages.
+_OF_THE_CLUSTER: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+
 
 class Question(Generic[RequestT, ResponseT, AnswerT]):
     """A request until it is answered; an `Exchange`.
@@ -67,7 +70,11 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._obstacle = failure
         self._doubtful = self._doubtful or not verdict.outcome_known
         if verdict.retry:
-            return Report(healthy=False, retry_delay_s=failure.retry_delay_s)
+            return Report(
+                healthy=failure.reason in _OF_THE_CLUSTER,
+                retry_delay_s=failure.retry_delay_s,
+                elsewhere=True,
+            )
         self._done = True
         self._error = failure.error(outcome_known=not self._doubtful)
         return Report(healthy=True)

@@ -56,11 +56,11 @@ class Settings:
         if min(self.timeout_s, self.attempt_timeout_s) <= 0:
             raise ValueError("timeout and attempt_timeout are above 0 seconds")
 
-    def attempt_s(self, left_s: float, addresses: int) -> float:
+    def attempt_s(self, left_s: float, *, alone: bool) -> float:
         """How long one attempt may take when `left_s` are left for all.
 
-        With several addresses, never more than half of it: a node that hangs must leave time
-        for another one. The last fifth of a second is not divided any more.
+        Where there may be other nodes (not `alone`), never more than half of it: a node that
+        hangs must leave time for another one. The last fifth of a second is not divided any more.
         """
-        share_s = left_s / 2 if addresses > 1 and left_s > 0.2 else left_s
+        share_s = left_s if alone or left_s <= 0.2 else left_s / 2
         return min(self.attempt_timeout_s, share_s)

@@ -31,7 +31,9 @@ class Client:
     is raised then says in `outcome_known` whether the message may have been accepted.
 
     Args:
-        addresses: `"host:port,host:port"` or a sequence; requests are spread over them.
+        addresses: `"host:port,host:port"` or a sequence; one that is alive is enough, the other
+            nodes are found from it. Requests stay with a node until it fails, or for half a
+            minute.
         timeout: Seconds for a call with all its attempts, where the call names no other.
         attempt_timeout: Seconds after which an attempt that hangs is given up for another one.
         past_due: `"deliver"`: a due that is past when its message is first sent becomes now.

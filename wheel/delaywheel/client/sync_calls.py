@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 from threading import Event, Lock
 from time import monotonic
@@ -14,11 +15,13 @@ from delaywheel.client.channel import CHANNEL_OPTIONS
 from delaywheel.client.delivery import Delivery
 from delaywheel.client.endpoints import Endpoints
 from delaywheel.client.exchange import CLOSED, TIME_OVER, Exchange
-from delaywheel.client.facts import Facts, facts_question
+from delaywheel.client.facts import Description, Facts, describe_question
 from delaywheel.client.retry import EndedCall, Failure
+from delaywheel.client.route import Route, Step
 from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 RequestT = TypeVar("RequestT")
@@ -26,17 +29,25 @@ ResponseT = TypeVar("ResponseT")
 Method = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[RequestT, ResponseT]"]
 
 
+class _Line:
+    """A channel, and how many calls are on it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel: Final = channel
+        self.stub: Final = DelayWheelStub(channel)
+        self.calls = 0
+
+
 class Calls:
     """The channels of one client, opened when first needed, and the exchanges over them."""
 
     def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
-        self._addresses: Final = addresses
         self._settings: Final = settings
-        self._endpoints: Final = Endpoints(len(addresses), Random())  # noqa: S311  spreads load
-        self._channels: Final[dict[int, grpc.Channel]] = {}
-        self._stubs: Final[dict[int, DelayWheelStub]] = {}
-        self._opening: Final = Lock()
+        self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
+        self._lines: Final[dict[str, _Line]] = {}
+        self._lock: Final = Lock()  # guards lines, their counts, news
         self._stopped: Final = Event()
+        self._news = Event()  # set, and replaced, when waiting may have become pointless
         self._facts = Facts.assumed()
 
     def run(
@@ -44,17 +55,31 @@ class Calls:
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
         deadline_s: float,
-    ) -> None:
-        """Attempts until the exchange is done, the deadline at the latest."""
+        *,
+        describing: bool = False,
+    ) -> str:
+        """Attempts until the exchange is done, the deadline at the latest.
+
+        Returns:
+            The address of the last attempt; empty if there was none.
+        """
+        route = Route(self._endpoints, self._settings, deadline_s)
+        address = ""
         while not exchange.done:
-            now_s = monotonic()
-            turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s)
-            if now_s + turn.wait_s >= deadline_s:
+            news = self._news
+            step = route.step(monotonic())
+            if step is None:
                 exchange.give_up(TIME_OVER)
-            elif self._stopped.wait(turn.wait_s):
-                exchange.give_up(CLOSED)
+                break
+            self._look_around(but=step.address if describing else None)
+            if step.address is None:
+                news.wait(step.seconds)
             else:
-                self._attempt(exchange, method, turn.number, deadline_s)
+                address = step.address
+                self._attempt(exchange, method, route, step)
+            if self._stopped.is_set() and not exchange.done:
+                exchange.give_up(CLOSED)
+        return address
 
     def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends messages that fit one request; a result each, in order."""
@@ -72,67 +97,120 @@ class Calls:
         """What one request may hold: asked for once, assumed where the service does not say."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
-            attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, len(self._addresses))
+            attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
             try:
                 self._ask_facts(now_s + attempt_s)
             except DelaywheelError:  # messages are sent all the same, and say what is wrong
-                self._facts = Facts.assumed(now_s)
+                if not self._facts.known:  # from whoever answered meanwhile
+                    self._facts = Facts.assumed(now_s)
         return self._facts
 
     def stop(self) -> None:
         """Ends waits and calls; what is not done is given up."""
         self._stopped.set()
-        with self._opening:
-            for channel in self._channels.values():
-                channel.close()
+        with self._lock:
+            for line in self._lines.values():
+                line.channel.close()
+        self._tell_waiting()
 
     def _attempt(
         self,
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
-        number: int,
-        deadline_s: float,
+        route: Route,
+        step: Step,
     ) -> None:
-        stub = self._stub(number)
-        if stub is None:
-            exchange.give_up(CLOSED)
+        address, timeout_s = step
+        assert address is not None, "a wait is no attempt"
+        line = self._take(address)
+        if line is None:
             return
         request = exchange.request()
         started_s = monotonic()
-        timeout_s = self._settings.attempt_s(deadline_s - started_s, len(self._addresses))
         try:
-            response = method(stub)(request, timeout=max(0.0, timeout_s))
+            response = method(line.stub)(request, timeout=timeout_s)
         except grpc.RpcError as error:
             # What a stub raises is the call itself, which the types do not say.
             report = exchange.failed(Failure.of_call(cast("EndedCall", error)))
-        except ValueError:  # the channel was closed between `_stub` and here; nothing was sent
+        except ValueError:  # the channel was closed between `_take` and here; nothing was sent
             if not self._stopped.is_set():
                 raise
-            exchange.give_up(CLOSED)
             return
         else:
             report = exchange.answered(response)
-        self._endpoints.report(number, started_s=started_s, now_s=monotonic(), report=report)
+        finally:
+            self._release(line)
+        if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
+            self._tell_waiting()
 
-    def _stub(self, number: int) -> DelayWheelStub | None:
-        stub = self._stubs.get(number)
-        if stub is None:
-            with self._opening:
-                if self._stopped.is_set():
-                    return None
-                stub = self._stubs.get(number) or self._open(number)
-        return stub
+    def _look_around(self, but: str | None) -> None:
+        """Asks those whose turn it is to describe the cluster; waits for none of them."""
+        started_s = monotonic()
+        for address in self._endpoints.ask(started_s, but):
+            line = self._take(address)
+            if line is None:
+                return
+            try:
+                call = line.stub.DescribeCluster.future(
+                    pb.DescribeClusterRequest(), timeout=self._settings.attempt_timeout_s
+                )
+            except ValueError:  # closed meanwhile, as in `_attempt`
+                return
+            call.add_done_callback(partial(self._looked, address, line, started_s))
 
-    def _open(self, number: int) -> DelayWheelStub:
-        address, credentials = self._addresses[number], self._settings.credentials
-        channel = (
-            grpc.insecure_channel(address, CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
-        )
-        self._channels[number] = channel
-        stub = self._stubs[number] = DelayWheelStub(channel)
-        return stub
+    def _looked(
+        self,
+        address: str,
+        line: _Line,
+        started_s: float,
+        call: grpc.Future[pb.DescribeClusterResponse],
+    ) -> None:
+        now_s = monotonic()
+        self._release(line)
+        if self._stopped.is_set():
+            return
+        ended = cast("EndedCall", call)  # which it is, too
+        if ended.code() is grpc.StatusCode.OK:
+            self._learn(address, Description.of(call.result(), now_s))
+        else:
+            reached = not Failure.of_call(ended).verdict.retry
+            self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
+        self._tell_waiting()
+
+    def _learn(self, address: str, description: Description) -> None:
+        if self._endpoints.told(address, description.said, monotonic()):
+            self._facts = description.facts
+        known = self._endpoints.addresses
+        with self._lock:
+            for dropped in self._lines.keys() - known:
+                if not self._lines[dropped].calls:
+                    self._lines.pop(dropped).channel.close()
+
+    def _take(self, address: str) -> _Line | None:
+        """The line to an address, until `_release`; None: the client is closed."""
+        with self._lock:
+            if self._stopped.is_set():
+                return None
+            line = self._lines.get(address)
+            if line is None:
+                line = self._lines[address] = _Line(self._open(address))
+            line.calls += 1
+            return line
+
+    def _release(self, line: _Line) -> None:
+        with self._lock:
+            line.calls -= 1
+
+    def _open(self, address: str) -> grpc.Channel:
+        credentials = self._settings.credentials
+        if credentials is None:
+            return grpc.insecure_channel(address, CHANNEL_OPTIONS)
+        return grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+
+    def _tell_waiting(self) -> None:
+        with self._lock:
+            news, self._news = self._news, Event()
+        news.set()
 
     def _levels(self, messages: Sequence[Message], deadline_s: float) -> dict[str, int]:
         if self._facts.want_levels(messages, monotonic()):
@@ -140,6 +218,6 @@ class Calls:
         return self._facts.levels
 
     def _ask_facts(self, deadline_s: float) -> None:
-        question = facts_question(monotonic())
-        self.run(question, lambda stub: stub.DescribeCluster, deadline_s)
-        self._facts = question.answer()
+        question = describe_question(monotonic())
+        address = self.run(question, lambda stub: stub.DescribeCluster, deadline_s, describing=True)
+        self._learn(address, question.answer())

@@ -1,0 +1,101 @@
+"""Client.cancel and Client.get against a real gRPC server in this process."""
+
+from datetime import UTC, datetime
+
+import grpc
+import pytest
+
+from delaywheel import (
+    CancelOutcome,
+    Client,
+    Handle,
+    MessageInvalidError,
+    MessageState,
+    Reason,
+    RefusedError,
+)
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from support.fake_service import FakeService, abort, abort_bare, answer
+
+
+def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:
+    return pb.CancelResponse(outcome=outcome)
+
+
+class TestCancel:
+    @pytest.mark.parametrize("outcome", list(CancelOutcome))
+    def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
+        number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
+        with FakeService(answer(cancelled(number))) as service, Client(service.address) as client:
+            assert client.cancel(Handle("a.1", 17, bytes(16))) is outcome
+        assert service.cancels[0].message.handle == "a.1:17:" + "0" * 32
+
+    def test_by_id_and_due(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
+            assert client.cancel(id=bytes(16), deliver_at=due) is CancelOutcome.CANCELLED
+        pair = service.cancels[0].message.id_and_due
+        assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
+
+    @pytest.mark.parametrize(
+        "named",
+        [
+            {},
+            {"id": bytes(16)},
+            {"handle": Handle("a.1", 1, bytes(16)), "id": bytes(16)},
+            {"handle": "not a handle"},
+        ],
+    )
+    def test_a_message_is_named_in_one_way(self, named: dict[str, object]) -> None:
+        with Client("127.0.0.1:1") as client, pytest.raises(MessageInvalidError):
+            client.cancel(**named)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("outcome", [pb.CANCEL_OUTCOME_TOO_LATE, pb.CANCEL_OUTCOME_NOT_FOUND])
+    def test_after_a_lost_reply_only_what_excludes_it_is_an_outcome(
+        self, outcome: pb.CancelOutcome.ValueType
+    ) -> None:
+        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
+        with (
+            FakeService(lost, answer(cancelled(outcome))) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.cancel(Handle("a.1", 17, bytes(16)))
+        assert (caught.value.reason, caught.value.outcome_known) == (Reason.CANCEL_UNKNOWN, False)
+
+    def test_an_unknown_outcome_is_asked_for_again(self) -> None:
+        with (
+            FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
+            Client(service.address) as client,
+        ):
+            assert client.cancel(Handle("a.1", 17, bytes(16))) is CancelOutcome.CANCELLED
+        assert len(service.cancels) == 3
+
+
+class TestGet:
+    def test_a_stored_message(self) -> None:
+        handle = Handle("a.1", 17, bytes(16))
+        stored = pb.StoredMessage(
+            handle=str(handle), id=bytes(16), due_ms=17_500, topic="t", accepted_at_ms=3,
+            wheel="a.1", seq=9, state=pb.MESSAGE_STATE_PENDING, value=b"",
+            headers=[pb.Header(name="a"), pb.Header(name="b", value=b"")],
+        )  # fmt: skip
+        response = answer(pb.GetMessageResponse(message=stored))
+        with FakeService(response) as service, Client(service.address) as client:
+            found = client.get(str(handle))
+        assert found is not None
+        assert (found.handle, found.state) == (handle, MessageState.PENDING)
+        assert (found.key, found.value, found.partition) == (None, b"", None)
+        assert found.headers == (("a", None), ("b", b""))
+
+    def test_what_is_not_there_is_none(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            assert client.get(Handle("a.1", 17, bytes(16))) is None
+
+    def test_another_refusal_is_raised(self) -> None:
+        with (
+            FakeService(abort(Reason.HANDLE_INVALID)) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError, match="HANDLE_INVALID"),
+        ):
+            client.get(Handle("a.1", 17, bytes(16)))

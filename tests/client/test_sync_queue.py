@@ -1,0 +1,151 @@
+"""Client.produce_async and close: what is queued, sent in the background, and settled."""
+
+import asyncio
+import threading
+import time
+from datetime import timedelta
+
+import grpc
+import pytest
+
+from delaywheel import (
+    Client,
+    ClientClosedError,
+    Handle,
+    Message,
+    Queue,
+    Reason,
+    RefusedError,
+    Result,
+    TimedOutError,
+)
+from support.fake_service import FakeService, hang, refuse_rows
+
+SOON = timedelta(seconds=5)
+
+
+def messages(count: int) -> list[Message]:
+    return [Message("t", b"value", delay=SOON) for _ in range(count)]
+
+
+class TestProduceAsync:
+    def test_results_by_waiting_by_callback_and_in_a_loop(self) -> None:
+        seen: list[Result] = []
+        with FakeService() as service, Client(service.address) as client:
+            waited = client.produce_async("t", b"1", delay=SOON)
+            called = client.produce_async("t", b"2", delay=SOON)
+            called.add_done_callback(seen.append)
+            awaited = client.produce_async("t", b"3", delay=SOON)
+
+            async def wait() -> Handle:
+                return await awaited
+
+            assert waited.result(timeout=10).id == waited.message.id
+            assert asyncio.run(wait()).id == awaited.message.id
+            client.flush()
+        assert [result.message for result in seen] == [called.message]
+
+    def test_a_flood_goes_in_few_requests_within_the_bounds(self) -> None:
+        queue = Queue(batch_messages=100, in_flight=2, linger=0.05)
+        with FakeService() as service, Client(service.address, queue=queue) as client:
+            pending = [client.produce_async("t", b"value", delay=SOON) for _ in range(1000)]
+            client.flush()
+            assert all(one.done() for one in pending)
+        sizes = [len(rows) for rows in service.sent]
+        assert sum(sizes) == 1000
+        assert max(sizes) <= 100
+        assert len(sizes) < 100
+        assert len(service.accepted) == 1000
+
+    def test_an_error_is_a_result_too(self) -> None:
+        with (
+            FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service,
+            Client(service.address) as client,
+        ):
+            pending = client.produce_async("t", b"", delay=SOON)
+            error = pending.outcome(timeout=10).error
+            assert isinstance(error, RefusedError)
+            with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
+                pending.result()
+
+    def test_a_full_queue_blocks_until_the_deadline_and_queues_nothing(self) -> None:
+        queue = Queue(max_messages=2, in_flight=1)
+        with (
+            FakeService(hang) as service,
+            Client(service.address, queue=queue, attempt_timeout=0.5) as client,
+        ):
+            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+            with pytest.raises(TimedOutError, match="no room: 2 messages") as caught:
+                client._sender.put(messages(1)[0], time.monotonic() + 0.1)
+            assert caught.value.outcome_known
+            assert all(one.result(timeout=10) for one in pending)
+        assert len(service.accepted) == 2
+
+    def test_a_full_queue_takes_more_as_soon_as_there_is_room(self) -> None:
+        queue = Queue(max_messages=1, in_flight=1)
+        go_on = threading.Event()
+
+        def held(service: FakeService, request: object, context: grpc.ServicerContext) -> object:
+            go_on.wait(10)
+            return refuse_rows({})(service, request, context)
+
+        with FakeService(held) as service, Client(service.address, queue=queue) as client:
+            client.produce_async("t", b"1", delay=SOON)
+            threading.Timer(0.1, go_on.set).start()
+            second = client.produce_async("t", b"2", delay=SOON)
+            assert go_on.is_set()
+            assert second.result(timeout=10)
+
+    def test_flush_says_when_something_is_still_under_way(self) -> None:
+        with FakeService(hang) as service, Client(service.address, attempt_timeout=0.5) as client:
+            pending = client.produce_async("t", b"", delay=SOON)
+            with pytest.raises(TimedOutError, match="under way"):
+                client.flush(timeout=0.1)
+            assert pending.result(timeout=10)
+
+    def test_producers_on_many_threads(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+
+            def produce() -> None:
+                for _ in range(200):
+                    client.produce_async("t", b"value", delay=SOON)
+                client.produce("t", b"value", delay=SOON)
+
+            threads = [threading.Thread(target=produce) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            client.flush()
+        assert len(service.accepted) == 804
+
+
+class TestClosing:
+    def test_close_waits_for_what_was_taken(self) -> None:
+        with FakeService() as service:
+            with Client(service.address) as client:
+                pending = [client.produce_async("t", b"", delay=SOON) for _ in range(50)]
+            assert all(one.result(timeout=0) for one in pending)
+
+    def test_what_has_no_result_by_then_gets_an_error(self) -> None:
+        with FakeService(otherwise=hang) as service:
+            client = Client(service.address, queue=Queue(in_flight=1, batch_messages=1))
+            pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
+            started_s = time.monotonic()
+            assert service.reached.wait(10)
+            client.close(timeout=0.1)
+            assert time.monotonic() - started_s < 20
+            errors = [one.outcome(timeout=0).error for one in pending]
+        assert [error.outcome_known for error in errors if error] == [False, True]
+        assert all("closed" in str(error) for error in errors)
+
+    def test_a_closed_client_takes_nothing(self) -> None:
+        client = Client("127.0.0.1:1")
+        client.close()
+        client.close()
+        with pytest.raises(ClientClosedError):
+            client.produce("t", b"", delay=SOON)
+        with pytest.raises(ClientClosedError):
+            client.produce_async("t", b"", delay=SOON)
+        with pytest.raises(ClientClosedError):
+            client.cancel(Handle("a.1", 1, bytes(16)))

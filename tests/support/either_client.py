@@ -1,0 +1,97 @@
+"""One face for both clients, so that a test runs against each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from threading import Thread
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from delaywheel import AsyncClient, CancelOutcome, Client, Handle
+from delaywheel.client.answers import StoredMessage
+from delaywheel.client.endpoints import Endpoints
+
+ResultT = TypeVar("ResultT")
+
+
+class EitherClient(Protocol):
+    """What the tests use."""
+
+    @property
+    def endpoints(self) -> Endpoints: ...
+    @property
+    def lines(self) -> set[str]: ...
+    def produce(self, topic: str, value: bytes, **options: Any) -> Handle: ...
+    def cancel(self, handle: Handle, **options: Any) -> CancelOutcome: ...
+    def get(self, handle: Handle, **options: Any) -> StoredMessage | None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+class SyncClient(Client):
+    """The client for threads."""
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return self._calls._endpoints
+
+    @property
+    def lines(self) -> set[str]:
+        return set(self._calls._lines)
+
+
+class LoopClient:
+    """The client for asyncio, on a loop in a thread of its own."""
+
+    def __init__(self, addresses: str | list[str], **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+        async def make() -> AsyncClient:
+            return AsyncClient(addresses, **options)
+
+        self._client = self._do(make())
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return self._client._calls._endpoints
+
+    @property
+    def lines(self) -> set[str]:
+        return set(self._client._calls._lines)
+
+    def produce(self, topic: str, value: bytes, **options: Any) -> Handle:
+        return self._do(self._client.produce(topic, value, **options))
+
+    def cancel(self, handle: Handle, **options: Any) -> CancelOutcome:
+        return self._do(self._client.cancel(handle, **options))
+
+    def get(self, handle: Handle, **options: Any) -> StoredMessage | None:
+        return self._do(self._client.get(handle, **options))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._do(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _do(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+
+Make = Callable[..., EitherClient]
