@@ -11,11 +11,11 @@ import pytest
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import open_node_folder
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
-from delaywheel_replica.core.origin import opened
-from delaywheel_replica.server.committer import Line
+from delaywheel_replica.core.beat import Beat, WheelBeat
+from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.ledger import (
     Ledger,
     block_of,
@@ -23,8 +23,7 @@ from delaywheel_replica.server.ledger import (
     read_blocks,
     rows_folder,
 )
-from delaywheel_replica.server.publish import Books
-from delaywheel_replica.server.status import HeldWheel, NodeView
+from delaywheel_replica.server.publish import Books, publishable
 from support.messages import BASE_SLOT, Message, columns_of, message
 
 WHEEL = WheelId("n1", 1)
@@ -37,35 +36,36 @@ class Bench:
     def __init__(self, data: Path) -> None:
         self.data = data
         self.disk = PosixDisk()
-        folder = open_node_folder(self.disk, data, node="n1", cluster_id="c", boot_id="b")
-        self.view = NodeView(folder, "b")
         meta = WheelMeta(WHEEL, {"n1": "s"}, 1, 7200)
         self.wheel = OriginWheel.create(self.disk, data, meta, HandleCache(self.disk, 8))
-        origin = opened("n1", members=["n1"], min_insync=1, in_sync=(), seal_slot=0)
-        self.line: Line | None = Line(WHEEL, origin, -1)
-        self.view.line = lambda: self.line
+        self.high_watermark = 0
+        self.published: dict[WheelId, int] = {}
         self.ledger = Ledger(self.disk, data)
         self.books = self.new_books()
 
     def new_books(self) -> Books:
         place = str(self.data / "published")
-        return Books(self.disk, self.view, self.ledger, uri=place, seal_seconds=60)
+        return Books(
+            self.disk,
+            self.data,
+            self.ledger,
+            uri=place,
+            seal_seconds=60,
+            publishable=lambda: {WHEEL: self.high_watermark},
+            on_published=self.published.__setitem__,
+        )
 
     def write(self, *messages: Message, kind: Kind = Kind.MESSAGES, enter: bool = True) -> None:
         columns = columns_of(list(messages))
         places = self.wheel.append(columns, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
-        assert self.line is not None
-        origin = self.line.origin.held("n1", places[-1].seq)
-        self.line = replace(self.line, origin=origin)
+        self.high_watermark = places[-1].seq
         if enter:
             entered = columns if kind is Kind.MESSAGES else None
             self.ledger.enter(WHEEL, entered, places, ACCEPTED_AT_MS)
 
     def restart(self) -> None:
         """The rows' files stay as they are; all memory is gone."""
-        self.line = None
-        self.view.held = {WHEEL: HeldWheel(self.wheel.last_seq, 0)}
-        self.view.published = {}
+        self.published = {}
         self.ledger = Ledger(self.disk, self.data)
         self.books = self.new_books()
         for path in rows_folder(self.data, WHEEL).glob("*.rows"):
@@ -110,7 +110,7 @@ def test_what_was_accepted_is_published_once_with_all_it_says(bench: Bench) -> N
     ]
     expected = [row_of(message, seq) for seq, message in enumerate([*first, *second], 1)]
     assert bench.rows() == [*expected, row_of(second[0], 7)]
-    assert bench.view.published == {WHEEL: 7}
+    assert bench.published == {WHEEL: 7}
     assert list(rows_folder(bench.data, WHEEL).iterdir()) == []
 
 
@@ -122,7 +122,7 @@ def test_cancels_pass_without_rows(bench: Bench) -> None:
     bench.books.work()
     assert len(bench.files()) == 1
     assert bench.rows() == [row_of(message(1), 1)]
-    assert bench.view.published == {WHEEL: 3}
+    assert bench.published == {WHEEL: 3}
 
 
 def test_after_a_restart_rows_that_are_missing_are_read_from_the_frames(bench: Bench) -> None:
@@ -135,7 +135,7 @@ def test_after_a_restart_rows_that_are_missing_are_read_from_the_frames(bench: B
     bench.restart()
     bench.books.work()
     assert bench.rows() == [row_of(message(number), number) for number in (1, 2, 3, 4)]
-    assert bench.view.published == {WHEEL: 5}
+    assert bench.published == {WHEEL: 5}
 
 
 def test_gaps_between_blocks_are_read_from_the_frames(bench: Bench) -> None:
@@ -179,7 +179,7 @@ def test_what_ended_in_the_middle_of_a_file_is_begun_anew(
         with pytest.raises(OSError, match="gone"):
             bench.books.work()
     assert bench.files() == []
-    assert bench.view.published == {}
+    assert bench.published == {}
     bench.write(message(2))
     bench.books.work()
     assert bench.rows() == [row_of(message(1), 1), row_of(message(2), 2)]
@@ -193,12 +193,10 @@ def _fail(*_: object, **__: object) -> None:
 def test_only_what_enough_members_hold_is_published(bench: Bench) -> None:
     bench.write(message(1))
     bench.write(message(2))
-    assert bench.line is not None
-    ahead = bench.line
-    bench.line = replace(ahead, origin=replace(ahead.origin, high_watermark=1))
+    bench.high_watermark = 1
     bench.books.work()
     assert bench.rows() == [row_of(message(1), 1)]
-    bench.line = ahead
+    bench.high_watermark = 2
     bench.books.work()
     assert bench.rows() == [row_of(message(1), 1), row_of(message(2), 2)]
 
@@ -210,7 +208,7 @@ def test_a_frame_that_cannot_be_read_leaves_a_gap_and_no_more(bench: Bench) -> N
     next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot")).unlink()
     bench.books.work()
     assert bench.rows() == [row_of(message(1), 1), row_of(message(3), 3)]
-    assert bench.view.published == {WHEEL: 3}
+    assert bench.published == {WHEEL: 3}
 
 
 def test_a_file_of_rows_does_not_grow_without_end(tmp_path: Path) -> None:
@@ -247,3 +245,41 @@ def test_a_group_of_many_frames_is_one_block(bench: Bench, tmp_path: Path) -> No
     assert {(row["id"].tobytes(), int(row["due_ms"]), int(row["seq"])) for row in block.rows} == {
         (message.id, message.due_ms, message.due_ms // 1000 % 5) for message in messages
     }
+
+
+def test_a_place_that_has_all_is_told_of_at_once(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.restart()
+    bench.books.work()
+    assert bench.published == {WHEEL: 1}
+    assert len(bench.files()) == 1
+
+
+OPEN, LEFT, CLOSED, ENDED, SPARE = (WheelId("n1", number) for number in (5, 2, 3, 4, 6))
+THEIRS = WheelId("n2", 1)
+
+
+def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() -> None:
+    def held(applied: int, high_watermark: int, *lacking: int) -> WheelBeat:
+        return WheelBeat(applied, high_watermark, 0, 0, 0, 0, lacking)
+
+    wheels = {
+        OPEN: held(9, 7),
+        LEFT: held(9, 8),
+        CLOSED: held(9, 2, 6),
+        ENDED: held(4, 0),
+        SPARE: held(0, 0),
+        THEIRS: held(9, 9),
+    }
+    beat = Beat("n1", "s", "b", 0, OPEN, SPARE, 6, draining=False, complete=True, wheels=wheels)
+    status = ServerStatus(beat, 1, 0)
+    ends = {CLOSED: 9, ENDED: 6, LEFT: None}
+    records = {wheel: WheelRecord({"n1": "s"}, 1, 0, end) for wheel, end in ends.items()}
+    cleaner = CleanerStatus(
+        "n1", "b", 1, 0, 0, Role.LEADING, wheels=records, lost=frozenset({(ENDED, 5), (ENDED, 6)})
+    )
+    own = {OPEN: 7, LEFT: 8}
+    # What is lacking may still come; what is lost does not.
+    assert publishable(status, cleaner) == {**own, CLOSED: 5, ENDED: 6}
+    assert publishable(status, None) == {**own, CLOSED: 2, ENDED: 0}

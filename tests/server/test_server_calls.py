@@ -423,15 +423,18 @@ def test_a_missing_second_member_is_told_by_name(tmp_path: Any) -> None:
 
     server.start(prepare=prepare)
     try:
-        server.wait_accepting()
-        with pytest.raises(grpc.RpcError) as caught:
-            server.produce(row())
-        assert status_of(caught.value)[:2] == (
-            grpc.StatusCode.UNAVAILABLE,
-            "NOT_ENOUGH_REPLICAS",
-        )
+        wait_until("it has a wheel", lambda: server.describe().wheels)
+        wait_until("it says so", lambda: "NOT_ENOUGH_REPLICAS" in _refusal(server))
+        assert _refusal(server) == (grpc.StatusCode.UNAVAILABLE, "NOT_ENOUGH_REPLICAS")
+        assert not server.describe().members[0].accepting
     finally:
         server.kill()
+
+
+def _refusal(server: ServerProcess) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        server.produce(row())
+    return status_of(caught.value)[:2]
 
 
 def test_a_disk_at_its_reserve_refuses_by_name(tmp_path: Any) -> None:

@@ -39,7 +39,7 @@ def too_large_at_the_end(world: World) -> Iterator[str]:
 
 def _too_many(world: World, node: SimNode) -> Iterator[str]:
     assert node.server is not None
-    handles = len(node.server.store._handles)
+    handles = len(node.server.store.handles)
     if handles > world.settings.handles:
         yield f"{node.name} has {handles} slot files open"
     row, cleaner = node.server.row, node.server.cleaner_row

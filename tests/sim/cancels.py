@@ -24,8 +24,8 @@ from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.fitness import heard_beats
 from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.server.committer import Committed, Outcome, Request
 from delaywheel_replica.server.scan import Found, Scanner
-from sim.clients import Verdicts
 from sim.truth import Key
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Cancels:
         status = self._server.cleaner_row
         if status is None or status.role is not Role.LEADING:
             return None
-        fresh = self._server.now_ms - status.monotonic_ms < CLEANER_FRESH_MS
+        fresh = self._server.now_ms() - status.monotonic_ms < CLEANER_FRESH_MS
         return status if fresh else None
 
     def ask(self, key: Key, on_answer: OnDecision) -> None:
@@ -81,29 +81,27 @@ class Cancels:
             decision = after_writing(self._sight(each.key, each.found))
             if decision is not CancelDecision.WAIT:
                 each.on_answer(decision)
-            elif self._server.now_ms >= each.until_ms:
+            elif self._server.now_ms() >= each.until_ms:
                 each.on_answer(CancelDecision.UNKNOWN)
             else:
                 self._waiting.append(each)
 
     def _write(self, key: Key, on_answer: OnDecision) -> None:
-        from sim.server import Call  # noqa: PLC0415 - the two belong together
-
         id_, due_ms = key
         columns = Columns.of_cancels(
             np.array([due_ms], dtype=np.int64), np.frombuffer(id_, dtype=np.uint8).reshape(1, -1)
         )
 
-        def written(verdicts: Verdicts) -> None:
-            if verdicts[0] is None:
+        def written(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed) and not outcome.failed:
                 self._wait(key, self._find(key), on_answer)
             else:
                 on_answer(CancelDecision.UNKNOWN)
 
-        self._server.write(Call(columns, Kind.CANCELS, [], written, [None]))
+        self._server.write(Request(columns, Kind.CANCELS, written))
 
     def _wait(self, key: Key, found: Found, on_answer: OnDecision) -> None:
-        until_ms = self._server.now_ms + WAIT_MS
+        until_ms = self._server.now_ms() + WAIT_MS
         self._waiting.append(_Waiting(key, found, until_ms, on_answer))
         self._server.node.commit_soon()
         self.look()
@@ -112,7 +110,7 @@ class Cancels:
         status = self._server.cleaner_row
         return CancelView(
             due_ms=key[1],
-            now_ms=self._server.wall_ms,
+            now_ms=self._server.wall_ms(),
             leading=self.leading() is not None,
             progress=None if status is None else status.progress,
             copies=found.copies,
@@ -130,7 +128,7 @@ class Cancels:
         status, row = self._server.cleaner_row, self._server.row
         if status is None or row is None or (status.floor or 0) > slot:
             return Found()
-        heard = heard_beats(row, self._server.now_ms)
+        heard = heard_beats(row, self._server.now_ms())
         registry = ControlState(wheels=status.wheels, lost=status.lost)
         limits = {wheel: beat.applied for wheel, beat in row.beat.wheels.items()}
         open_wheel = self._server.store.wheel

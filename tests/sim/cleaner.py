@@ -7,7 +7,7 @@ another test's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROW_S = 0.1
+_TOLD_AT_ONCE = attrgetter(
+    "role", "epoch", "leader", "state", "control_offset", "error", "unreadable", "fences", "fills",
+    "vote_wish",
+)  # fmt: skip
+"""Of a view: all but the lateness."""
+
 LEAST_REST_S = 0.000_5
 """A turn takes its time."""
 
@@ -169,7 +175,7 @@ class SimCleaner:
     def _write_row(self) -> None:
         """Tells the server, at once when something changed that it waits for."""
         view, now_ms = self.leadership.view(), self.monotonic_ms()
-        told = replace(view, lateness_ms=0)
+        told = _TOLD_AT_ONCE(view)
         if told == self._told and now_ms - self._told_ms < ROW_S * 1000:
             return
         self._told, self._told_ms = told, now_ms

@@ -9,6 +9,8 @@ What it can do to its user:
 
 An effect is anything that changes what another process could see. After a crash nothing works
 until ``restart``; what was opened before stays dead.
+
+Inside, paths are text: a ``Path`` takes long to hash, to compare and to split.
 """
 
 import errno
@@ -111,13 +113,13 @@ class SimulatedDisk:
         self.torn_share = 0.0
         self._era = 0
         self._crashed = False
-        self._files: dict[Path, _Content] = {}
-        self._folders: set[Path] = {Path("/")}
-        self._names: dict[Path, set[str]] = {Path("/"): set()}  # of all that lies in each folder
-        self._arrays: dict[Path, bytearray] = {}
+        self._files: dict[str, _Content] = {}
+        self._folders: set[str] = {"/"}
+        self._names: dict[str, set[str]] = {"/": set()}  # of all that lies in each folder
+        self._arrays: dict[str, bytearray] = {}
         self._locked: set[Path] = set()
         # Names that a crash of the machine may undo: path -> what was there before.
-        self._unsynced_names: dict[Path, _Content | None] = {}
+        self._unsynced_names: dict[str, _Content | None] = {}
 
     # --- what tests do
 
@@ -137,7 +139,7 @@ class SimulatedDisk:
 
     def flip_bit(self, path: Path, bit: int) -> None:
         """Damages the medium itself."""
-        content = self._files[path]
+        content = self._files[str(path)]
         content.now[bit // 8] ^= 1 << bit % 8
         content.synced()
 
@@ -151,41 +153,46 @@ class SimulatedDisk:
             return True
         paths = [
             path
-            for path, content in self._files.items()
-            if content.now and (path.suffix == ".slot" if kind == "slot" else kind in path.name)
+            for path in self.paths()
+            if self._files[str(path)].now
+            and (path.suffix == ".slot" if kind == "slot" else kind in path.name)
         ]
         if not paths:
             return False
-        path = chance.choice(sorted(paths))
-        self.flip_bit(path, chance.randrange(8 * len(self._files[path].now)))
+        path = chance.choice(paths)
+        self.flip_bit(path, chance.randrange(8 * len(self._files[str(path)].now)))
         return True
 
     def wipe(self) -> None:
         """All that it held is lost; what was opened is dead."""
         self.restart()
         self._files.clear()
-        self._folders = {Path("/")}
+        self._folders = {"/"}
         self._arrays.clear()
         self._unsynced_names.clear()
         self._list_anew()
 
     def content(self, path: Path) -> bytes:
         """What a file holds."""
-        return bytes(self._files[path].now)
+        return bytes(self._files[str(path)].now)
 
     def peek(self, path: Path) -> bytearray | None:
         """What a file holds, without a copy; None: it is not there."""
-        content = self._files.get(path)
+        content = self._files.get(str(path))
         return None if content is None else content.now
 
     def set_content(self, path: Path, content: bytes) -> None:
         """Replaces what a file holds, behind everybody's back."""
-        self._files[path] = _Content(now=bytearray(content), durable=content)
+        self._files[str(path)] = _Content(now=bytearray(content), durable=content)
         self._list_anew()
 
     def paths(self) -> list[Path]:
         """All files."""
-        return sorted(self._files)
+        return [Path(name) for name in self._sorted_files()]
+
+    def file_names(self) -> list[str]:
+        """The last parts of all their paths."""
+        return [_split(name)[1] for name in self._sorted_files()]
 
     @property
     def used_bytes(self) -> int:
@@ -195,31 +202,28 @@ class SimulatedDisk:
 
     def open(self, path: Path, *, create: bool = False) -> "SimulatedFile":
         self._check("open", path)
-        if path not in self._files:
+        name = str(path)
+        if name not in self._files:
             if not create:
                 raise _not_found(path)
             self.make_folder(path.parent)
             self._effect()
-            self._name_changes(path)
-            self._files[path] = _Content()
-            self._names[path.parent].add(path.name)
-        return SimulatedFile(self, path, self._files[path], self._era)
+            self._put(name, _Content())
+        return SimulatedFile(self, path, self._files[name], self._era)
 
     def open_read(self, path: Path) -> "SimulatedFile":
         self._check("open", path)
-        if path in self._arrays:
-            content = _Content(now=bytearray(self._arrays[path]))
-        elif path in self._files:
-            content = self._files[path]
+        name = str(path)
+        if name in self._arrays:
+            content = _Content(now=bytearray(self._arrays[name]))
+        elif name in self._files:
+            content = self._files[name]
         else:
             raise _not_found(path)
         return SimulatedFile(self, path, content, self._era)
 
     def map_read(self, path: Path, length: int) -> memoryview:
-        self._check("read", path)
-        if path not in self._files:
-            raise _not_found(path)
-        content = self._files[path].now
+        content = self._existing(path).now
         assert length <= len(content), "a map beyond the end of a file is SIGBUS"
         return memoryview(bytes(content[:length]))
 
@@ -227,49 +231,44 @@ class SimulatedDisk:
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
         self._check("open", path)
-        length = dtype.itemsize * rows
+        name, length = str(path), dtype.itemsize * rows
         if writable:
             self._effect()
-            if len(self._arrays.get(path, b"")) != length:
-                self._arrays[path] = bytearray(length)
+            if len(self._arrays.get(name, b"")) != length:
+                self._arrays[name] = bytearray(length)
                 self._list_anew()
-        elif path not in self._arrays:
+        elif name not in self._arrays:
             raise _not_found(path)
-        array = np.frombuffer(self._arrays[path], dtype=dtype, count=rows)
+        array = np.frombuffer(self._arrays[name], dtype=dtype, count=rows)
         array.flags.writeable = writable
         return array
 
     def read_file(self, path: Path) -> bytes:
-        self._check("read", path)
-        if path not in self._files:
-            raise _not_found(path)
-        return bytes(self._files[path].now)
+        return bytes(self._existing(path).now)
 
     def replace_file(self, path: Path, content: bytes) -> None:
         self._check("write", path)
         self.make_folder(path.parent)
         self._effect()
         self._check_space(len(content))
-        self._name_changes(path)
-        self._files[path] = _Content(now=bytearray(content), durable=content)
-        self._names[path.parent].add(path.name)
+        self._put(str(path), _Content(now=bytearray(content), durable=content))
         self._check("sync", path)
         self._effect()
-        self._names_synced(path.parent)
+        self._names_synced(_split(str(path))[0])
 
     def make_folder(self, path: Path) -> None:
         self._alive()
-        if path not in self._folders:
+        if str(path) not in self._folders:
             self._effect()
-            self._folders.update([path, *path.parents])
+            self._folders.update(map(str, [path, *path.parents]))
             self._list_anew()
 
     def sync_folder(self, path: Path) -> None:
         self._check("sync", path)
-        if path not in self._folders:
+        if str(path) not in self._folders:
             raise _not_found(path)
         self._effect()
-        self._names_synced(path)
+        self._names_synced(str(path))
 
     def list_folder(self, path: Path) -> list[str]:
         self._check("read", path)
@@ -277,29 +276,33 @@ class SimulatedDisk:
 
     def list_quietly(self, path: Path) -> list[str]:
         """As `list_folder`, for tests: never fails."""
-        return sorted(self._names.get(path, ()))
+        return sorted(self._names.get(str(path), ()))
 
     def exists(self, path: Path) -> bool:
         self._alive()
-        return path in self._files or path in self._folders or path in self._arrays
+        name = str(path)
+        return name in self._files or name in self._folders or name in self._arrays
 
     def delete(self, path: Path) -> None:
         self._check("delete", path)
-        if path in self._files:
+        name = str(path)
+        if name in self._files:
             if self.on_delete is not None:
                 self.on_delete(path)
             self._effect()
-            self._name_changes(path)
-            del self._files[path]
-            self._names[path.parent].discard(path.name)
+            self._name_changes(name)
+            del self._files[name]
+            folder, last = _split(name)
+            self._names[folder].discard(last)
 
     def delete_folder(self, path: Path) -> None:
-        for each in [each for each in self._files if path in each.parents]:
-            self.delete(each)
+        inside = f"{path}/"
+        for each in [each for each in self._files if each.startswith(inside)]:
+            self.delete(Path(each))
         self._alive()
         self._effect()
         self._folders = {
-            each for each in self._folders if each != path and path not in each.parents
+            each for each in self._folders if each != str(path) and not each.startswith(inside)
         }
         self._list_anew()
 
@@ -346,39 +349,56 @@ class SimulatedDisk:
             raise Crash
         self.effects += 1
 
-    def _name_changes(self, path: Path) -> None:
-        self._unsynced_names.setdefault(path, self._files.get(path))
+    def _existing(self, path: Path) -> _Content:
+        """A file that is read as a whole."""
+        self._check("read", path)
+        content = self._files.get(str(path))
+        if content is None:
+            raise _not_found(path)
+        return content
 
-    def _names_synced(self, folder: Path) -> None:
+    def _put(self, name: str, content: _Content) -> None:
+        """A name stands for this file from now on."""
+        self._name_changes(name)
+        self._files[name] = content
+        folder, last = _split(name)
+        self._names[folder].add(last)
+
+    def _name_changes(self, name: str) -> None:
+        self._unsynced_names.setdefault(name, self._files.get(name))
+
+    def _names_synced(self, folder: str) -> None:
         """Names in a folder are durable, and so is that a folder in it is gone with all it held."""
-        depth = len(folder.parts)
-        for path in list(self._unsynced_names):
-            if path.parent == folder or (
-                len(path.parts) > depth + 1
-                and path.parts[:depth] == folder.parts
-                and Path(*path.parts[: depth + 1]) not in self._folders
-            ):
-                del self._unsynced_names[path]
+        inside = folder if folder == "/" else f"{folder}/"
+        for name in [name for name in self._unsynced_names if name.startswith(inside)]:
+            part, _, rest = name[len(inside) :].partition("/")
+            if not rest or inside + part not in self._folders:
+                del self._unsynced_names[name]
 
     def _lose_unsynced(self, chance: Random) -> None:
-        for path, before in self._unsynced_names.items():
+        for name, before in self._unsynced_names.items():
             if chance.random() < 0.5:
                 continue
             if before is None:
-                self._files.pop(path, None)
+                self._files.pop(name, None)
             else:
-                self._files[path] = before
+                self._files[name] = before
         self._unsynced_names.clear()
-        for path in sorted(self._files):
-            self._folders.update(path.parents)
-            self._files[path] = self._files[path].after_machine_crash(chance)
+        for name in self._sorted_files():
+            self._folders.update(map(str, Path(name).parents))
+            self._files[name] = self._files[name].after_machine_crash(chance)
         self._list_anew()
 
     def _list_anew(self) -> None:
         self._names = {folder: set() for folder in self._folders}
-        for path in (*self._files, *self._folders, *self._arrays):
-            if path.name:
-                self._names.setdefault(path.parent, set()).add(path.name)
+        for name in (*self._files, *self._folders, *self._arrays):
+            folder, last = _split(name)
+            if last:
+                self._names.setdefault(folder, set()).add(last)
+
+    def _sorted_files(self) -> list[str]:
+        """Their paths, in the order of paths: part by part."""
+        return sorted(self._files, key=_parts)
 
 
 class _FaultError(OSError):
@@ -463,6 +483,16 @@ class SimulatedLock:
 
     def release(self) -> None:
         self._locked.discard(self._path)
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The folder of a path, and its last part."""
+    folder, _, last = name.rpartition("/")
+    return folder or "/", last
+
+
+def _parts(name: str) -> list[str]:
+    return name.split("/")
 
 
 def _not_found(path: Path) -> FileNotFoundError:

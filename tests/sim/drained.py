@@ -64,9 +64,9 @@ def _node_left(world: World, node: SimNode, beat: Beat) -> Iterator[str]:
     if foreign:
         yield f"{name} keeps {foreign}, which are not registered"
     slots = [
-        path.name
-        for path in node.disk.paths()
-        if (slot := layout.slot_of_name(path.name)) is not None and slot < world.checks.floor
+        file
+        for file in node.disk.file_names()
+        if (slot := layout.slot_of_name(file)) is not None and slot < world.checks.floor
     ]
     if slots:
         yield f"{name} keeps slots {slots} below floor {world.checks.floor}"

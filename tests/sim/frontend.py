@@ -37,7 +37,7 @@ class Frontend:
         count = len(entries)
 
         def arrive(server: SimServer, answer: Answer) -> None:
-            server.run(server.send, entries, answer)
+            server.run(server.send_messages, entries, answer)
 
         self._call(
             node, arrive, on_answer, ([Reason.DRAINING] * count, [Reason.WHEEL_LOST] * count)

@@ -7,6 +7,7 @@ A run ends with its first violation. What the code under test raises, and does n
 
 from __future__ import annotations
 
+import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterator
@@ -98,7 +99,7 @@ class World:
 
     def run(self) -> Result:
         """Runs the plan."""
-        with self.scheduler, _without_logs():
+        with self.scheduler, _without_logs(), _without_collections():
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding
@@ -290,6 +291,18 @@ def _without_logs() -> Iterator[None]:
         yield
     finally:
         structlog.configure(**before)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A run keeps nearly all that it makes: looking for garbage is left until it has ended."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def run(plan: Plan) -> Result:

@@ -19,7 +19,8 @@ from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
-from delaywheel_replica.core.control import ControlState, Leader, WheelRecord
+from delaywheel_replica.core.control import ControlState, Leader, WheelRecord, lost_record
+from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
@@ -45,6 +46,7 @@ class FakeCleaner:
         kafka_error: What it says is wrong.
         topics: What Kafka has; anything else is absent.
         answers_topics: Whether it answers questions about topics at all.
+        passes_time: Commits w again and again, as a leader does: seals follow it.
         hears: Whether it reads the link; the real one does not while a call to Kafka takes long.
         received: Every message that came through the link.
     """
@@ -58,6 +60,7 @@ class FakeCleaner:
         self.kafka_error: str | None = None
         self.topics = {"orders": TopicInfo(3, 1_000_000)}
         self.answers_topics = True
+        self.passes_time = False
         self.hears = True
         self.received: list[Message] = []
         now_ms = time.time_ns() // 1_000_000
@@ -69,6 +72,7 @@ class FakeCleaner:
         self._boot = read_boot_id()
         self._lock = threading.Lock()
         self._fences: dict[str, Fence] = {}
+        self._missing: frozenset[tuple[WheelId, int]] = frozenset()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
 
@@ -99,10 +103,15 @@ class FakeCleaner:
 
         self.commit(moved)
 
+    def server_status(self) -> ServerStatus | None:
+        """The newest row of the server."""
+        document = self._server_row.read()
+        return None if document is None else ServerStatus.from_json(document)
+
     def beat(self) -> Beat | None:
         """The newest of the server."""
-        document = self._server_row.read()
-        return None if document is None else ServerStatus.from_json(document).beat
+        status = self.server_status()
+        return None if status is None else status.beat
 
     def fence(self, node: str, upto: int) -> None:
         """Wants a promise, and no other about this node any more."""
@@ -111,8 +120,8 @@ class FakeCleaner:
 
     def fenced(self, node: str, upto: int) -> FenceAnswer | None:
         """The answer to a fence, once it is there."""
-        document = self._server_row.read()
-        answers = () if document is None else ServerStatus.from_json(document).answers
+        status = self.server_status()
+        answers = () if status is None else status.answers
         wanted = (a for a in answers if a.fence.origin == node and a.fence.upto >= upto)
         return next(wanted, None)
 
@@ -131,11 +140,12 @@ class FakeCleaner:
                         self._take(message)
                 except EOFError:
                     return
-            beat = self.beat()
+            status = self.server_status()
             with self._lock:
-                if beat is not None:
-                    self._register(beat)
-                    self._close(beat)
+                if status is not None:
+                    self._register(status.beat)
+                    self._close(status.beat)
+                    self._lose(status)
                 self._write_row()
                 if self.stopped.is_set() and not self._open_wheels():
                     return
@@ -178,6 +188,15 @@ class FakeCleaner:
                 continue
             self._change(wheel, closed_at=answer.applied.get(wheel, 0))
 
+    def _lose(self, status: ServerStatus) -> None:
+        """Commits as lost what should be there, and its only member says that it lacks."""
+        beats = {status.beat.node: status.beat}
+        ends = {wheel: record.closed_at or 0 for wheel, record in self.state.wheels.items()}
+        self._missing = frames_missing(self.state, ends, beats)
+        sought = Sought(status.beat.node, beats, status.answers, status.lacks)
+        lost = [lost_record(*frame) for frame in frames_lost(self.state, ends, sought)]
+        self.state = self.state.apply_all(lost)
+
     def _change(self, wheel: WheelId, *, closed_at: int) -> None:
         record: WheelRecord = replace(self.state.wheels[wheel], closed_at=closed_at)
         self.state = replace(self.state, wheels={**self.state.wheels, wheel: record})
@@ -190,6 +209,9 @@ class FakeCleaner:
 
     def _write_row(self) -> None:
         leads = self.role is Role.LEADING
+        if self.passes_time and self.state.progress is not None:
+            progress = replace(self.state.progress, due_ms=time.time_ns() // 1_000_000)
+            self.state = replace(self.state, progress=progress)
         status = CleanerStatus(
             node="n1",
             boot=self._boot,
@@ -204,5 +226,7 @@ class FakeCleaner:
             wheels=self.state.wheels,
             kafka_error=self.kafka_error,
             fences=tuple(self._fences.values()),
+            unreadable=self._missing,
+            lost=frozenset(self.state.lost),
         )
         self._row.write(status.to_json())

@@ -194,10 +194,12 @@ def _flawed(rows: NDArray[Any]) -> NDArray[np.bool_]:
     raw[:, 14] &= 0x0F
     raw[:, 15] &= 0x80
     checks = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1) ^ _CHECK_OF_ZEROS
-    told = (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
+    wrong = checks != (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
+    if not wrong.any():
+        return wrong  # type: ignore[no-any-return]  # numpy's stubs
     has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
     has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
-    return (checks != told) & ~has_none  # type: ignore[no-any-return]  # numpy's stubs
+    return wrong & ~has_none  # type: ignore[no-any-return]  # numpy's stubs
 
 
 def _check_tables() -> NDArray[np.uint16]:

@@ -61,10 +61,10 @@ class WheelId(_Name):
         Raises:
             NameInvalidError: the text is no wheel id.
         """
-        match = _WHEEL.fullmatch(text)
-        if match is None:
+        parts = _parts(text)
+        if parts is None:
             raise NameInvalidError(f"wheel id {text!r}: not <node>.<number>")
-        return super().__new__(cls, match["node"], int(match["number"]))
+        return super().__new__(cls, *parts)
 
     def __str__(self) -> str:
         return f"{self.node}.{self.number}"
@@ -73,6 +73,12 @@ class WheelId(_Name):
     def hash64(self) -> int:
         """What frames carry instead of the text: they prove their wheel in eight bytes."""
         return _hash64(str(self))
+
+
+@lru_cache(maxsize=1024)
+def _parts(text: str) -> tuple[str, int] | None:
+    match = _WHEEL.fullmatch(text)
+    return None if match is None else (match["node"], int(match["number"]))
 
 
 @lru_cache(maxsize=1024)

@@ -38,11 +38,13 @@ def wheel_folder(data: Path, wheel: WheelId) -> Path:
     return data / "wheels" / str(wheel)
 
 
+@lru_cache(maxsize=1024)
 def meta_path(folder: Path) -> Path:
     """What a wheel is; a folder without it holds no wheel yet."""
     return folder / "meta.json"
 
 
+@lru_cache(maxsize=1024)
 def checkpoint_path(folder: Path) -> Path:
     """How far the wheel is on the medium."""
     return folder / "checkpoint"
@@ -60,6 +62,7 @@ def index_segment(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+@lru_cache(maxsize=1024)
 def slots_folder(folder: Path) -> Path:
     """The folder of a wheel's slot files."""
     return folder / "slots"

@@ -122,6 +122,7 @@ class Leadership:
         self._office_since_ms = 0
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
+        self._uses: list[tuple[object, ...]] | None = None
         self._answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._fills: Mapping[WheelId, int] = {}
@@ -236,10 +237,13 @@ class Leadership:
         self._follower.close()
 
     def _take_server(self, server: ServerStatus | None) -> None:
-        before, self._server = self._server, server
+        if server is self._server:
+            return
+        self._server = server
+        before, self._uses = self._uses, None if server is None else _uses(server)
         if server is None:
             return
-        if before is None or _uses(before) != _uses(server):
+        if before != self._uses:
             self._commit_wanted = True  # a node wants a wheel, or one can be closed
         if server.answers != self._answers:
             self._answers = server.answers

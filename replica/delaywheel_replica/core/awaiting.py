@@ -50,13 +50,14 @@ class Awaiting:
 
     def has(self, kind: type[Awaited], wheel: WheelId | None = None) -> bool:
         """Whether an effect of this kind, about this wheel, is still to be answered."""
-        return any(
-            isinstance(effect, kind) and wheel_of(effect) == wheel for _, effect in self._asked
-        )
+        for _, effect in self._asked:  # mostly none: a generator would cost more than the look
+            if isinstance(effect, kind) and wheel_of(effect) == wheel:
+                return True
+        return False
 
     def is_writing(self, wheel: WheelId) -> bool:
         """Whether frames of this wheel are on their way into their files."""
-        return self.has(Mirror, wheel) or self.has(Repair, wheel)
+        return bool(self._asked) and (self.has(Mirror, wheel) or self.has(Repair, wheel))
 
     def done(self, *kinds: type[Awaited], wheel: WheelId | None = None) -> Awaited | None:
         """Takes out the oldest effect of one of these kinds about this wheel."""

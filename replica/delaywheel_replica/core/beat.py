@@ -197,7 +197,9 @@ class Beat:
     @property
     def named(self) -> tuple[WheelId, ...]:
         """The own wheels that are in use: neither may be closed."""
-        return tuple(wheel for wheel in (self.open, self.spare) if wheel is not None)
+        if self.open is None:
+            return () if self.spare is None else (self.spare,)
+        return (self.open,) if self.spare is None else (self.open, self.spare)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

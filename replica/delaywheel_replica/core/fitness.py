@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
+from delaywheel_replica.core.beat import Beat, FenceAnswer
 from delaywheel_replica.core.control import REMOVED, ControlState, WheelRecord
 from delaywheel_replica.core.election_events import Reason
 from delaywheel_replica.core.holding import held_prefix
@@ -98,11 +98,13 @@ class Fitness:
         """An end is kept until it is reached, then the newest one counts: under load it moves."""
         missing: dict[WheelId, _Missing] = {}
         everyone = [server.beat, *heard.values()]
+        own = server.beat.node
+        answers = [answer for answer in server.answers if answer.node == own]
         for wheel, record in state.wheels.items():
             held = held_prefix(state, wheel, server.beat)
             before = self._missing.get(wheel)
             taken = 0 if state.progress is None else state.progress.seq(wheel)
-            wanted = max(taken, _wanted(wheel, record, server, everyone))
+            wanted = max(taken, _wanted(wheel, record, answers, everyone))
             if before is not None and held < before.seq <= wanted:
                 missing[wheel] = before
             elif held < wanted:
@@ -112,15 +114,17 @@ class Fitness:
 
 
 def _wanted(
-    wheel: WheelId, record: WheelRecord, server: ServerStatus, beats: Collection[Beat]
+    wheel: WheelId,
+    record: WheelRecord,
+    answers: Collection[FenceAnswer],
+    beats: Collection[Beat],
 ) -> int:
-    """Up to where a node should hold a wheel, so that it is on time."""
+    """Up to where a node should hold a wheel, so that it is on time; `answers` are its own."""
     if record.closed_at is not None:
         return record.closed_at
-    own = server.beat.node
-    if any(answer.node == own and answer.covers(wheel) for answer in server.answers):
+    if answers and any(answer.covers(wheel) for answer in answers):
         return record.fill
-    told = (beat.wheels[wheel].high_watermark for beat in beats if wheel in beat.wheels)
+    told = [beat.wheels[wheel].high_watermark for beat in beats if wheel in beat.wheels]
     return max(told, default=0)
 
 

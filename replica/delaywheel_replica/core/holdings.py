@@ -40,20 +40,25 @@ class Holdings:
     def __init__(self, held: Mapping[WheelId, Held]) -> None:
         """Begins with what recovery found."""
         self._lost: frozenset[tuple[WheelId, int]] = frozenset()
+        # In order.
         self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
         self._beats: dict[WheelId, WheelBeat] | None = None
 
     def __contains__(self, wheel: object) -> bool:
         return wheel in self._wheels
 
+    def __iter__(self) -> Iterator[WheelId]:
+        """All wheels, in order."""
+        return iter(self._wheels)
+
     def get(self, wheel: WheelId) -> Held | None:
         """What is held of a wheel; None: there are no files of it."""
         known = self._wheels.get(wheel)
         return None if known is None else known.held
 
-    def items(self) -> Iterator[tuple[WheelId, Held]]:
+    def items(self) -> list[tuple[WheelId, Held]]:
         """All wheels with what is held of them, in order."""
-        return ((wheel, self._wheels[wheel].held) for wheel in sorted(self._wheels))
+        return [(wheel, known.held) for wheel, known in self._wheels.items()]
 
     def prefix(self, wheel: WheelId) -> int:
         """Every frame up to here is held, lost ones apart."""
@@ -66,7 +71,10 @@ class Holdings:
     def put(self, held: Held) -> None:
         """The store says what is held."""
         wheel = held.card.wheel
-        known = self._wheels.setdefault(wheel, _Wheel(held, held))
+        known = self._wheels.get(wheel)
+        if known is None:
+            known = _Wheel(held, held)
+            self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=_by_wheel))
         known.stored = held
         known.bad = {seq for seq in known.bad if seq <= held.applied}
         self._look_at(wheel, known)
@@ -125,7 +133,7 @@ class Holdings:
             if told.high_watermark > known.high_watermark:
                 known.high_watermark = told.high_watermark
                 moved = True
-            if _strength(told.seal) > _strength(known.seal):
+            if (told.seal_slot, -told.seal_seq) > _strength(known.seal):
                 known.seal = told.seal
                 self._beats = None
             if told.ledger_seq > known.ledger_seq:
@@ -144,7 +152,7 @@ class Holdings:
     def beats(self) -> Mapping[WheelId, WheelBeat]:
         """What is told of them; never changed afterwards."""
         if self._beats is None:
-            self._beats = {wheel: _beat(self._wheels[wheel]) for wheel in sorted(self._wheels)}
+            self._beats = {wheel: _beat(known) for wheel, known in self._wheels.items()}
         return self._beats
 
     def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
@@ -155,6 +163,10 @@ class Holdings:
         is_as_stored = len(lacking) == len(stored.lacking) and not known.bad
         known.held = stored if is_as_stored else replace(stored, lacking=tuple(sorted(lacking)))
         self._beats = None
+
+
+def _by_wheel(item: tuple[WheelId, _Wheel]) -> WheelId:
+    return item[0]
 
 
 def _beat(known: _Wheel) -> WheelBeat:

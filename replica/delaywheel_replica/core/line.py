@@ -7,6 +7,10 @@
 | open | yes | let in, while W members are in sync | a reason to leave |
 | leaving | yes | refused | `Mirrored`: from then on it is held like any other |
 
+A group is written while time goes on: from `begin_group` to `Written` no seal is given, for what is
+being written was let in by the one before. One that was due meanwhile is given behind the group, or
+it would rest under load.
+
 Reasons to leave: a member refused it or a leader has it fenced, it is closed, its medium broke, a
 frame of it cannot be read, the node stops. Nothing is acknowledged after the decision to leave:
 who waits is told that the outcome is unknown.
@@ -51,6 +55,14 @@ class Line:
         self._replication: Replication | None = None
         self._acknowledged = 0
         self._published = 0
+        self._is_being_written = False
+        self._is_seal_due = False
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that are waited for; none while no wheel is written."""
+        writing = self.writing
+        return frozenset() if writing is None else writing.in_sync
 
     @property
     def wheel(self) -> WheelId | None:
@@ -84,6 +96,7 @@ class Line:
         """Its name is being saved as open."""
         self._spare, self._phase, self._replication = spare, Phase.NAMING, None
         self._acknowledged = self._published = 0
+        self._is_being_written = self._is_seal_due = False
 
     def saved(self) -> list[Effect]:
         """Something is durable: if it is the name, the folder may be made."""
@@ -135,11 +148,19 @@ class Line:
 
     # --- while it is written
 
+    def begin_group(self) -> None:
+        """Frames that the present seal lets in are being appended; `Written` comes next."""
+        self._is_being_written = True
+
     def written(self, event: Written) -> None:
         """Frames were appended."""
         writing = self.writing
-        if writing is not None and writing.wheel == event.wheel:
-            writing.written(event.last_seq, event.top_slot, self._known.now_ms)
+        if writing is None or writing.wheel != event.wheel:
+            return
+        self._is_being_written = False
+        writing.written(event.last_seq, event.top_slot, self._known.now_ms)
+        if self._is_seal_due:
+            self._seal(writing)
 
     def applied(self, sender: str, told: Applied) -> None:
         """A mirror says what it holds."""
@@ -164,15 +185,14 @@ class Line:
 
     def tick(self) -> None:
         """Looks at the in-sync set, and seals."""
-        writing, known = self.writing, self._known
+        writing = self.writing
         if writing is None:
             return
-        writing.tick(known.now_ms)
-        writing.sealed(
-            own_clock_ms=known.wall_ms,
-            leader_clock_ms=known.leader_clock_ms,
-            late_window_s=known.config.late_window_s,
-        )
+        writing.tick(self._known.now_ms)
+        if self._is_being_written:
+            self._is_seal_due = True
+        else:
+            self._seal(writing)
 
     def in_sync_enough(self, now_ms: int) -> bool:
         """Whether W members are in sync."""
@@ -211,6 +231,15 @@ class Line:
             seal_seq=replication.seal.seq,
             ledger_seq=self._published,
             top_slot=replication.top_slot,
+        )
+
+    def _seal(self, writing: Replication) -> None:
+        known = self._known
+        self._is_seal_due = False
+        writing.sealed(
+            own_clock_ms=known.wall_ms,
+            leader_clock_ms=known.leader_clock_ms,
+            late_window_s=known.config.late_window_s,
         )
 
     def _heard_members(self, spare: Spare) -> list[str]:

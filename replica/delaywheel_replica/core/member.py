@@ -38,7 +38,10 @@ Invariants, and what keeps them:
 | a wheel is got back | `Save(incomplete)` | the beat's `complete`, `Promise` |
 
 The effects of a step stand in this order: what cannot fail, then what is answered with an event,
-then the rest. So of what fails only that is dropped which is asked for again (awaiting.py).
+then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
+not durable yet. What is answered is done one after another, and when one fails, those behind it
+are dropped, for they are asked for again (awaiting.py). The rest stands alone, each for itself: a
+full disk that takes no `Save` must not keep `Sweep` from freeing it.
 """
 
 from collections.abc import Iterable
@@ -163,8 +166,20 @@ class Member:
 
     # --- what the commit loop and the row ask
 
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for; none while no wheel is written."""
+        return self._line.in_sync
+
+    def begin_group(self, now_ms: int) -> Admission | MemberRefusal:
+        """Whether a group may be written now; if so, `Written` must follow, whatever was."""
+        admission = self.admits(now_ms)
+        if isinstance(admission, Admission):
+            self._line.begin_group()
+        return admission
+
     def admits(self, now_ms: int) -> Admission | MemberRefusal:
-        """Whether messages may be written now; asked with each group that is."""
+        """Whether messages may be written now."""
         if self._keeping.is_draining:
             return MemberRefusal.DRAINING
         writing = self._line.writing

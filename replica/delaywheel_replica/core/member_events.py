@@ -2,8 +2,9 @@
 
 The machine (core/member.py) decides; its driver carries effects out in their order, one after the
 other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
-`Deleted`. An effect that fails is told with `Failed`, and the rest of its list is dropped: the
-machine is level-triggered, each tick compares what is with what should be, and asks again.
+`Deleted`. An effect that fails is told with `Failed`; if it is one that is answered, those of its
+list that are answered too are dropped with it. The machine is level-triggered: each tick compares
+what is with what should be, and asks again.
 """
 
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Frames were appended to the open wheel.
+    """Frames were appended to the open wheel, or after all none were: a group is at its end.
 
     Attributes:
         wheel: the open one.
@@ -161,7 +162,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An effect could not be carried out; what came behind it in its list was dropped."""
+    """An effect could not be carried out; what is answered behind it in its list was dropped."""
 
     effect: "Effect"
     cause: str

@@ -216,7 +216,8 @@ class Mirrors:
         for wheel in self._wheels():
             if self._awaiting.is_writing(wheel):
                 continue
-            want = self._want(wheel, [seq for of, seq in sought if of == wheel], beats)
+            seqs = [seq for of, seq in sought if of == wheel] if sought else []
+            want = self._want(wheel, seqs, beats)
             if want is not None:
                 wants[wheel] = want
         reachable = self._hearing.reachable(self._known.now_ms)
@@ -253,7 +254,7 @@ class Mirrors:
     def _wheels(self) -> list[WheelId]:
         """Those that may be wanted."""
         registry = self._known.registry
-        wheels = {wheel for wheel, _ in self._holdings.items()}
+        wheels = set(self._holdings)
         if registry is not None:
             wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
         return sorted(wheels - {self._line.wheel})

@@ -212,11 +212,13 @@ class Replication:
         if mirror.stalled:
             in_flight_frames = min(in_flight_frames, batch_frames)
         end = min(self.last_seq, mirror.prefix + in_flight_frames)
+        if end <= mirror.pushed:
+            return []
         batches = [
             (first, min(end, first + batch_frames - 1))
             for first in range(mirror.pushed + 1, end + 1, batch_frames)
         ]
-        mirror.pushed = max(mirror.pushed, end)
+        mirror.pushed = end
         return batches
 
     def _overdue_seq(self, now_ms: int) -> int:
@@ -228,6 +230,8 @@ class Replication:
         return end if since_ms < began_ms else 0
 
     def _raise_high_watermark(self) -> None:
+        if self.high_watermark == self.last_seq:
+            return  # it never goes back, and can go no further
         held = {node: mirror.prefix for node, mirror in self._mirrors.items()}
         held[self._config.node] = self.last_seq
         reached = high_watermark(held, self.in_sync, self._min_insync)

@@ -1,7 +1,8 @@
 """Cancel: carries out what ``core/cancelling.py`` decides.
 
-A cancel is a frame of this node's wheel, and an answer comes from a committed progress record:
-so after the frame is written, each new word of the cleaner is looked at until one decides.
+A cancel is a frame of the leader's node's wheel, and an answer comes from a committed progress
+record: so after the frame is written, each new word of the cleaner is looked at until one decides.
+A node that does not lead passes the call on (``passing.py``).
 """
 
 import asyncio
@@ -22,12 +23,13 @@ from delaywheel_replica.core.cancelling import (
     before_writing,
 )
 from delaywheel_replica.link import CommitSoon
-from delaywheel_replica.server.committer import Committer
+from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.references import Reference
+from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Found
 from delaywheel_replica.server.status import NodeView, wall_ms
+from delaywheel_replica.server.writing import Writing
 
 _WAIT_S: Final = 10.0
 
@@ -48,7 +50,8 @@ class Cancels:
         self,
         view: NodeView,
         queries: Queries,
-        committer: Committer,
+        writing: Writing,
+        passing: Passing,
         *,
         ask: Callable[[CommitSoon], object],
         next_word: Callable[[], Awaitable[object]],
@@ -58,27 +61,41 @@ class Cancels:
         Args:
             view: what the parts know of the node.
             queries: finds messages.
-            committer: writes the cancel.
+            writing: writes the cancel.
+            passing: knows the way to the leader's node.
             ask: asks the cleaner to commit soon.
             next_word: waits for the next reading of the cleaner's row.
         """
         self._view = view
         self._queries = queries
-        self._committer = committer
+        self._writing = writing
+        self._passing = passing
         self._ask = ask
         self._next_word = next_word
 
-    async def cancel(self, reference: Reference) -> "pb.CancelOutcome.ValueType":
+    async def cancel(self, request: pb.CancelRequest, *, passed: bool) -> pb.CancelResponse:
         """Withdraws a message, or says why not.
 
+        Args:
+            request: which one.
+            passed: another node has passed the call on.
+
         Raises:
-            RefusedError: NO_LEADER, NOT_UP_TO_DATE, CANCEL_UNKNOWN, or that of the committer.
+            RefusedError: NO_LEADER, NOT_UP_TO_DATE, CANCEL_UNKNOWN, or that of the writing.
         """
+        reference = reference_of(request.message)
+        if self._view.cleaner.leading() is None and not passed:
+            address = self._passing.leader_address()
+            if address is not None:
+                return await self._passing.cancel(address, request)
+        return pb.CancelResponse(outcome=await self._cancel(reference))
+
+    async def _cancel(self, reference: Reference) -> "pb.CancelOutcome.ValueType":
         found = await self._queries.find(reference)
         due_ms = _due_of(reference, found)
         decision = before_writing(self._sight(due_ms, found))
         if decision is CancelDecision.WRITE:
-            written = await self._committer.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
+            written = await self._writing.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
             for refusal in written.failed.values():
                 raise RefusedError(refusal.reason, refusal.detail)
             found = await self._queries.find(reference)

@@ -10,37 +10,37 @@ import structlog
 
 from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.link import Link, LinkMessageError, Topics
-from delaywheel_replica.server.status import BEAT_S, CleanerRow, NodeView
+from delaywheel_replica.server.status import BEAT_S, Cleaner, CleanerRow
 
 _log = structlog.get_logger(__name__)
 
 
 class Hearing:
-    """Keeps ``view.cleaner`` current. For the event loop's thread."""
+    """Keeps what is known of the cleaner current. For the event loop's thread."""
 
     def __init__(
         self,
         link: Link,
         row: CleanerRow,
-        view: NodeView,
+        cleaner: Cleaner,
         *,
         on_topics: Callable[[Topics], None],
-        on_registry: Callable[[], None],
+        on_status: Callable[[CleanerStatus], None],
     ) -> None:
         """Prepares.
 
         Args:
             link: to the cleaner.
             row: of the cleaner.
-            view: where the newest status is put.
+            cleaner: where the newest status is put.
             on_topics: the cleaner knows something about topics.
-            on_registry: role, wheels, fences or floor changed.
+            on_status: it has written its row.
         """
         self._link = link
         self._row = row
-        self._view = view
+        self._cleaner = cleaner
         self._on_topics = on_topics
-        self._on_registry = on_registry
+        self._on_status = on_status
         self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The other end is closed: the cleaner has ended, and nobody will start it again.
         self.ended = asyncio.Event()
@@ -75,20 +75,11 @@ class Hearing:
 
     def _read(self) -> None:
         status = self._row.read()
-        if status is None or status == self._view.cleaner.status:
+        if status is None or status == self._cleaner.status:
             return
-        before = self._view.cleaner.status
-        self._view.cleaner.status = status
+        before = self._cleaner.status
+        self._cleaner.status = status
         if before is None or status.progress != before.progress or status.role != before.role:
             word, self._word = self._word, asyncio.get_running_loop().create_future()
             word.set_result(None)
-        if _registry(status) != _registry(before):
-            self._on_registry()
-
-
-def _registry(status: CleanerStatus | None) -> object:
-    """What the wheel keeper acts upon."""
-    if status is None:
-        return None
-    known = status.control_offset >= 0
-    return status.role, status.wheels, status.fences, status.floor, known
+        self._on_status(status)

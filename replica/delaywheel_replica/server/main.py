@@ -24,6 +24,7 @@ from delaywheel_replica.inheritance import (
 )
 from delaywheel_replica.link import Link
 from delaywheel_replica.logs import set_up_logging
+from delaywheel_replica.peers.network import PeerListenError
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import Server
 
@@ -52,7 +53,7 @@ def main() -> int:
     except (NodeFolderError, MetaDamaged) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
-    except ListenError as error:
+    except (ListenError, PeerListenError) as error:
         _log.error("cannot start", error=str(error))
         # After a restart it may be the end of the life before that still has the port.
         return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS

@@ -9,13 +9,23 @@ full disk) is read again from the frames. Frames that cannot be read leave a gap
 their file, and a warning.
 
 A frame counts as published once a file with its seq is in place, or when its file would have no
-rows at all (cancels).
+rows at all (cancels). Then the machine is told, which tells it to all: the floor waits for it.
+
+========================  ======================================================================
+a wheel of this node      is published up to
+========================  ======================================================================
+open, or left             what W members hold: its high watermark
+closed at T               T, as far as it is held here; lost frames are gaps
+========================  ======================================================================
+
+Wheels of other nodes are not published here, though this node may hold them: that a leader
+publishes what a lost node left unpublished is still to come, and belongs into ``publishable``.
 """
 
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +39,7 @@ from delaywheel.disk import Disk
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.ledger import (
     LEDGER_ROW,
     Block,
@@ -36,7 +47,6 @@ from delaywheel_replica.server.ledger import (
     read_blocks,
     rows_folder,
 )
-from delaywheel_replica.server.status import NodeView
 
 _log = structlog.get_logger(__name__)
 
@@ -104,18 +114,55 @@ class Place:
             os.close(descriptor)
 
 
+def publishable(status: ServerStatus, cleaner: CleanerStatus | None) -> dict[WheelId, int]:
+    """The wheels of this node that are here, and up to which seq each may be published."""
+    beat = status.beat
+    found: dict[WheelId, int] = {}
+    for wheel, told in beat.wheels.items():
+        if wheel.node != beat.node or wheel == beat.spare:
+            continue
+        record = None if cleaner is None else cleaner.wheels.get(wheel)
+        closed_at = None if record is None else record.closed_at
+        end = told.prefix
+        while cleaner is not None and (wheel, end + 1) in cleaner.lost:
+            end += 1
+        found[wheel] = min(end, told.high_watermark if closed_at is None else closed_at)
+    return found
+
+
 class Books:
     """Publishes now and then, on a thread of its own: the place may be far away, or gone."""
 
     def __init__(
-        self, disk: Disk, view: NodeView, ledger: Ledger, *, uri: str, seal_seconds: float
+        self,
+        disk: Disk,
+        data: Path,
+        ledger: Ledger,
+        *,
+        uri: str,
+        seal_seconds: float,
+        publishable: Callable[[], Mapping[WheelId, int]],
+        on_published: Callable[[WheelId, int], None],
     ) -> None:
+        """Prepares; ``start`` starts the thread.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            ledger: writes the rows.
+            uri: where they are published.
+            seal_seconds: how often.
+            publishable: which wheels of this node there are, and up to where.
+            on_published: a wheel is published up to a seq.
+        """
         self._disk = disk
-        self._data = view.folder.data
-        self._view = view
+        self._data = data
         self._ledger = ledger
         self._uri = uri
         self._seal_seconds = seal_seconds
+        self._publishable = publishable
+        self._on_published = on_published
+        self._published: dict[WheelId, int] = {}
         self._place: Place | None = None
         self._files: dict[WheelId, list[Path]] = {}
         self._ended = threading.Event()
@@ -153,47 +200,44 @@ class Books:
             OSError: the place does not answer; nothing is lost, the next call goes on.
         """
         # Before sealing: what is held now has its rows in the files sealed then.
-        held = self._held()
+        wheels = self._publishable()
         for sealed in self._ledger.seal():
             self._files.setdefault(sealed.wheel, []).append(sealed.path)
         if self._place is None:
             place = Place(self._uri)
-            self._view.published = place.published()
+            self._published = place.published()
             self._place = place
-        for wheel, last_seq in held.items():
-            if last_seq > self._view.published.get(wheel, 0):
+            for wheel in wheels:
+                self._tell(wheel)
+        for wheel, last_seq in wheels.items():
+            if last_seq > self._published.get(wheel, 0):
                 self._publish(wheel, last_seq)
         self._forget_wheels()
 
-    def _held(self) -> dict[WheelId, int]:
-        """Up to which seq each wheel of this node may be published: its high watermark, or T."""
-        held = {
-            wheel: value.applied if value.final_seq is None else value.final_seq
-            for wheel, value in self._view.held.items()
-        }
-        line = self._view.line()
-        if line is not None:
-            held[line.wheel] = line.origin.high_watermark
-        return held
+    def _tell(self, wheel: WheelId) -> None:
+        published = self._published.get(wheel, 0)
+        if published:
+            self._on_published(wheel, published)
 
     def _publish(self, wheel: WheelId, last_seq: int) -> None:
         assert self._place is not None
-        first_seq = self._view.published.get(wheel, 0) + 1
+        first_seq = self._published.get(wheel, 0) + 1
         source = _Source(self._disk, self._data, wheel, self._files.get(wheel, []))
         tables = source.tables(first_seq, last_seq)
         # A file without rows says nothing: frames of cancels pass without one.
         first_table = next(tables, None)
         if first_table is not None:
             self._place.publish(wheel, _chain(first_table, tables), first_seq, last_seq)
-        self._view.published = {**self._view.published, wheel: last_seq}
+        self._published[wheel] = last_seq
+        self._tell(wheel)
         for path in source.read_whole(last_seq):
             self._disk.delete(path)
             self._files[wheel].remove(path)
 
     def _forget_wheels(self) -> None:
         """Wheels that are gone leave nothing behind; the open one may have no rows yet."""
-        held = self._held()
-        for wheel in [wheel for wheel in self._files if wheel not in held]:
+        wheels = self._publishable()
+        for wheel in [wheel for wheel in self._files if wheel not in wheels]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
             del self._files[wheel]
 
@@ -250,11 +294,11 @@ class _Source:
         reader = WheelReader(self._disk, self._data, self._wheel)
         try:
             for seq in range(first_seq, last_seq + 1):
-                frame = reader.frame(seq)
+                frame = reader.frame(seq) if reader.has(seq) else None
                 if isinstance(frame, Frame):
                     if frame.kind is Kind.MESSAGES:
                         yield _block_of_frame(frame)
-                elif frame.messages:
+                elif frame is None or frame.messages:
                     _log.warning("gap in the ledger", wheel=str(self._wheel), seq=seq)
         finally:
             reader.close()

@@ -1,14 +1,15 @@
-"""Answers questions: ListSlots, GetSlot, GetMessage, DescribeCluster.
+"""Answers questions: ListSlots, GetSlot, GetMessage.
 
-The answering node's view, never a promise: raw rows, counted as written. Slot files are read on a
-thread of its own, so that a large second holds up nobody who sends.
+The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
+and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
+files are read on a thread of its own, so that a large second holds up nobody who sends.
 """
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
+from pathlib import Path
 from typing import Final
 
 from delaywheel.dial import DialView
@@ -16,13 +17,16 @@ from delaywheel.disk import Disk
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.config import Config
+from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.fitness import heard_beats
+from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.status import CleanerStatus
+from delaywheel_replica.core.status import ServerStatus
+from delaywheel_replica.server.describing import wheels_of
 from delaywheel_replica.server.references import Reference
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Found, Scanner, cancelled_keys, key_of
-from delaywheel_replica.server.status import NodeView, wall_ms
+from delaywheel_replica.server.status import NodeView
 from delaywheel_replica.server.stored import progress_message, rows_after, stored_message
 
 _SLOTS_AT_MOST: Final = 10_000
@@ -37,11 +41,26 @@ _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
 class Queries:
     """Looks at what this node holds. For the event loop's thread."""
 
-    def __init__(self, disk: Disk, view: NodeView, config: Config) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        view: NodeView,
+        *,
+        on_damaged: Callable[[WheelId, int], None],
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            view: what the parts know of the node.
+            on_damaged: a frame was come upon that could not be read.
+        """
         self._view = view
-        self._config = config
-        self._dial = DialView(disk, view.folder.data)
-        self._scanner = Scanner(disk, view.folder.data)
+        self._on_damaged = on_damaged
+        self._dial = DialView(disk, data)
+        self._scanner = Scanner(disk, data, on_damaged=self._damaged)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
 
     def close(self) -> None:
@@ -54,14 +73,17 @@ class Queries:
         if progress is not None and reference.slot < progress.floor:
             # Its rows may still be in an index, its file is gone: nothing that others could hold.
             return Found()
-        return await asyncio.get_running_loop().run_in_executor(
+        status = self._view.status()
+        found = await asyncio.get_running_loop().run_in_executor(
             self._thread,
             self._scanner.find,
             reference.slot,
             reference.id,
-            self._limits(),
+            limits_of(status),
             reference.due_ms,
         )
+        found.complete = found.complete and self._knows_all(status)
+        return found
 
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
         """One message with its content.
@@ -81,6 +103,7 @@ class Queries:
     def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
         """The seconds that hold messages, from the dial."""
         limit = min(request.limit or _SLOTS_AT_MOST, _SLOTS_AT_MOST)
+        status = self._view.status()
         to_slot = request.to_slot if request.HasField("to_slot") else None
         rows = self._dial.rows(request.from_slot if request.HasField("from_slot") else 0, to_slot)
         answer = pb.ListSlotsResponse(
@@ -95,8 +118,8 @@ class Queries:
                 )
                 for row in rows[:limit]
             ],
-            node=self._config.node_id,
-            wheels=self._wheels(),
+            node=status.beat.node,
+            wheels=wheels_of(status, self._view, of_all=False),
             progress=progress_message(self._progress()),
         )
         if len(rows) > limit:
@@ -117,47 +140,9 @@ class Queries:
             self._page,
             request,
             after,
-            self._limits(),
+            limits_of(self._view.status()),
             self._progress(),
         )
-
-    def describe_cluster(self, address: str, *, accepting: bool) -> pb.DescribeClusterResponse:
-        """Members, wheels, leader, progress, floor, limits."""
-        config, status = self._config, self._view.cleaner.status
-        answer = pb.DescribeClusterResponse(
-            cluster_id=config.cluster_id,
-            node=config.node_id,
-            version=version("delaywheel"),
-            members=[
-                pb.Member(
-                    node=node,
-                    address=address if node == config.node_id else known_address,
-                    reachable=node == config.node_id,
-                    accepting=accepting and node == config.node_id,
-                    complete=self._view.complete and node == config.node_id,
-                )
-                for node, known_address in sorted(config.members.items())
-            ],
-            min_insync=config.min_insync_members,
-            wheels=self._wheels(),
-            progress=progress_message(self._progress()),
-            lateness_ms=self._lateness_ms(status),
-            levels=[pb.Level(name=name, delay_ms=ms) for name, ms in config.levels.items()],
-            limits=pb.Limits(
-                span_seconds=config.span_seconds,
-                late_window_seconds=config.late_window_seconds,
-                max_message_bytes=config.max_message_bytes,
-                max_request_messages=config.max_request_messages,
-                max_request_bytes=config.max_request_bytes,
-            ),
-            now_ms=wall_ms(),
-        )
-        if self._view.cleaner.leader_clock_ms is not None and status is not None and status.leader:
-            answer.leader.node = status.leader.node
-            answer.leader.epoch = status.leader.epoch
-        if status is not None and status.floor is not None:
-            answer.floor = status.floor
-        return answer
 
     # --- what the node knows
 
@@ -165,46 +150,18 @@ class Queries:
         status = self._view.cleaner.status
         return None if status is None else status.progress
 
-    def _lateness_ms(self, status: CleanerStatus | None) -> int:
-        """As the cleaner told it, grown by its silence."""
-        if status is None or not status.lateness_ms:
-            return 0
-        return status.lateness_ms + max(0, wall_ms() - status.wall_ms)
+    def _knows_all(self, status: ServerStatus) -> bool:
+        """Else what this node does not hold could be the message, or a cancel."""
+        cleaner = self._view.cleaner.status
+        if cleaner is None:
+            return False
+        registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
+        return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
 
-    def _limits(self) -> dict[WheelId, int]:
-        limits = {wheel: held.applied for wheel, held in self._view.held.items()}
-        line = self._view.line()
-        if line is not None:
-            limits[line.wheel] = line.origin.last_seq
-        return limits
-
-    def _wheels(self) -> list[pb.WheelStatus]:
-        status, state, line = self._view.cleaner.status, self._view.folder.state, self._view.line()
-        beat = self._view.beat()
-        registered = {} if status is None else status.wheels
-        progress = self._progress()
-        rows = []
-        for wheel in sorted(beat.wheels.keys() | registered.keys()):
-            record = registered.get(wheel)
-            told = beat.wheels.get(wheel)
-            row = pb.WheelStatus(
-                wheel=str(wheel),
-                node=wheel.node,
-                state=pb.WHEEL_STATE_FENCED,
-                applied_seq=told.applied if told is not None else 0,
-                high_watermark=told.high_watermark if told is not None else 0,
-                progress_seq=progress.seq(wheel) if progress is not None else 0,
-            )
-            if record is not None and record.closed_at is not None:
-                row.state = pb.WHEEL_STATE_CLOSED
-                row.final_seq = record.closed_at
-            elif line is not None and wheel == line.wheel:
-                row.state = pb.WHEEL_STATE_OPEN
-                row.in_sync.extend(sorted(line.origin.in_sync))
-            elif wheel.number > state.last_number or beat.spare == wheel:
-                row.state = pb.WHEEL_STATE_SPARE
-            rows.append(row)
-        return rows
+    def _damaged(self, wheel: WheelId, seq: int) -> None:
+        cleaner = self._view.cleaner.status
+        if cleaner is None or (wheel, seq) not in cleaner.lost:
+            self._on_damaged(wheel, seq)
 
     def _page(
         self,
@@ -235,6 +192,11 @@ class Queries:
                 length_bytes += answer.messages[-1].ByteSize()
             after = Position(frame.wheel, frame.seq, row)
         return answer
+
+
+def limits_of(status: ServerStatus) -> dict[WheelId, int]:
+    """The wheels of which there are files here, each with the last seq that is looked at."""
+    return {wheel: told.applied for wheel, told in status.beat.wheels.items() if told.applied}
 
 
 def _page_position(token: str) -> Position | None:

@@ -27,7 +27,8 @@ _RETRY_DELAY_MS = {
     Reason.NOT_UP_TO_DATE: 200,
     Reason.CANCEL_UNKNOWN: 200,
 }
-_DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY = "grpc-status-details-bin"
+"""Metadata of a call's end: a google.rpc.Status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ async def abort(context: "grpc.aio.ServicerContext[object, object]", refusal: Re
     await context.abort(
         refusal.reason.code,
         refusal.text,
-        trailing_metadata=((_DETAILS_KEY, refusal.as_status().SerializeToString()),),
+        trailing_metadata=((DETAILS_KEY, refusal.as_status().SerializeToString()),),
     )
     raise AssertionError("abort always raises")
 

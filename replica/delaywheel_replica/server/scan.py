@@ -4,7 +4,7 @@ There is no index of ids: a slot's id column is compared as a whole. Every wheel
 a retry may have gone to another wheel than the first attempt. Used by one thread.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,9 +38,19 @@ class Found:
 class Scanner:
     """Reads slots of all wheels of this node. For one thread."""
 
-    def __init__(self, disk: Disk, data: Path) -> None:
+    def __init__(
+        self, disk: Disk, data: Path, *, on_damaged: Callable[[WheelId, int], None] | None = None
+    ) -> None:
+        """Nothing is open yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            on_damaged: is told of each frame that was come upon and could not be read.
+        """
         self._disk = disk
         self._data = data
+        self._on_damaged = on_damaged
         self._readers: dict[WheelId, WheelReader] = {}
 
     def find(
@@ -82,8 +92,11 @@ class Scanner:
             for frame in reader.slot_frames(slot, limits[wheel]):
                 if isinstance(frame, Frame):
                     yield frame
-                elif found is not None:
+                    continue
+                if found is not None:
                     found.complete = False
+                if self._on_damaged is not None:
+                    self._on_damaged(wheel, frame.seq)
 
     def _forget(self, wheels: Iterable[WheelId]) -> None:
         for wheel in self._readers.keys() - set(wheels):

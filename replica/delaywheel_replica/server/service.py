@@ -19,14 +19,15 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.committer import Committer
 from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.passing import was_passed
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import reference_of
 from delaywheel_replica.server.refusals import Refusal, RefusedError, abort
 from delaywheel_replica.server.requests import Batch, Rules, decode
 from delaywheel_replica.server.status import wall_ms
 from delaywheel_replica.server.topics import KnownTopics
+from delaywheel_replica.server.writing import Writing
 
 # Requests of one stream that may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
@@ -47,7 +48,7 @@ class Accepting:
     rules: Rules
     admission: Admission
     topics: KnownTopics
-    committer: Committer
+    writing: Writing
     counts: Counts
 
 
@@ -92,7 +93,9 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.CancelRequest, context: _Context
     ) -> pb.CancelResponse:
         """See the protocol."""
-        return await self._answered(context, "Cancel", self._cancel(request))
+        passed = was_passed(context.invocation_metadata())
+        work = self._cancels.cancel(request, passed=passed)
+        return await self._answered(context, "Cancel", work)
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: _Context
@@ -119,10 +122,6 @@ class DelayWheelService(rpc.DelayWheelServicer):
         """See the protocol."""
         del request, context
         return self._describe()
-
-    async def _cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
-        outcome = await self._cancels.cancel(reference_of(request.message))
-        return pb.CancelResponse(outcome=outcome)
 
     async def _get_message(self, request: pb.GetMessageRequest) -> pb.GetMessageResponse:
         message = await self._queries.get_message(reference_of(request.message))
@@ -158,7 +157,7 @@ class DelayWheelService(rpc.DelayWheelServicer):
             columns, rows = batch.accepted()
             wheel: WheelId | None = None
             if len(columns):
-                answer = parts.committer.submit(columns)
+                answer = parts.writing.submit(columns)
                 ticket.hand_on(answer)
                 committed = await asyncio.shield(answer)
                 wheel = committed.wheel

@@ -82,10 +82,10 @@ class Store:
         self._data = folder.data
         self._folder = folder
         self._limits = limits
-        self._handles = HandleCache(disk, limits.open_files)
+        self.handles = HandleCache(disk, limits.open_files)
         self._dial = Dial(disk, folder.data, limits.dial_rows)
         self._copies = Copies(
-            disk, folder.data, self._handles, self._dial, sync_groups=limits.sync_groups
+            disk, folder.data, self.handles, self._dial, sync_groups=limits.sync_groups
         )
         self._open: OriginWheel | None = None
         self._open_reader: WheelReader | None = None
@@ -207,7 +207,7 @@ class Store:
             self._disk,
             self._data,
             meta,
-            self._handles,
+            self.handles,
             dial=self._dial,
             max_frame_messages=self._limits.max_frame_messages,
             max_frame_bytes=self._limits.max_frame_bytes,

@@ -12,9 +12,6 @@ from typing import Final
 import structlog
 
 from delaywheel.disk import Disk
-from delaywheel.identity import WheelId
-from delaywheel.wheel import WheelBroken
-from delaywheel_replica.server.committer import Committer
 
 _EVERY_S: Final = 1.0
 _CHECKPOINT_EVERY: Final = 5
@@ -31,17 +28,26 @@ class Upkeep:
         self,
         disk: Disk,
         data: Path,
-        committer: Committer,
         *,
         reserve_bytes: int,
-        on_broken: Callable[[], None],
+        checkpoint: Callable[[], None],
+        written: Callable[[], object],
     ) -> None:
+        """Prepares; ``start`` starts the thread.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            reserve_bytes: with less free than that, no more messages are taken.
+            checkpoint: makes one.
+            written: says how far everything is written: while that rests, no checkpoint is made.
+        """
         self._disk = disk
         self._data = data
-        self._committer = committer
         self._reserve_bytes = reserve_bytes
-        self._on_broken = on_broken
-        self._checkpoint: tuple[WheelId, int] | None = None
+        self._checkpoint = checkpoint
+        self._written = written
+        self._noted: object = None
         self._jobs: list[Callable[[], object]] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -80,21 +86,17 @@ class Upkeep:
         while not self._ended.wait(_EVERY_S):
             rounds += 1
             self.look()
-            for job in self._jobs:
+            jobs = list(self._jobs)
+            if rounds % _CHECKPOINT_EVERY == 0:
+                jobs.append(self._make_checkpoint)
+            for job in jobs:
                 try:
                     job()
                 except OSError as error:
                     _log.warning("disk refuses", error=str(error))
-            if rounds % _CHECKPOINT_EVERY == 0:
-                self._make_checkpoint()
 
     def _make_checkpoint(self) -> None:
-        wheel = self._committer.wheel
-        if wheel is None or wheel.broken is not None:
-            return
-        if self._checkpoint == (wheel.wheel, wheel.last_seq):
-            return
-        try:
-            self._checkpoint = (wheel.wheel, wheel.checkpoint())
-        except WheelBroken:
-            self._on_broken()
+        written = self._written()
+        if written != self._noted:
+            self._checkpoint()
+            self._noted = written

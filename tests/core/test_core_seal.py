@@ -1,8 +1,10 @@
+"""Seals: never back, and no frame is ever written below one that was told."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.origin import Origin, opened
 from delaywheel_replica.core.seal import Seal, next_seal
+from support.origin_line import Line
 
 clocks = st.integers(0, 400_000)
 
@@ -38,43 +40,18 @@ def test_within_one_second_the_earlier_promise_stays() -> None:
 def test_no_frame_is_ever_written_below_a_seal_that_was_told(
     history: list[tuple[int, int | None, list[int]]],
 ) -> None:
-    origin = opened("a", members="a", min_insync=1, in_sync="a", seal_slot=20)
-    told = [origin.seal]
+    line = Line()
+    told = [line.replication.seal]
     written: list[int] = []
     for own_clock_ms, leader_clock_ms, slots in history:
         for slot in slots:
-            if slot >= origin.seal.slot:
+            if slot >= line.replication.seal.slot:
                 written.append(slot)
-                origin = origin.held("a", len(written))
-        origin = origin.sealed(
+                line.written(len(written))
+        line.replication.sealed(
             own_clock_ms=own_clock_ms, leader_clock_ms=leader_clock_ms, late_window_s=30
         )
-        assert origin.seal.slot >= told[-1].slot
-        told.append(origin.seal)
+        assert line.replication.seal.slot >= told[-1].slot
+        told.append(line.replication.seal)
     for seal in told:
         assert all(slot >= seal.slot for slot in written[seal.seq :])
-
-
-@given(
-    st.sets(st.sampled_from("abc"), min_size=1),
-    st.integers(1, 3),
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=12),
-)
-def test_high_watermark_never_goes_back_nor_beyond_what_enough_members_hold(
-    in_sync: set[str], min_insync: int, answers: list[tuple[str, int]]
-) -> None:
-    origin = opened("a", members="abc", min_insync=min_insync, in_sync=in_sync, seal_slot=0)
-    for member, seq in answers:
-        before = origin.high_watermark
-        origin = origin.held(member, seq)
-        assert origin.high_watermark >= before
-        assert _holders(origin) >= min_insync or origin.high_watermark == 0
-
-
-def test_a_node_alone_acknowledges_what_it_wrote() -> None:
-    origin = opened("a", members=["a"], min_insync=1, in_sync=[], seal_slot=0).held("a", 4)
-    assert origin.high_watermark == origin.last_seq == 4
-
-
-def _holders(origin: Origin) -> int:
-    return sum(seq >= origin.high_watermark for seq in origin.applied.values())

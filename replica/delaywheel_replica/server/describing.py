@@ -1,0 +1,128 @@
+"""What a node tells callers of its cluster: DescribeCluster, and the wheels beside lists of slots.
+
+Of each wheel the newest word counts: of an open one its own node's, as far as that is heard.
+"""
+
+from importlib.metadata import version
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.beat import WheelBeat
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.server.status import NodeView, beats_heard, leader_heard, wall_ms
+from delaywheel_replica.server.stored import progress_message
+
+
+def describe_cluster(
+    config: Config, view: NodeView, address: str, *, accepting: bool
+) -> pb.DescribeClusterResponse:
+    """Members, wheels, leader, progress, floor, limits.
+
+    Args:
+        config: of the node.
+        view: what its parts know.
+        address: where callers reach it.
+        accepting: whether it takes messages now.
+    """
+    status, cleaner = view.status(), view.cleaner.status
+    progress = None if cleaner is None else cleaner.progress
+    answer = pb.DescribeClusterResponse(
+        cluster_id=config.cluster_id,
+        node=config.node_id,
+        version=version("delaywheel"),
+        members=_members(config, view, status, address, accepting=accepting),
+        min_insync=config.min_insync_members,
+        wheels=wheels_of(status, view, of_all=True),
+        progress=progress_message(progress),
+        lateness_ms=_lateness_ms(cleaner),
+        levels=[pb.Level(name=name, delay_ms=ms) for name, ms in config.levels.items()],
+        limits=pb.Limits(
+            span_seconds=config.span_seconds,
+            late_window_seconds=config.late_window_seconds,
+            max_message_bytes=config.max_message_bytes,
+            max_request_messages=config.max_request_messages,
+            max_request_bytes=config.max_request_bytes,
+        ),
+        now_ms=wall_ms(),
+    )
+    leader = leader_heard(status)
+    if leader is not None:
+        answer.leader.node = leader.node
+        answer.leader.epoch = leader.epoch
+    if status.beat.floor is not None:
+        answer.floor = status.beat.floor
+    return answer
+
+
+def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.WheelStatus]:
+    """Every wheel that is registered, or of which there is something.
+
+    Args:
+        status: of this node's server.
+        view: what its parts know.
+        of_all: what is known of all nodes; else: what this one holds.
+    """
+    cleaner, beats = view.cleaner.status, beats_heard(status)
+    registered = {} if cleaner is None else cleaner.wheels
+    progress = None if cleaner is None else cleaner.progress
+    rows = []
+    for wheel in sorted(status.beat.wheels.keys() | registered.keys()):
+        record, told = registered.get(wheel), _newest(wheel, status, of_all=of_all)
+        row = pb.WheelStatus(
+            wheel=str(wheel),
+            node=wheel.node,
+            state=pb.WHEEL_STATE_FENCED,
+            applied_seq=told.applied,
+            high_watermark=told.high_watermark,
+            progress_seq=progress.seq(wheel) if progress is not None else 0,
+        )
+        origin = beats.get(wheel.node)
+        if record is not None and record.closed_at is not None:
+            row.state = pb.WHEEL_STATE_CLOSED
+            row.final_seq = record.closed_at
+        elif origin is not None and wheel == origin.open:
+            row.state = pb.WHEEL_STATE_OPEN
+            if wheel.node == status.beat.node:
+                row.in_sync.extend(sorted(view.in_sync()))
+        elif origin is not None and (wheel == origin.spare or wheel.number > origin.last_number):
+            row.state = pb.WHEEL_STATE_SPARE
+        rows.append(row)
+    return rows
+
+
+def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelBeat:
+    """The word of whoever knows most of a wheel: its own node, or who holds most of it."""
+    others = [sight.beat for sight in status.peers.values()] if of_all else []
+    beats = [status.beat, *others]
+    told = [beat.wheels[wheel] for beat in beats if wheel in beat.wheels]
+    nothing = WheelBeat(0, 0, 0, 0, 0, -1)
+    return max(told, key=lambda each: (each.applied, each.high_watermark), default=nothing)
+
+
+def _members(
+    config: Config, view: NodeView, status: ServerStatus, address: str, *, accepting: bool
+) -> list[pb.Member]:
+    beats, peers = beats_heard(status), view.peers()
+    rows = []
+    for node in sorted(config.members):
+        beat, is_self = beats.get(node), node == config.node_id
+        told = peers[node].client_address if node in peers else None
+        others_accept = beat is not None and beat.open is not None and not beat.draining
+        rows.append(
+            pb.Member(
+                node=node,
+                address=address if is_self else told or "",
+                reachable=beat is not None,
+                accepting=accepting if is_self else others_accept,
+                complete=beat is not None and beat.complete,
+            )
+        )
+    return rows
+
+
+def _lateness_ms(cleaner: CleanerStatus | None) -> int:
+    """As the cleaner told it, grown by its silence."""
+    if cleaner is None or not cleaner.lateness_ms:
+        return 0
+    return cleaner.lateness_ms + max(0, wall_ms() - cleaner.wall_ms)

@@ -1,0 +1,433 @@
+"""Drives the member machine: tells it what happens, and carries out what it asks.
+
+The simulation and the real server run this same class; threads, queue, clocks, network and rows
+are behind `Outside`.
+
+======================  =========================================  ============================
+who                     calls                                      waits for
+======================  =========================================  ============================
+beat thread             ``tick``, ``status``                       the lock
+threads of peers        ``received``, ``disconnected``             the lock
+event loop              ``cleaner_told``, ``submit``, ``status``   the lock
+books, readers, upkeep  ``published``, ``unreadable``,             the lock; ``checkpoint`` also
+                        ``checkpoint``                             for the disk
+store thread            ``do``: the jobs, in order                 the disk
+======================  =========================================  ============================
+
+- The machine is stepped under one lock, with clocks read under it, and nothing else is done there:
+  no step ever waits for a disk, so a slow one delays no beat and no row.
+- What cannot fail (`Send`, `Tell`, `Acknowledge`) is done at once by whoever steps, outside the
+  lock. Two threads may overtake each other in that; the machine bears it (core/peers.py), and an
+  acknowledgement names its wheel.
+- What touches the disk becomes jobs, put into the queue in the order of the steps: those that are
+  answered as one job, each of the rest by itself (core/member.py says why). The groups of callers
+  are jobs of the same queue. So the store has one writer, which sees all in one order.
+- A group steps the machine once, when it is written (`Written`). From being let in until then its
+  seal rests (core/line.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias
+
+from delaywheel.columns import Columns
+from delaywheel.format import Kind
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.wheel import FramePlace, WheelBroken
+from delaywheel_replica.core.awaiting import Awaited
+from delaywheel_replica.core.member import Member, MemberRefusal
+from delaywheel_replica.core.member_events import (
+    Acknowledge,
+    Broken,
+    CleanerTold,
+    Closed,
+    CloseWheel,
+    Deleted,
+    DeleteWheel,
+    Disconnected,
+    Drain,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    Held,
+    LeaveWheel,
+    MemberConfig,
+    Mirror,
+    Mirrored,
+    Opened,
+    OpenWheel,
+    Published,
+    Received,
+    Repair,
+    Save,
+    Saved,
+    Send,
+    Serve,
+    Started,
+    Sweep,
+    Tell,
+    Tick,
+    Unreadable,
+    Written,
+)
+from delaywheel_replica.core.peers import Frames, Lacks, PeerMessage
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.server.committer import (
+    Acknowledged,
+    Answers,
+    Committer,
+    Group,
+    Request,
+    write,
+)
+from delaywheel_replica.server.refusals import Refusal
+from delaywheel_replica.server.store import Store
+
+MESSAGE_BYTES: Final = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    """The requests that have come so far are to be written."""
+
+
+Job: TypeAlias = deque[Effect] | GroupJob
+
+_EventAt: TypeAlias = Callable[[int, int], Event]
+"""Makes an event from the monotonic and the wall clock."""
+
+
+class Outside(Protocol):
+    """What surrounds a driver. All but clocks and `enqueue` are called outside its lock."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+
+    def now_ms(self) -> int:
+        """The monotonic clock."""
+
+    def wall_ms(self) -> int:
+        """The wall clock."""
+
+    def enqueue(self, job: Job) -> None:
+        """Has a job done by `Driver.do`, after all before it.
+
+        Called under the lock: it only puts it into the queue.
+        """
+
+    def happened(self, event: Event) -> None:
+        """The machine was told this; nothing that it asks for at once is done yet."""
+
+    def send(self, peer: str, message: PeerMessage) -> None:
+        """Sends a message, or drops it; never blocks."""
+
+    def tell(self, due_ms: int | None) -> None:
+        """The row says something new.
+
+        Args:
+            due_ms: only that messages are acknowledged, none with an earlier due than this; None:
+                perhaps something else.
+        """
+
+    def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
+        """The high watermark passed these: they are to be answered."""
+
+    def answer(self, answers: Answers) -> None:
+        """These are to be answered."""
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        places: Sequence[FramePlace],
+        accepted_at_ms: int,
+    ) -> None:
+        """The ledger takes note of frames; `columns` is None when they are cancels."""
+
+
+class Driver:
+    """One node's server, but for threads, calls and rows; see the module.
+
+    Attributes:
+        machine: decides; to be asked nothing without the lock but by tests.
+        refusal: why no messages are taken now, as of the last step; None: they are.
+        floor: the greatest that was to be swept.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        store: Store,
+        outside: Outside,
+        *,
+        message_bytes: int = MESSAGE_BYTES,
+    ) -> None:
+        """Begins with what the store has recovered.
+
+        Args:
+            config: how the node takes part.
+            store: its data folder.
+            outside: what surrounds it.
+            message_bytes: frames of so many bytes go in one message; but one frame always.
+        """
+        started = Started(store.state, store.held_wheels(), outside.now_ms())
+        self.machine = Member(config, started)
+        self.refusal: MemberRefusal | None = MemberRefusal.NO_WHEEL
+        self.floor = 0
+        self._storage = store.state.storage
+        self._batch_frames = config.batch_frames
+        self._message_bytes = message_bytes
+        self._store = store
+        self._outside = outside
+        self._committer = Committer()
+        self._lock = threading.Lock()
+
+    # --- what is asked, on any thread
+
+    def status(self) -> ServerStatus:
+        """The row, made anew."""
+        outside = self._outside
+        with self._lock:
+            return self.machine.status(outside.now_ms(), outside.wall_ms(), outside.pid)
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for."""
+        with self._lock:
+            return self.machine.in_sync
+
+    # --- what happens, on any thread
+
+    def tick(self) -> None:
+        """100 ms have passed."""
+        self._step(Tick)
+
+    def received(self, sender: str, message: PeerMessage) -> None:
+        """A message of another node."""
+        self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms))
+
+    def disconnected(self, peer: str) -> None:
+        """The connection to another node broke."""
+        self._step(lambda now_ms, _: Disconnected(peer, now_ms))
+
+    def cleaner_told(self, status: CleanerStatus | None) -> None:
+        """The newest row of the cleaner; None: it does not live."""
+        self._step(lambda now_ms, wall_ms: CleanerTold(status, now_ms, wall_ms))
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """The ledger of a wheel is published up to here."""
+        self._tell(Published(wheel, seq))
+
+    def unreadable(self, wheel: WheelId, seq: int) -> None:
+        """A reader came upon a damaged frame."""
+        self._tell(Unreadable(wheel, seq))
+
+    def drain(self) -> None:
+        """The node is to stop cleanly."""
+        self._tell(Drain())
+
+    def checkpoint(self) -> None:
+        """Puts on the medium what was written; may wait for it.
+
+        Raises:
+            OSError: it refused; the next call tries again.
+        """
+        wheel = self._store.wheel
+        try:
+            self._store.checkpoint()
+        except WheelBroken as error:
+            if wheel is not None:
+                self._tell(Broken(wheel.wheel, str(error)))
+
+    def submit(self, request: Request) -> None:
+        """Has a request written with the next group; it is answered once."""
+        if self._committer.submit(request):
+            self._outside.enqueue(GroupJob())
+
+    # --- steps
+
+    def _tell(self, event: Event) -> None:
+        self._step(_at_any_time(event))
+
+    def _step(self, event_at: _EventAt) -> None:
+        """Steps the machine; the event is made from the clocks."""
+        outside = self._outside
+        with self._lock:
+            now_ms = outside.now_ms()
+            event = event_at(now_ms, outside.wall_ms())
+            effects = self.machine.step(event)
+            admits = self.machine.admits(now_ms)
+            self.refusal = admits if isinstance(admits, MemberRefusal) else None
+            at_once = self._queue(effects)
+        outside.happened(event)
+        self._do_at_once(at_once)
+
+    def _queue(self, effects: list[Effect]) -> list[Effect]:
+        """Makes jobs of what touches the disk, in the order of the steps; returns the rest."""
+        at_once: list[Effect] = []
+        answered: deque[Effect] = deque()
+        alone: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send | Tell | Acknowledge):
+                at_once.append(effect)
+            elif isinstance(effect, Awaited):
+                answered.append(effect)
+            else:
+                alone.append(effect)
+        if answered:
+            self._outside.enqueue(answered)
+        for effect in alone:
+            self._outside.enqueue(deque([effect]))
+        return at_once
+
+    def _do_at_once(self, effects: list[Effect]) -> None:
+        """The row first: whoever is answered may ask for what it says."""
+        acknowledged: Acknowledge | None = None
+        done = Acknowledged([], None)
+        words = 0
+        for effect in effects:
+            if isinstance(effect, Tell):
+                words += 1
+            elif isinstance(effect, Acknowledge):
+                acknowledged = effect
+                done = self._committer.acknowledge(effect.wheel, effect.high_watermark)
+        if words:
+            # With an acknowledgement comes one word, which says nothing else.
+            self._outside.tell(done.least_due_ms if words == 1 else None)
+        if acknowledged is not None:
+            self._outside.acknowledged(acknowledged, done.answers)
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._outside.send(effect.peer, effect.message)
+
+    # --- jobs, on the store's thread
+
+    def do(self, job: Job) -> None:
+        """Does a job to its end."""
+        if isinstance(job, GroupJob):
+            group = self.begin_group()
+            if group is not None:
+                self.finish_group(group)
+            return
+        while job:
+            self.do_next(job)
+
+    def do_next(self, effects: deque[Effect]) -> None:
+        """Carries out the first of these effects; if it fails, the others are dropped."""
+        effect = effects.popleft()
+        try:
+            event_at = self._carry_out(effect)
+        except (OSError, WheelBroken) as error:
+            effects.clear()
+            self._tell(Failed(effect, str(error)))
+            return
+        if event_at is not None:
+            self._step(event_at)
+
+    def _carry_out(  # noqa: C901, PLR0911 - one for each effect
+        self, effect: Effect
+    ) -> _EventAt | None:
+        """Does what touches the disk; what the machine is to be told."""
+        store = self._store
+        match effect:
+            case Save():
+                store.save(effect.state)
+                return _at_any_time(Saved(effect.state))
+            case OpenWheel():
+                store.open_wheel(effect.spare)
+                return _at_any_time(Opened(effect.spare.wheel))
+            case LeaveWheel():
+                self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
+                return _mirrored(store.leave_wheel())
+            case Mirror():
+                return _mirrored(store.mirror(effect.card, effect.frames))
+            case Repair():
+                return _mirrored(store.repair(effect.card, effect.frames))
+            case CloseWheel():
+                return _at_any_time(Closed(store.close_wheel(effect.wheel, effect.final_seq)))
+            case DeleteWheel():
+                store.delete_wheel(effect.wheel)
+                return _at_any_time(Deleted(effect.wheel))
+            case Serve():
+                self._serve(effect)
+            case ForgetLost():
+                store.forget_lost(effect.frames)
+            case Sweep():
+                self.floor = max(self.floor, effect.floor)
+                store.sweep(effect.floor)
+            case _:
+                raise AssertionError(f"{effect} is done at once")
+        return None
+
+    def _serve(self, effect: Serve) -> None:
+        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one."""
+        first_seq = effect.first_seq
+        while first_seq <= effect.last_seq:
+            frames, lacking = self._store.read(
+                effect.wheel,
+                first_seq,
+                effect.last_seq,
+                max_bytes=self._message_bytes,
+                max_frames=self._batch_frames,
+                floor=self.floor,
+            )
+            if frames:
+                card = self._store.card(effect.wheel)
+                self._outside.send(effect.peer, Frames(card, tuple(frames), effect.request))
+                first_seq = frames[-1].seq + 1
+            elif effect.request:
+                lacks = Lacks(effect.request, effect.wheel, self._storage, tuple(lacking))
+                self._outside.send(effect.peer, lacks)
+            for seq in lacking:
+                self.unreadable(effect.wheel, seq)
+            if effect.request or lacking or not frames:
+                return
+
+    # --- callers' groups, on the store's thread
+
+    def begin_group(self) -> Group | None:
+        """Lets the next group in; None: there is none, or it was refused."""
+        requests, has_more = self._committer.take()
+        if has_more:
+            self._outside.enqueue(GroupJob())
+        if not requests:
+            return None
+        with self._lock:
+            admission = self.machine.begin_group(self._outside.now_ms())
+        if isinstance(admission, MemberRefusal):
+            refusal = Refusal(Reason[admission.value])
+            self._outside.answer([(request, refusal) for request in requests])
+            return None
+        return Group.of(requests, admission)
+
+    def finish_group(self, group: Group) -> None:
+        """Writes a group that was let in; whoever has frames in it waits until they are held."""
+        store, wheel = self._store, group.admission.wheel
+        accepted_at_ms = self._outside.wall_ms()
+        seq_before = store.last_seq
+        wrote = write(store, group, accepted_at_ms)
+        seq = wrote.places[-1].seq if wrote.places else seq_before
+        if wrote.places:
+            entered = wrote.columns if group.kind is Kind.MESSAGES else None
+            self._outside.enter(wheel, entered, wrote.places, accepted_at_ms)
+        refused = self._committer.wait(group, seq)
+        self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms))
+        if refused:
+            self._outside.answer(refused)
+        if wrote.broken is not None:
+            self._tell(Broken(wheel, str(wrote.broken)))
+
+
+def _at_any_time(event: Event) -> _EventAt:
+    return lambda *_: event
+
+
+def _mirrored(held: Held) -> _EventAt:
+    return lambda now_ms, _: Mirrored(held, now_ms)

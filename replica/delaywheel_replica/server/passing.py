@@ -1,0 +1,91 @@
+"""Passes calls on to the leader's node, as a caller of it: once, for the passed call says so.
+
+Nobody but the leader's node can answer a cancel. A call that arrives with `dw-passed` is never
+passed on again: while two nodes take each other for the leader, it would go round for ever.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+import grpc
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.server.refusals import DETAILS_KEY, RefusedError
+from delaywheel_replica.server.status import NodeView, leader_heard
+
+PASSED: Final = "dw-passed"
+"""Metadata of a call that another node has passed on."""
+
+_TIMEOUT_S: Final = 12.0
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+_log = structlog.get_logger(__name__)
+
+
+def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
+    """Whether another node has passed this call on."""
+    return any(key == PASSED for key, _ in metadata or ())
+
+
+class Passing:
+    """Where the leader's node is, and calls to it. For the event loop's thread."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    def leader_address(self) -> str | None:
+        """Where callers reach the leader's node, if that is another one that is heard."""
+        status = self._view.status()
+        leader = leader_heard(status)
+        if leader is None or leader.node == status.beat.node:
+            return None
+        peer = self._view.peers().get(leader.node)
+        return None if peer is None else peer.client_address
+
+    async def cancel(self, address: str, request: pb.CancelRequest) -> pb.CancelResponse:
+        """The same call there.
+
+        Raises:
+            RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
+        """
+        stub = rpc.DelayWheelStub(self._channel(address))
+        try:
+            response: pb.CancelResponse = await stub.Cancel(
+                request, timeout=_TIMEOUT_S, metadata=((PASSED, "1"),)
+            )
+        except grpc.aio.AioRpcError as error:
+            reason = _reason_of(error)
+            _log.info("passed cancel refused", address=address, reason=reason.value)
+            raise RefusedError(reason, "The leader's node says so") from error
+        return response
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return self._channels[address]
+
+
+def _reason_of(error: grpc.aio.AioRpcError) -> Reason:
+    """What is known of it: without a reason the call may have arrived or not."""
+    for key, content in error.trailing_metadata() or ():
+        if key != DETAILS_KEY or not isinstance(content, bytes):
+            continue
+        info = error_details_pb2.ErrorInfo()
+        for detail in status_pb2.Status.FromString(content).details:
+            if detail.Unpack(info) and info.reason in Reason.__members__:
+                return Reason[info.reason]
+    return Reason.CANCEL_UNKNOWN
