@@ -13,6 +13,8 @@ message            direction           meaning
 ``CommitSoon``     server to cleaner   a cancel was written: commit without waiting for the timer
 ``AskTopic``       server to cleaner   is this topic there? answer with ``Topics``, asked of Kafka
                                        after this message
+``NodeStorage``    server to cleaner   the operator replaced a node or took it out; repeated until
+                                       the cleaner's row shows that it is committed
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of its topics
@@ -49,6 +51,14 @@ class AskTopic:
     """Asks whether Kafka has a topic, now."""
 
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStorage:
+    """The operator says which storage a node id stands for; None: the node is taken out."""
+
+    node: str
+    storage: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class Topics:
     parts: int = 1
 
 
-Message: TypeAlias = Wake | CommitSoon | AskTopic | Stop | Topics
+Message: TypeAlias = Wake | CommitSoon | AskTopic | NodeStorage | Stop | Topics
 
 
 class LinkMessageError(ValueError):
@@ -231,6 +241,8 @@ def _document(message: Message) -> dict[str, Any]:
     match message:
         case AskTopic():
             return {"type": "topic", "name": message.name}
+        case NodeStorage():
+            return {"type": "node", "node": message.node, "storage": message.storage}
         case Topics():
             return {
                 "type": "topics",
@@ -255,6 +267,9 @@ def _message(document: dict[str, Any]) -> Message:
     match kind:
         case "topic":
             return AskTopic(str(document["name"]))
+        case "node":
+            storage = document["storage"]
+            return NodeStorage(str(document["node"]), None if storage is None else str(storage))
         case "topics":
             return Topics(
                 topics={

@@ -235,7 +235,7 @@ def argument_parser() -> argparse.ArgumentParser:
         description="Send delayed messages through nodes whose leader is killed midway, and check "
         "that each becomes visible in Kafka once, not early, byte for byte.",
     )
-    parser.add_argument("--nodes", type=int, default=1, help="how many (default: 1)")
+    parser.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--messages", type=int, default=20_000, help="how many (default: 20000)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="their dues lie within (default: 20)"

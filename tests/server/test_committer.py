@@ -23,7 +23,7 @@ def opened(node: Driven) -> Driven:
     """With a wheel, and no spare."""
     node.hear(w1=None)
     assert node.state.open == ONE
-    node.told.clear()
+    node.words = 0
     return node
 
 
@@ -37,7 +37,7 @@ def test_a_message_is_acknowledged_once_its_frame_can_be_read(node: Driven) -> N
     assert (asked.committed.wheel, asked.committed.seq, asked.committed.failed) == (ONE, 1, {})
     assert node.stored(ONE) == [message(1), message(2)]
     assert node.row.beat.wheels[ONE].high_watermark == 1
-    assert node.told == [message(1).due_ms]
+    assert node.words == 1
     assert node.entered == [(1, 1, 2)]
 
 
@@ -167,8 +167,17 @@ def test_messages_and_cancels_are_frames_of_their_own(node: Driven) -> None:
     assert [each.committed.seq for each in (cancel, another, first)] == [1, 1, 2]
     assert node.stored(ONE) == [message(1)]
     assert node.entered == [(1, 1, 0), (2, 2, 1)]
+
+
+def test_only_what_is_due_soon_is_told_before_the_next_beat(node: Driven) -> None:
+    far = message(1, slot=BASE_SLOT + 5)
+    assert node.produce(far).said == "n1.1"
+    assert node.words == 0
+    node.produce(message(2, slot=BASE_SLOT + 1), far)
+    assert node.words == 1
     # Who cancels waits for the next commit: the cleaner is not to find out by chance.
-    assert node.told == [0, message(1).due_ms]
+    node.produce(far, kind=Kind.CANCELS)
+    assert node.words == 2
 
 
 def test_when_the_medium_fails_only_what_is_known_to_count_is_acknowledged(node: Driven) -> None:

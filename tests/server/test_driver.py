@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel.slotfiles import HandleCache
@@ -31,6 +32,7 @@ from delaywheel_replica.core.member_events import (
 )
 from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, Refused, WheelCard
 from delaywheel_replica.core.status import Role
+from delaywheel_replica.server.committer import Request
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import copies_of
 from support.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
@@ -315,9 +317,9 @@ def test_what_cannot_fail_is_done_while_jobs_wait(ready: Driven, script: Script)
     refused = Refused("n2", 1)
     script.effects = [Tell(), Send("n2", refused), Mirror(CARD, ())]
     ready.sent.clear()
-    ready.told.clear()
+    ready.words = 0
     ready.driver.tick()
-    assert (ready.sent, ready.told) == ([("n2", refused)], [None])
+    assert (ready.sent, ready.words) == ([("n2", refused)], 1)
     assert list(ready.jobs) == [deque([Mirror(CARD, ())])]
     assert script.told == []
 
@@ -350,18 +352,22 @@ def test_jobs_are_done_in_the_order_of_the_steps(ready: Driven, script: Script) 
     ]
 
 
-def test_only_an_acknowledgement_by_itself_is_told_with_its_due(
-    ready: Driven, script: Script
+@pytest.mark.parametrize(("kind", "words"), [(Kind.MESSAGES, 0), (Kind.CANCELS, 1)])
+def test_callers_are_answered_before_the_row_is_written_but_not_who_cancels(
+    ready: Driven, script: Script, kind: Kind, words: int
 ) -> None:
-    ready.told.clear()
-    for words in ([Tell()], [Tell(), Tell()]):
-        ready.ask(message())
-        ready.jobs.clear()
-        group = ready.driver.begin_group()
-        assert group is not None
-        script.effects = [Acknowledge(ONE, ready.store.last_seq + 1), *words]
-        ready.driver.finish_group(group)
-    assert ready.told == [message().due_ms, None]
+    """The next commit, which he asks for, must know of his cancel."""
+    words_then = []
+    columns = columns_of([message()])
+    request = Request(columns, kind, lambda _: words_then.append(ready.words))
+    ready.driver.submit(request)
+    ready.jobs.clear()
+    group = ready.driver.begin_group()
+    assert group is not None
+    script.effects = [Acknowledge(ONE, 1), Tell()]
+    ready.words = 0
+    ready.driver.finish_group(group)
+    assert (words_then, ready.words) == ([words], 1)
 
 
 def test_callers_of_a_wheel_that_is_left_are_told_that_nobody_knows(

@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import Role
@@ -320,8 +321,7 @@ def test_cancelled_is_said_once_a_transaction_has_taken_the_cancel(server: Serve
         "a commit is asked for", lambda: server.cleaner.received.count(CommitSoon()) > before
     )
     assert not waiting.done()
-    line = {wheel: status.applied for wheel, status in beat(server).wheels.items()}
-    server.cleaner.commit_progress(seqs=line)
+    server.cleaner.commit_progress(seqs=written(server))
     assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
     # And again: the cancel lies there, and counts.
     assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_CANCELLED
@@ -329,8 +329,9 @@ def test_cancelled_is_said_once_a_transaction_has_taken_the_cancel(server: Serve
     assert got.message.state == pb.MESSAGE_STATE_CANCELLED
 
 
-def beat(server: ServerProcess) -> Any:
-    return wait_until("a beat", server.cleaner.beat)
+def written(server: ServerProcess) -> dict[WheelId, int]:
+    """The last seq of each wheel, now."""
+    return {WheelId.parse(row.wheel): row.applied_seq for row in server.describe().wheels}
 
 
 def test_a_cancel_that_nobody_could_mean_is_not_found(server: ServerProcess) -> None:
@@ -345,7 +346,7 @@ def test_a_cancel_just_before_the_due_is_too_late(server: ServerProcess) -> None
 def test_a_cancel_after_delivery_says_so(server: ServerProcess) -> None:
     due = now_ms() + 1
     (result,) = server.produce(row(deliver_at_ms=due))
-    seqs = {wheel: status.applied for wheel, status in beat(server).wheels.items()}
+    seqs = written(server)
     wait_until("it is due", lambda: now_ms() > due)
     server.cleaner.commit_progress(due_ms=due, seqs=seqs)
     wait_until(

@@ -38,7 +38,12 @@ def _quiet() -> Iterator[None]:
 
 
 def opened(
-    disk: SimulatedDisk, boot_id: str = "boot-1", *, sync_groups: bool = False, floor: int = 0
+    disk: SimulatedDisk,
+    boot_id: str = "boot-1",
+    *,
+    sync_groups: bool = False,
+    floor: int = 0,
+    recent_bytes: int = 0,
 ) -> Store:
     return Store.open(
         disk,
@@ -47,7 +52,9 @@ def opened(
         cluster_id="cluster",
         boot_id=boot_id,
         floor=floor,
-        limits=StoreLimits(dial_rows=16, open_files=2, sync_groups=sync_groups),
+        limits=StoreLimits(
+            dial_rows=16, open_files=2, sync_groups=sync_groups, recent_bytes=recent_bytes
+        ),
         new_storage=lambda: "storage-b",
     )
 
@@ -209,6 +216,37 @@ def test_a_damaged_frame_of_the_open_wheel_is_told() -> None:
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 1), 700)
     assert read(store, OWN, 1, 2) == ([1], [2])
     assert read(store, OWN, 2, 2) == ([], [2])
+
+
+def test_what_was_written_last_is_sent_as_it_was_written() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, recent_bytes=10_000)
+    open_own(store)
+    write(store, 0, 1)
+    write(store, 1, 2, 3)
+    on_disk = copies_of(disk, DATA, OWN)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 2), 700)
+    frames, absent = store.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
+    assert (frames, absent) == (on_disk, [])
+    assert read(store, OWN, 4, 9) == ([4, 5], [])
+    # What is finished is sent without content, as from the disk.
+    frames, _ = store.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
+    assert frames == [on_disk[0]._replace(content=b""), *on_disk[1:3]]
+    # Of a wheel that was left nothing is kept.
+    store.leave_wheel()
+    assert read(store, OWN, 1, 5) == ([1, 2, 3], [4])
+
+
+def test_what_was_written_before_is_read_again() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, recent_bytes=300)
+    open_own(store)
+    for ahead in range(4):
+        write(store, ahead)
+    on_disk = copies_of(disk, DATA, OWN)
+    assert len(on_disk[0].content) < 300 < 4 * len(on_disk[0].content)
+    frames, absent = store.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
+    assert (frames, absent) == (on_disk, [])
 
 
 # --- copies

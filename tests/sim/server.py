@@ -57,6 +57,8 @@ GROUP_US = 400
 CHECKPOINT_US = 1_000 * US_PER_MS
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
+RECENT_BYTES = 1 << 10
+"""Mirrors are sent some frames from memory, and others from the disk."""
 
 
 class SimServer:
@@ -234,9 +236,8 @@ class SimServer:
             self.trace(f"-> {peer}", message)
         self.world.network.send(self.node.name, peer, message)
 
-    def tell(self, due_ms: int | None) -> None:
+    def tell(self) -> None:
         """Writes the row, and wakes the cleaner."""
-        del due_ms
         self._live_on(Tell())
         self._write_row()
 
@@ -378,6 +379,7 @@ class SimServer:
                 max_frame_messages=settings.max_frame_messages,
                 max_frame_bytes=settings.max_frame_bytes,
                 sync_groups=settings.sync_groups,
+                recent_bytes=RECENT_BYTES,
             ),
             new_storage=lambda: f"{node.random.getrandbits(128):032x}",
         )

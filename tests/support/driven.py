@@ -62,7 +62,7 @@ class Driven:
     Attributes:
         jobs: what was put into the queue and is not done yet.
         sent: what went to other nodes.
-        told: of each word for the row, the due that was told with it.
+        words: how often the row was to be written.
         entered: into the ledger: first seq, last seq, messages.
         events: all that the machine was told.
     """
@@ -76,6 +76,7 @@ class Driven:
         min_insync: int = 1,
         sync_groups: bool = False,
         message_bytes: int = 1 << 20,
+        recent_bytes: int = 0,
     ) -> None:
         self.disk = disk
         self.pid = 7
@@ -84,7 +85,7 @@ class Driven:
         self.boot = boot
         self.jobs: deque[Job] = deque()
         self.sent: list[tuple[str, PeerMessage]] = []
-        self.told: list[int | None] = []
+        self.words = 0
         self.entered: list[tuple[int, int, int]] = []
         self.events: list[Event] = []
         self.control: CleanerStatus | None = None
@@ -94,7 +95,12 @@ class Driven:
             node="n1",
             cluster_id="c",
             boot_id=boot,
-            limits=StoreLimits(dial_rows=100, open_files=8, sync_groups=sync_groups),
+            limits=StoreLimits(
+                dial_rows=100,
+                open_files=8,
+                sync_groups=sync_groups,
+                recent_bytes=recent_bytes,
+            ),
         )
         config = MemberConfig("n1", tuple(nodes), min_insync, LATE_WINDOW_S)
         self.driver = Driver(config, self.store, self, message_bytes=message_bytes)
@@ -219,9 +225,9 @@ class Driven:
         """Remembers it."""
         self.sent.append((peer, message))
 
-    def tell(self, due_ms: int | None) -> None:
+    def tell(self) -> None:
         """Remembers it."""
-        self.told.append(due_ms)
+        self.words += 1
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """Answers."""

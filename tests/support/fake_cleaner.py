@@ -1,5 +1,7 @@
 """A cleaner without Kafka: registers wheels, closes them, and commits what the test says.
 
+Of several nodes one leads, and the others follow its `state`; it closes no wheels then.
+
 It speaks to the server as the real one does: through `cleaner.row` and the link. What it would
 have committed to the control topic is its `state`; a test may change it.
 """
@@ -39,6 +41,9 @@ class FakeCleaner:
     """Runs on a thread of the test.
 
     Attributes:
+        node: Whose it is.
+        nodes: How many there are; all are members of all wheels.
+        follows: Leads, and what it commits is told here as well; None: this one leads.
         registers: Gives wheels to nodes that want one.
         members: Of new wheels, beside the node itself.
         min_insync: W of new wheels.
@@ -51,8 +56,11 @@ class FakeCleaner:
         received: Every message that came through the link.
     """
 
-    def __init__(self, data: Path, link_fd: int) -> None:
+    def __init__(self, data: Path, link_fd: int, node: str = "n1") -> None:
         """Prepares; `start` starts it."""
+        self.node = node
+        self.nodes = 1
+        self.follows: FakeCleaner | None = None
         self.registers = True
         self.members: dict[str, str] = {}
         self.min_insync = 1
@@ -142,7 +150,11 @@ class FakeCleaner:
                     return
             status = self.server_status()
             with self._lock:
-                if status is not None:
+                if self.follows is not None:
+                    self.state = self.follows.state
+                elif status is not None and self.nodes > 1:
+                    self._register_all(status)
+                elif status is not None:
                     self._register(status.beat)
                     self._close(status.beat)
                     self._lose(status)
@@ -179,6 +191,14 @@ class FakeCleaner:
             self.state = self.state.apply_all(registered.records)
             self._link.send(Wake())
 
+    def _register_all(self, status: ServerStatus) -> None:
+        """Once all were heard of."""
+        beats = [status.beat, *(sight.beat for sight in status.peers.values())]
+        if len(beats) == self.nodes:
+            self.members = {beat.node: beat.storage for beat in beats}
+            for beat in beats:
+                self._register(beat)
+
     def _close(self, beat: Beat) -> None:
         """Wants a fence of each wheel to be closed, and closes it at the answer."""
         for wheel in wheels_to_close(self.state, {beat.node: beat}):
@@ -208,19 +228,19 @@ class FakeCleaner:
         return wheels_to_close(self.state, {beat.node: beat}) if beat is not None else []
 
     def _write_row(self) -> None:
-        leads = self.role is Role.LEADING
+        leads = self.role is Role.LEADING and self.follows is None
         if self.passes_time and self.state.progress is not None:
             progress = replace(self.state.progress, due_ms=time.time_ns() // 1_000_000)
             self.state = replace(self.state, progress=progress)
         status = CleanerStatus(
-            node="n1",
+            node=self.node,
             boot=self._boot,
             pid=os.getpid(),
             monotonic_ms=time.monotonic_ns() // 1_000_000,
             wall_ms=time.time_ns() // 1_000_000,
-            role=self.role,
+            role=Role.STANDBY if self.follows is not None else self.role,
             epoch=7 if leads else None,
-            leader=Leader("n1", 7) if leads else None,
+            leader=Leader(self.node, 7) if leads else None,
             progress=self.state.progress,
             control_offset=7,
             wheels=self.state.wheels,

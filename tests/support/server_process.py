@@ -117,7 +117,7 @@ class ServerProcess:
         os.close(life_read)
         os.close(ready_write)
         state = self.cleaner.state if hasattr(self, "cleaner") else None
-        self.cleaner = FakeCleaner(self.data, here.detach())
+        self.cleaner = FakeCleaner(self.data, here.detach(), self.config.node_id)
         if state is not None:
             self.cleaner.state = state
         prepare(self.cleaner)

@@ -56,6 +56,7 @@ from delaywheel_replica.link import (
     CommitSoon,
     Link,
     Message,
+    NodeStorage,
     Stop,
     TopicInfo,
     Topics,
@@ -196,6 +197,10 @@ class Cleaner:
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask([message.name])
+            case NodeStorage(storage=None):
+                self._leadership.remove(message.node)
+            case NodeStorage():
+                self._leadership.replace(message.node, message.storage)
             case Stop():
                 self._leadership.stop()
             case _:
@@ -226,6 +231,7 @@ class Cleaner:
             progress=view.state.progress,
             control_offset=view.control_offset,
             wheels=view.state.wheels,
+            nodes=view.state.nodes,
             lateness_ms=view.lateness_ms,
             kafka_error=view.error,
             started_ms=self._started_ms,

@@ -68,6 +68,20 @@ class NodeRecord:
     storage: str
     last_number: int
 
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"storage": self.storage, "last_number": self.last_number}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        return cls(fields.text("storage"), fields.integer("last_number", at_least=0))
+
 
 @dataclass(frozen=True, slots=True)
 class WheelRecord:
@@ -200,7 +214,7 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
         leader = _leader(_fields(value), offset)
         return replace(state, leaders={**state.leaders, int(match[1]): leader})
     if kind == "node" and rest:
-        return replace(state, nodes={**state.nodes, rest: _node(_fields(value))})
+        return replace(state, nodes={**state.nodes, rest: NodeRecord.from_json(_fields(value))})
     if kind == "wheel" and rest:
         return _apply_wheel(state, parse_wheel(rest), value)
     if match := _LOST_KEY.fullmatch(key):
@@ -231,10 +245,6 @@ def _leader(fields: Fields, offset: int) -> LeaderRecord:
     return LeaderRecord(fields.text("node"), fields.text("token"), offset)
 
 
-def _node(fields: Fields) -> NodeRecord:
-    return NodeRecord(fields.text("storage"), fields.integer("last_number", at_least=0))
-
-
 def progress_record(progress: Progress) -> ControlRecord:
     """The record that goes last in every transaction."""
     return "progress", dump(progress.to_json())
@@ -247,7 +257,7 @@ def leader_record(index: int, node: str, token: str) -> ControlRecord:
 
 def node_record(node: str, record: NodeRecord) -> ControlRecord:
     """A node's storage and last number."""
-    return f"node/{node}", dump({"storage": record.storage, "last_number": record.last_number})
+    return f"node/{node}", dump(record.to_json())
 
 
 def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:

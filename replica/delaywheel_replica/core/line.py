@@ -16,6 +16,8 @@ frame of it cannot be read, the node stops. Nothing is acknowledged after the de
 who waits is told that the outcome is unknown.
 """
 
+from collections import deque
+from dataclasses import dataclass
 from enum import StrEnum
 
 from delaywheel.identity import WheelId
@@ -27,6 +29,24 @@ from delaywheel_replica.core.member_events import Effect, LeaveWheel, OpenWheel,
 from delaywheel_replica.core.peers import Applied
 from delaywheel_replica.core.replication import Replication
 from delaywheel_replica.core.seal import Seal
+
+NEAR_MS = 2_000
+"""What falls due sooner is told at once when it is acknowledged; the rest with the next beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The high watermark has moved.
+
+    Attributes:
+        wheel: of this wheel.
+        to: up to here.
+        is_near: somebody should know at once.
+    """
+
+    wheel: WheelId
+    to: int
+    is_near: bool
 
 
 class Phase(StrEnum):
@@ -57,6 +77,7 @@ class Line:
         self._published = 0
         self._is_being_written = False
         self._is_seal_due = False
+        self._near: deque[int] = deque()  # ends of groups with something near, ascending
 
     @property
     def in_sync(self) -> frozenset[str]:
@@ -97,6 +118,7 @@ class Line:
         self._spare, self._phase, self._replication = spare, Phase.NAMING, None
         self._acknowledged = self._published = 0
         self._is_being_written = self._is_seal_due = False
+        self._near.clear()
 
     def saved(self) -> list[Effect]:
         """Something is durable: if it is the name, the folder may be made."""
@@ -159,6 +181,8 @@ class Line:
             return
         self._is_being_written = False
         writing.written(event.last_seq, event.top_slot, self._known.now_ms)
+        if event.least_due_ms - self._known.wall_ms < NEAR_MS:
+            self._near.append(event.last_seq)
         if self._is_seal_due:
             self._seal(writing)
 
@@ -202,13 +226,17 @@ class Line:
         writing.tick(now_ms)
         return len(writing.in_sync) >= spare.min_insync
 
-    def take_move(self) -> int | None:
-        """The high watermark, if it has moved since the last call."""
+    def take_move(self) -> Move | None:
+        """How the high watermark has moved since the last call."""
         writing = self.writing
         if writing is None or writing.high_watermark <= self._acknowledged:
             return None
         self._acknowledged = writing.high_watermark
-        return self._acknowledged
+        is_near = False
+        while self._near and self._near[0] <= self._acknowledged:
+            self._near.popleft()
+            is_near = True
+        return Move(writing.wheel, self._acknowledged, is_near)
 
     def pushes(self) -> list[Effect]:
         """What is to be sent to mirrors now."""

@@ -360,11 +360,12 @@ class Member:
         return [*self._mirrors.mirrored(held), *self._tell_leader()]
 
     def _tell_move(self) -> list[Effect]:
-        """A high watermark is told at once: the precision of short delays hangs on it."""
-        high_watermark, wheel = self._line.take_move(), self._line.wheel
-        if high_watermark is None or wheel is None:
+        """Of what is due soon it is told at once: the precision of short delays hangs on it."""
+        move = self._line.take_move()
+        if move is None:
             return []
-        return [Acknowledge(wheel, high_watermark), Tell(), *self._telling.gossip()]
+        acknowledge = Acknowledge(move.wheel, move.to)
+        return [acknowledge, Tell(), *self._telling.gossip()] if move.is_near else [acknowledge]
 
     # --- what others say
 

@@ -82,12 +82,14 @@ class Written:
         last_seq: the last frame that counts now.
         top_slot: the greatest slot of a frame of the wheel.
         now_ms: monotonic clock.
+        least_due_ms: of what was appended; 0: somebody waits for a commit, as with a cancel.
     """
 
     wheel: WheelId
     last_seq: int
     top_slot: int
     now_ms: int
+    least_due_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class DeleteWheel:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The status row says something new: write it now."""
+    """The status row says something new: write it now, and have the cleaner look at it."""
 
 
 Effect = (

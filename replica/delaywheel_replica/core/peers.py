@@ -3,7 +3,7 @@
 | message | from, to | meaning |
 |---|---|---|
 | Gossip | each to each | own beat and the newest known of the others, every 100 ms and at |
-|   |   | once when a high watermark moves |
+|   |   | once when a high watermark passes what is due soon |
 | Frames | origin to mirror | pushed frames of one wheel, consecutive and ascending |
 |   | holder to fetcher | frames that were asked for |
 | Applied | mirror to origin | answer to pushed frames: up to where it holds the wheel |

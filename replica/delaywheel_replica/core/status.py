@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import Leader, WheelRecord
+from delaywheel_replica.core.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Progress
@@ -153,6 +153,7 @@ class CleanerStatus:
         progress: the committed one, None before the first leader.
         control_offset: how far it has read the control topic; -1: never.
         wheels: the registered wheels.
+        nodes: every node that was ever given a wheel, or taken out.
         lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
         kafka_error: why it does not lead or forward, for people.
         started_ms: its wall clock when the process started.
@@ -178,6 +179,7 @@ class CleanerStatus:
     progress: Progress | None = None
     control_offset: int = -1
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     lateness_ms: int = 0
     kafka_error: str | None = None
     started_ms: int = 0
@@ -195,6 +197,13 @@ class CleanerStatus:
     def floor(self) -> int | None:
         """The committed floor, None before the first leader."""
         return None if self.progress is None else self.progress.floor
+
+    @property
+    def control(self) -> ControlState:
+        """What is committed, without who committed it."""
+        return ControlState(
+            progress=self.progress, nodes=self.nodes, wheels=self.wheels, lost=self.lost
+        )
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
         """Whether the cleaner lives, as far as its row tells."""
@@ -219,6 +228,7 @@ class CleanerStatus:
             "progress": None if self.progress is None else self.progress.to_json(),
             "control_offset": self.control_offset,
             "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
+            "nodes": {node: record.to_json() for node, record in self.nodes.items()},
             "lateness_ms": self.lateness_ms,
             "kafka_error": self.kafka_error,
             "started_ms": self.started_ms,
@@ -246,6 +256,7 @@ class CleanerStatus:
         leader = fields.optional_object("leader")
         progress = fields.optional_object("progress")
         wheels = fields.object("wheels")
+        nodes = fields.object("nodes")
         counters = fields.object("counters")
         fills = fields.object("fills")
         return cls(
@@ -263,6 +274,7 @@ class CleanerStatus:
                 parse_wheel(name): WheelRecord.from_json(wheels.object(name))
                 for name in wheels.names()
             },
+            nodes={name: NodeRecord.from_json(nodes.object(name)) for name in nodes.names()},
             lateness_ms=fields.integer("lateness_ms"),
             kafka_error=fields.optional_text("kafka_error"),
             started_ms=fields.integer("started_ms"),

@@ -179,22 +179,7 @@ def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBrok
 class _Waiting:
     wheel: WheelId
     seq: int
-    least_due_ms: int
     answers: Answers
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """Who is to be told that all is held.
-
-    Attributes:
-        answers: what.
-        least_due_ms: of their messages; None: there are none; 0: there are cancels, which
-            nobody should wait for either.
-    """
-
-    answers: Answers
-    least_due_ms: int | None
 
 
 class Committer:
@@ -235,24 +220,18 @@ class Committer:
         """A group is written: whoever has a message in it waits; what to say to the others."""
         later, now = group.outcomes(seq)
         if later:
-            is_cancel = group.kind is Kind.CANCELS
-            least_due_ms = 0 if is_cancel else int(group.columns.due_ms.min())
             with self._lock:
-                self._waiting.append(_Waiting(group.admission.wheel, seq, least_due_ms, later))
+                self._waiting.append(_Waiting(group.admission.wheel, seq, later))
         return now
 
-    def acknowledge(self, wheel: WheelId, high_watermark: int) -> Acknowledged:
-        """W members hold a wheel up to here."""
+    def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
+        """W members hold a wheel up to here: who is to be told."""
         answers: Answers = []
-        least_due_ms: int | None = None
         with self._lock:
             waiting = self._waiting
             while waiting and waiting[0].wheel == wheel and waiting[0].seq <= high_watermark:
-                held = waiting.popleft()
-                answers += held.answers
-                if least_due_ms is None or held.least_due_ms < least_due_ms:
-                    least_due_ms = held.least_due_ms
-        return Acknowledged(answers, least_due_ms)
+                answers += waiting.popleft().answers
+        return answers
 
     def give_up(self, refusal: Refusal) -> Answers:
         """The wheel was left: nothing that waits is acknowledged any more."""

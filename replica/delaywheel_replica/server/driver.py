@@ -79,7 +79,6 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.peers import Frames, Lacks, PeerMessage
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import (
-    Acknowledged,
     Answers,
     Committer,
     Group,
@@ -128,13 +127,8 @@ class Outside(Protocol):
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends a message, or drops it; never blocks."""
 
-    def tell(self, due_ms: int | None) -> None:
-        """The row says something new.
-
-        Args:
-            due_ms: only that messages are acknowledged, none with an earlier due than this; None:
-                perhaps something else.
-        """
+    def tell(self) -> None:
+        """The row says something new: the cleaner is to look at it."""
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """The high watermark passed these: they are to be answered."""
@@ -288,24 +282,25 @@ class Driver:
         return at_once
 
     def _do_at_once(self, effects: list[Effect]) -> None:
-        """The row first: whoever is answered may ask for what it says."""
-        acknowledged: Acknowledge | None = None
-        done = Acknowledged([], None)
-        words = 0
+        """Callers first, the row last: it is for the cleaner alone.
+
+        But who cancels has the cleaner commit as soon as he is answered: it should know then.
+        """
+        answers: Answers = []
         for effect in effects:
-            if isinstance(effect, Tell):
-                words += 1
-            elif isinstance(effect, Acknowledge):
-                acknowledged = effect
-                done = self._committer.acknowledge(effect.wheel, effect.high_watermark)
-        if words:
-            # With an acknowledgement comes one word, which says nothing else.
-            self._outside.tell(done.least_due_ms if words == 1 else None)
-        if acknowledged is not None:
-            self._outside.acknowledged(acknowledged, done.answers)
+            if isinstance(effect, Acknowledge):
+                answers = self._committer.acknowledge(effect.wheel, effect.high_watermark)
+        tells = any(isinstance(effect, Tell) for effect in effects)
+        tells_first = any(request.kind is Kind.CANCELS for request, _ in answers)
+        if tells and tells_first:
+            self._outside.tell()
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Acknowledge):
+                self._outside.acknowledged(effect, answers)
+            elif isinstance(effect, Send):
                 self._outside.send(effect.peer, effect.message)
+        if tells and not tells_first:
+            self._outside.tell()
 
     # --- jobs, on the store's thread
 
@@ -418,11 +413,17 @@ class Driver:
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, wrote.places, accepted_at_ms)
         refused = self._committer.wait(group, seq)
-        self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms))
+        due_ms = _least_due_ms(group)
+        self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))
         if refused:
             self._outside.answer(refused)
         if wrote.broken is not None:
             self._tell(Broken(wheel, str(wrote.broken)))
+
+
+def _least_due_ms(group: Group) -> int:
+    """Whoever cancels waits for the next commit, whenever the message is due."""
+    return 0 if group.kind is Kind.CANCELS else int(group.columns.due_ms.min())
 
 
 def _at_any_time(event: Event) -> _EventAt:

@@ -48,6 +48,7 @@ from delaywheel.wheel import (
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.copies import Copies
+from delaywheel_replica.server.recent import Recent
 
 _log = structlog.get_logger(__name__)
 
@@ -63,6 +64,7 @@ class StoreLimits:
         max_frame_messages: of one frame of the own wheel.
         max_frame_bytes: of one frame of the own wheel.
         sync_groups: nothing counts before it is on the medium.
+        recent_bytes: so much of what was written last is kept for mirrors.
     """
 
     span_seconds: int = 7_200
@@ -71,6 +73,7 @@ class StoreLimits:
     max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
     sync_groups: bool = False
+    recent_bytes: int = 8 << 20
 
 
 class Store:
@@ -89,6 +92,7 @@ class Store:
         )
         self._open: OriginWheel | None = None
         self._open_reader: WheelReader | None = None
+        self._recent = Recent(limits.recent_bytes)
         self._top_slot = -1
         self._lost: dict[WheelId, frozenset[int]] = {}
         self._doubtful = False  # the open wheel broke: its medium is not to be trusted
@@ -236,6 +240,8 @@ class Store:
             raise
         finally:
             self._top_slot = max([self._top_slot, *(place.slot for place in places)])
+        if len(self._open.meta.members) > 1:
+            self._recent.add(places)
         return places
 
     def leave_wheel(self) -> Held:
@@ -253,6 +259,7 @@ class Store:
         if self._open_reader is not None:
             self._open_reader.close()
         self._open, self._open_reader, self._doubtful = None, None, False
+        self._recent.clear()
         return self.held(wheel)
 
     # --- copies
@@ -439,6 +446,12 @@ class Store:
         copy = self._found(wheel)
         source = self._open_reader if copy is None else copy
         if source is None or source.wheel != wheel:
+            return
+        if copy is None:
+            for recent in self._recent.copies(first_seq, last_seq, floor=floor):
+                yield recent
+                first_seq = recent.seq + 1
+        if first_seq > last_seq:
             return
         lost = self._lost.get(wheel, frozenset())
         for found in source.copies(first_seq, last_seq, floor=floor):

@@ -87,9 +87,9 @@ class Surroundings:
         if self.network is not None:
             self.network.send(peer, message)
 
-    def tell(self, due_ms: int | None) -> None:
+    def tell(self) -> None:
         """Has the row written."""
-        self._beat_thread.tell(due_ms)
+        self._beat_thread.tell()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """Answers callers."""

@@ -1,8 +1,7 @@
 """The server's two own threads: the one that touches the disk, and the one that never waits for it.
 
-The row is written at each tick, and at once, by whoever has something to tell that cannot wait for
-the next tick. Messages whose due is far can: that they are acknowledged costs no row. And what many
-have to tell within some milliseconds becomes one row, or rows would take a core under load.
+The row is written at each tick, and at once, by whoever has something to tell. What many have to
+tell within some milliseconds becomes one row, or rows would take a core under load.
 """
 
 import threading
@@ -14,10 +13,8 @@ from typing import Final
 
 from delaywheel.row import RowWriter
 from delaywheel_replica.server.driver import Driver, Job
-from delaywheel_replica.server.status import BEAT_S, wall_ms
+from delaywheel_replica.server.status import BEAT_S
 
-# The cleaner looks at the row ten times a second; what falls due sooner is worth a wake-up.
-_WAKE_AHEAD_MS: Final = 2_000
 _ROW_GAP_S: Final = 0.004
 
 
@@ -83,10 +80,8 @@ class BeatThread:
         self._told.set()
         self._thread.join()
 
-    def tell(self, due_ms: int | None) -> None:
-        """Has the row written, now if it matters; see ``driver.Outside``."""
-        if due_ms is not None and due_ms - wall_ms() >= _WAKE_AHEAD_MS:
-            return
+    def tell(self) -> None:
+        """Has the row written now; see ``driver.Outside``."""
         if time.monotonic() - self._written_at < _ROW_GAP_S:
             self._told.set()
             return

@@ -1,0 +1,170 @@
+"""Three real server processes that mirror one another; one leads, as their fake cleaners say."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import grpc
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.kafka import free_ports
+from support.fake_cleaner import FakeCleaner
+from support.server_process import ServerProcess, wait_until
+
+NODES = ("n1", "n2", "n3")
+
+
+class Cluster:
+    """The servers; the cleaner of n1 leads."""
+
+    def __init__(self, folder: Path) -> None:
+        ports = free_ports(len(NODES))
+        members = {node: f"127.0.0.1:{port}" for node, port in zip(NODES, ports, strict=True)}
+        self.servers = {
+            node: ServerProcess(folder / node, node_id=node, members=members) for node in NODES
+        }
+
+    def start(self, node: str) -> None:
+        """Starts a server, its cleaner following that of n1."""
+        leader = self.servers["n1"]
+
+        def prepare(cleaner: FakeCleaner) -> None:
+            cleaner.nodes, cleaner.min_insync = len(NODES), 2
+            cleaner.follows = None if node == "n1" else leader.cleaner
+
+        self.servers[node].start(prepare=prepare)
+
+    def __getitem__(self, node: str) -> ServerProcess:
+        return self.servers[node]
+
+    def wait_accepting(self, *nodes: str) -> None:
+        """Waits until each of these takes messages, as all of these see it."""
+        wanted = set(nodes)
+        for seer in nodes:
+            wait_until(f"{seer} sees {wanted} accept", lambda: wanted <= self.accepting(seer))  # noqa: B023
+
+    def accepting(self, seer: str) -> set[str]:
+        """The nodes that take messages, as one sees them."""
+        return {member.node for member in self[seer].describe().members if member.accepting}
+
+    def wheel(self, seer: str, wheel: str) -> pb.WheelStatus:
+        """What a node knows of a wheel."""
+        rows = {row.wheel: row for row in self[seer].describe().wheels}
+        return rows.get(wheel, pb.WheelStatus())
+
+    def slot_files(self, node: str, wheel: str) -> dict[str, bytes]:
+        """The content of all slot files that a node has of a wheel."""
+        folder = self[node].data / "wheels" / wheel
+        return {path.name: path.read_bytes() for path in folder.rglob("*.slot")}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("three"))
+    with ExitStack() as stack:
+        for node in NODES:
+            made.start(node)
+            stack.callback(made[node].kill)
+        made.wait_accepting(*NODES)
+        yield made
+
+
+def row(id_: bytes | None = None, *, ahead_ms: int = 60_000) -> pb.DelayedMessage:
+    return pb.DelayedMessage(
+        topic="orders",
+        value=b"v",
+        id=id_ or os.urandom(16),
+        deliver_at_ms=time.time_ns() // 1_000_000 + ahead_ms,
+    )
+
+
+def test_what_is_acknowledged_lies_on_all_with_the_same_bytes(cluster: Cluster) -> None:
+    for node in NODES:
+        results = cluster[node].produce(*[row(ahead_ms=60_000 + n * 700) for n in range(20)])
+        assert {result.handle.split(":")[0] for result in results} == {f"{node}.1"}
+    for node in NODES:
+        wheel = f"{node}.1"
+        contents = [cluster.slot_files(holder, wheel) for holder in NODES]
+        assert contents[0]
+        assert contents[0] == contents[1] == contents[2]
+        assert cluster.wheel(node, wheel).in_sync == list(NODES)
+
+
+def test_every_node_tells_where_all_are_reached_and_who_leads(cluster: Cluster) -> None:
+    addresses = {node: cluster[node].address for node in NODES}
+    for node in NODES:
+        answer = cluster[node].describe()
+        assert {member.node: member.address for member in answer.members} == addresses
+        assert all(member.reachable and member.complete for member in answer.members)
+        assert answer.leader.node == "n1"
+
+
+def test_a_message_is_found_wherever_it_is_asked_for_and_counted_once(cluster: Cluster) -> None:
+    (result,) = cluster["n2"].produce(row(ahead_ms=333_000))
+    slot = int(result.handle.split(":")[1])
+    for node in NODES:
+        request = pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle))
+        found = cluster[node].stub.GetMessage(request, timeout=10).message
+        assert (found.wheel, found.handle) == ("n2.1", result.handle)
+        listed = cluster[node].stub.ListSlots(
+            pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1), timeout=10
+        )
+        assert [row.messages for row in listed.slots] == [1]
+
+
+def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> None:
+    (result,) = cluster["n3"].produce(row())
+    before = cluster.wheel("n1", "n1.1").applied_seq
+    request = pb.CancelRequest(message=pb.MessageRef(handle=result.handle))
+    waiting = cluster["n2"].stub.Cancel.future(request, timeout=20)
+    wait_until("it is written", lambda: cluster.wheel("n1", "n1.1").applied_seq > before)
+    rows = cluster["n1"].describe().wheels
+    seqs = {WheelId.parse(each.wheel): each.applied_seq for each in rows}
+    cluster["n1"].cleaner.commit_progress(seqs=seqs)
+    assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
+    # A call that was passed on is answered where it arrives, be it that nobody leads there.
+    with pytest.raises(grpc.RpcError, match="Nobody forwards"):
+        cluster["n2"].stub.Cancel(request, timeout=20, metadata=(("dw-passed", "1"),))
+
+
+def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
+    cluster["n3"].kill()
+    ids = [os.urandom(16) for _ in range(30)]
+    for id_ in ids:
+        (result,) = cluster["n2"].produce(row(id_, ahead_ms=200_000))
+        assert result.handle
+    assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
+    assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
+    cluster.start("n3")
+    cluster.wait_accepting(*NODES)
+    wait_until(
+        "it holds what it missed",
+        lambda: cluster.slot_files("n3", "n2.1") == cluster.slot_files("n2", "n2.1"),
+    )
+    wait_until("it is waited for again", lambda: "n3" in cluster.wheel("n2", "n2.1").in_sync)
+    (result,) = cluster["n3"].produce(row())
+    assert result.handle.startswith("n3.2:")
+
+
+def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
+    for node in ("n2", "n3"):
+        cluster[node].kill()
+
+    def reason() -> str:
+        try:
+            cluster["n1"].produce(row(), timeout=1)
+        except grpc.RpcError as error:
+            return str(error)
+        return ""
+
+    wait_until("it says so", lambda: "Fewer than min_insync members" in reason())
+    for node in ("n2", "n3"):
+        cluster.start(node)
+    cluster.wait_accepting(*NODES)
+    assert cluster["n1"].produce(row())[0].handle
