@@ -193,7 +193,7 @@ class LocalCluster:
 
     def _is_accepting(self, node: Node) -> bool:
         """Whether a node sees a leader, and all nodes taking messages."""
-        answer = _described(node.address)
+        answer = described(node.address)
         if answer is None or not answer.HasField("leader"):
             return False
         return sum(member.accepting for member in answer.members) == len(self.nodes)
@@ -201,7 +201,7 @@ class LocalCluster:
     def leader(self) -> Node | None:
         """The node that leads, as the first that answers sees it; None: nobody does."""
         for node in self.nodes:
-            answer = _described(node.address) if node.is_up else None
+            answer = described(node.address) if node.is_up else None
             if answer is not None and answer.HasField("leader"):
                 return next((n for n in self.nodes if n.id == answer.leader.node), None)
         return None
@@ -250,7 +250,7 @@ class LocalCluster:
             self._broker.close()
 
 
-def _described(address: str) -> DescribeClusterResponse | None:
+def described(address: str) -> DescribeClusterResponse | None:
     """What a node says of the cluster; None: nothing."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 

@@ -12,10 +12,12 @@ import pytest
 from delaywheel_replica.cleaner.ports import IDS, Record
 from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
+from delaywheel_replica.core.control import REMOVED, NodeRecord, node_record
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.status import Role
+from delaywheel_replica.link import NodeStorage
 from local.kafka import KafkaBroker
-from support.cleaner_world import World, now_ms, sent
+from support.cleaner_world import STORAGE, World, now_ms, sent
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import (
@@ -236,6 +238,29 @@ def test_connections_that_break_tear_and_double_nothing(
             proxy.cut()
         values = arrived(kafka, topic, rows)
     assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
+
+
+def test_what_the_operator_says_of_a_node_is_committed(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    names = KafkaNames(cluster_id)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+    earlier = LeaderProducers(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
+    assert earlier.init(0, 5_000).verdict is Verdict.CONTINUE
+    earlier.begin(0)
+    key, value = node_record("old", NodeRecord("disk", 7))
+    record = Record(names.control, key.encode(), value, [], partition=0)
+    assert earlier.commit(0, record, 5_000).verdict is Verdict.COMMITTED
+    earlier.destroy()
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        assert world.status.nodes["old"] == NodeRecord("disk", 7)
+        for said, storage in (("new", "new"), (None, REMOVED)):
+            world.say(NodeStorage("old", said))
+            known = NodeRecord(storage, 7)
+            world.wait_for("committed", lambda s, known=known: s.nodes["old"] == known)  # type: ignore[misc]
+        assert world.status.nodes["n1"].storage == STORAGE
 
 
 def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:

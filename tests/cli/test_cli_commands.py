@@ -24,6 +24,8 @@ COMMANDS = {
     "verify",
     "config check",
     "config show",
+    "node replace",
+    "node remove",
 }
 
 
@@ -59,9 +61,12 @@ def test_command_that_reads_prints_json_too(name: str, command: Command) -> None
     assert "--json" in command(*name.split(), "--help").out
 
 
-@pytest.mark.parametrize("name", sorted({"produce", "slots", "slot", "get", "cancel", "status"}))
+ASKING = {"produce", "slots", "slot", "get", "cancel", "status", "node replace", "node remove"}
+
+
+@pytest.mark.parametrize("name", sorted(ASKING))
 def test_command_that_asks_a_node_takes_its_address(name: str, command: Command) -> None:
-    told = command(name, "--help").out
+    told = command(*name.split(), "--help").out
     assert "--server" in told
     assert "DELAYWHEEL_SERVER" in told
 

@@ -76,6 +76,7 @@ def test_status_as_json(command: Command) -> None:
                 "reachable": True,
                 "accepting": True,
                 "complete": True,
+                "storage_replaced": False,
             }
         ],
         "min_insync": 1,
@@ -104,6 +105,7 @@ def test_status_as_json(command: Command) -> None:
         "progress": {"due_ms": 1_900_000_000_123, "position": None},
         "floor": 1_899_999_000,
         "lateness_ms": 0,
+        "refusing": None,
         "levels": {"5s": 5_000},
         "limits": {
             "span_seconds": 7200,
@@ -120,6 +122,19 @@ def test_status_before_the_first_leader(command: Command, node: ScriptedNode) ->
     document = command("status", "--json").document
     assert (document["leader"], document["progress"], document["floor"]) == (None, None, None)
     assert "nobody" in command("status").out
+
+
+def test_status_says_why_the_node_takes_no_messages(command: Command, node: ScriptedNode) -> None:
+    refused = pb.DescribeClusterResponse(
+        node="n1",
+        members=[pb.Member(node="n1", storage_replaced=True)],
+        refusing=pb.Error(reason="NO_WHEEL", message="STORAGE_REPLACED: why"),
+    )
+    node.describe = answer(refused)
+    document = command("status", "--json").document
+    assert document["refusing"] == {"reason": "NO_WHEEL", "message": "STORAGE_REPLACED: why"}
+    assert document["members"][0]["storage_replaced"] is True
+    assert "NO_WHEEL: STORAGE_REPLACED: why" in command("status").out
 
 
 @pytest.mark.usefixtures("node")

@@ -2,80 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Self
 
 import pytest
-from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import DelaywheelError, Message
 from local.kafka import KafkaBroker
-from support.read_committed import CommittedReader, headers_of, read_all
+from support.load import Load, assert_once
+from support.read_committed import CommittedReader, read_all
 from support.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
-
-
-def key_of(message: KafkaMessage) -> tuple[str, int]:
-    headers = dict(headers_of(message))
-    return (headers["dw-id"] or b"").decode(), int(headers["dw-due"] or b"")
-
-
-def assert_once(arrived: list[KafkaMessage], acknowledged: dict[tuple[str, int], bytes]) -> None:
-    """Every acknowledged message once, with its bytes; nothing twice."""
-    keys = [key_of(m) for m in arrived]
-    assert len(keys) == len(set(keys)), "a message is there twice"
-    contents = {key_of(m): m.value() for m in arrived}
-    assert {k: contents.get(k) for k in acknowledged} == acknowledged
-
-
-class Load:
-    """Produces small batches with random dues on a thread until told to stop."""
-
-    def __init__(self, service: Service, topic: str) -> None:
-        self.acknowledged: dict[tuple[str, int], bytes] = {}
-        self._client = service.client(timeout=30.0)
-        self._topic = topic
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._random = random.Random(7)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._client.close()
-
-    def wait_for_more(self) -> None:
-        """Returns when 200 more are acknowledged than now."""
-        enough = len(self.acknowledged) + 200
-        wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough)
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            now = datetime.now(UTC)
-            batch = [
-                Message(
-                    self._topic,
-                    uuid.uuid4().bytes,
-                    deliver_at=now + timedelta(milliseconds=self._random.randint(20, 3_000)),
-                )
-                for _ in range(20)
-            ]
-            for message, result in zip(batch, self._client.produce_many(batch), strict=True):
-                if result.error is None:
-                    assert result.handle is not None
-                    assert message.due_ms is not None
-                    assert message.value is not None
-                    self.acknowledged[message.id.hex(), message.due_ms] = message.value
-            self._stop.wait(0.02)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +27,7 @@ def test_killed_under_load(
     own_service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
 ) -> None:
     """Two kills of each kind while transactions are open and acks are on their way."""
-    with Load(own_service, topic) as load:
+    with Load(own_service.client(timeout=30.0), topic) as load:
         for _ in range(2):
             load.wait_for_more()
             own_service.kill(*which)

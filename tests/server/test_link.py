@@ -9,6 +9,7 @@ from delaywheel_replica.link import (
     Link,
     LinkMessageError,
     Message,
+    NodeStorage,
     Stop,
     TopicAnswer,
     TopicInfo,
@@ -24,6 +25,8 @@ MESSAGES: list[Message] = [
     CommitSoon(),
     Stop(),
     AskTopic("orders"),
+    NodeStorage("n2", "7b0f"),
+    NodeStorage("n2", None),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
         checked_at_ms=17,

@@ -371,6 +371,32 @@ def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None
                 pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)), timeout=10
             )
         assert status_of(caught.value)[1] == "MESSAGE_NOT_FOUND"
+        # Who looks there all the same finds nothing, and no fault of the wheel.
+        page = server.stub.GetSlot(pb.GetSlotRequest(slot=slot), timeout=10)
+        assert not page.messages
+        assert server.produce(row())[0].handle.startswith("n1.1:")
+
+
+def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path) -> None:
+    """An origin that cannot serve a frame of its own goes on with its spare; the leader hears."""
+    with ServerProcess(tmp_path / "n1") as server:
+        server.wait_accepting()
+        (result,) = server.produce(row())
+        slot = int(result.handle.split(":")[1])
+        (file,) = server.data.rglob(f"{slot}.slot")
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        assert not server.stub.GetSlot(pb.GetSlotRequest(slot=slot), timeout=10).messages
+        wait_until("it is told", lambda: server.cleaner.lacks() == {(WheelId("n1", 1), 1)})
+        wait_until("the spare is open", lambda: _wheel_of(server).startswith("n1.2:"))
+
+
+def _wheel_of(server: ServerProcess) -> str:
+    try:
+        return str(server.produce(row())[0].handle)
+    except grpc.RpcError:
+        return ""
 
 
 def test_without_a_leader_nothing_is_withdrawn(server: ServerProcess) -> None:
@@ -412,7 +438,7 @@ def test_health_and_reflection_are_there(server: ServerProcess) -> None:
             iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         )
         names = {service.name for service in answer.list_services_response.service}
-        assert "delaywheel.v1.DelayWheel" in names
+        assert {"delaywheel.v1.DelayWheel", "delaywheel.v1.DelayWheelAdmin"} <= names
 
 
 def test_a_missing_second_member_is_told_by_name(tmp_path: Any) -> None:

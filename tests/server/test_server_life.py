@@ -21,12 +21,13 @@ from delaywheel.format import Frame, decode_header
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import load_node_state
 from delaywheel.reader import WheelReader
-from delaywheel.wheel import WheelState, list_wheels, load_meta, mark_wheel
+from delaywheel.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.control import unregister_records
 from delaywheel_replica.link import AskTopic
 from support.server_process import ServerProcess, wait_until
+from support.wheels import mark_wheel
 
 ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
 

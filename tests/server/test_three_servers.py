@@ -133,6 +133,18 @@ def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> N
         cluster["n2"].stub.Cancel(request, timeout=20, metadata=(("dw-passed", "1"),))
 
 
+def test_what_operators_want_of_nodes_is_decided_by_the_leaders_node(cluster: Cluster) -> None:
+    for node in NODES:
+        assert not any(m.storage_replaced for m in cluster[node].describe().members)
+        with pytest.raises(grpc.RpcError, match="Node n1 leads"):
+            cluster[node].admin.RemoveNode(pb.RemoveNodeRequest(node="n1"), timeout=20)
+    request = pb.ReplaceNodeRequest(node="n2", dry_run=True)
+    with pytest.raises(grpc.RpcError, match="Node n2 runs on storage"):
+        cluster["n3"].admin.ReplaceNode(request, timeout=20)
+    with pytest.raises(grpc.RpcError, match="Nobody forwards"):
+        cluster["n3"].admin.ReplaceNode(request, timeout=20, metadata=(("dw-passed", "1"),))
+
+
 def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
     cluster["n3"].kill()
     ids = [os.urandom(16) for _ in range(30)]

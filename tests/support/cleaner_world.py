@@ -251,6 +251,10 @@ class World:
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {status}"
             time.sleep(0.01)
 
+    def say(self, message: Message) -> None:
+        """Says something to the cleaner."""
+        assert self._mine.send(message)
+
     def stop(self, *, timeout_s: float = 20) -> None:
         """Stops as a node does."""
         self.server.draining = True

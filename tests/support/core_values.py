@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
-from delaywheel_replica.core.control import Leader, WheelRecord
+from delaywheel_replica.core.control import Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import (
@@ -118,6 +118,9 @@ cleaner_statuses = st.builds(
     progress=st.none() | progresses,
     control_offset=st.integers(-1, 99),
     wheels=st.dictionaries(wheel_ids, wheel_records, max_size=3),
+    nodes=st.dictionaries(
+        node_ids, st.builds(NodeRecord, st.text(max_size=8), st.integers(0, 9)), max_size=3
+    ),
     lateness_ms=st.integers(0, 99),
     kafka_error=st.none() | st.text(max_size=8),
     started_ms=times_ms,

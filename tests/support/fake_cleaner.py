@@ -21,7 +21,14 @@ from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
-from delaywheel_replica.core.control import ControlState, Leader, WheelRecord, lost_record
+from delaywheel_replica.core.control import (
+    REMOVED,
+    ControlState,
+    Leader,
+    WheelRecord,
+    lost_record,
+    node_record,
+)
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
@@ -30,6 +37,7 @@ from delaywheel_replica.link import (
     AskTopic,
     Link,
     Message,
+    NodeStorage,
     Stop,
     TopicInfo,
     Topics,
@@ -121,6 +129,11 @@ class FakeCleaner:
         status = self.server_status()
         return None if status is None else status.beat
 
+    def lacks(self) -> set[tuple[WheelId, int]]:
+        """The frames that all who were asked lack."""
+        status = self.server_status()
+        return set() if status is None else set(status.lacks)
+
     def fence(self, node: str, upto: int) -> None:
         """Wants a promise, and no other about this node any more."""
         self._fences[node] = Fence(node, upto)
@@ -172,6 +185,11 @@ class FakeCleaner:
                     checked_at_ms=time.monotonic_ns() // 1_000_000,
                 )
             )
+        elif isinstance(message, NodeStorage):
+            with self._lock:
+                known = self.state.nodes[message.node]
+                record = replace(known, storage=message.storage or REMOVED)
+                self.state = self.state.apply_all([node_record(message.node, record)])
         elif isinstance(message, Stop):
             self.stopped.set()
 
@@ -244,6 +262,7 @@ class FakeCleaner:
             progress=self.state.progress,
             control_offset=7,
             wheels=self.state.wheels,
+            nodes=self.state.nodes,
             kafka_error=self.kafka_error,
             fences=tuple(self._fences.values()),
             unreadable=self._missing,

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
+
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from support.fake_service import Behaviour, FakeService, answer
 
 
-class ScriptedNode(FakeService):
-    """Lists slots as it is told.
+class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
+    """Lists slots, and changes nodes, as it is told.
 
     Attributes:
         list_slots: Answers ListSlots.
         get_slot: Answers GetSlot.
-        asked: The requests of both, in order.
+        replace_node: Answers ReplaceNode.
+        remove_node: Answers RemoveNode.
+        asked: The requests of all four, in order.
     """
 
     def __init__(self) -> None:
@@ -22,6 +27,8 @@ class ScriptedNode(FakeService):
         self.describe = answer(describe_cluster())
         self.list_slots: Behaviour = answer(pb.ListSlotsResponse(node="n1"))
         self.get_slot: Behaviour = answer(pb.GetSlotResponse())
+        self.replace_node: Behaviour = answer(pb.ReplaceNodeResponse())
+        self.remove_node: Behaviour = answer(pb.RemoveNodeResponse())
         self.asked: list[Any] = []
 
     def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
@@ -31,6 +38,19 @@ class ScriptedNode(FakeService):
     def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
         return self.get_slot(self, request, context)
+
+    def ReplaceNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return self.replace_node(self, request, context)
+
+    def RemoveNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return self.remove_node(self, request, context)
+
+    def _new_server(self) -> grpc.Server:
+        server = super()._new_server()
+        rpc.add_DelayWheelAdminServicer_to_server(self, server)
+        return server
 
 
 def describe_cluster() -> pb.DescribeClusterResponse:

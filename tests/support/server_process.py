@@ -154,10 +154,18 @@ class ServerProcess:
     @property
     def stub(self) -> rpc.DelayWheelStub:
         """Calls to it."""
+        return rpc.DelayWheelStub(self._connected())
+
+    @property
+    def admin(self) -> rpc.DelayWheelAdminStub:
+        """Calls of operators to it."""
+        return rpc.DelayWheelAdminStub(self._connected())
+
+    def _connected(self) -> grpc.Channel:
         if self._channel is None:
             assert self.address is not None
             self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        return rpc.DelayWheelStub(self._channel)
+        return self._channel
 
     def wait_accepting(self) -> None:
         """Waits until a wheel is open."""

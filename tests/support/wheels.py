@@ -1,5 +1,6 @@
 """Wheels for tests: on any disk, with little ceremony."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from delaywheel.dial import Dial
@@ -8,7 +9,7 @@ from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.slotfiles import HandleCache
-from delaywheel.wheel import OriginWheel, WheelMeta
+from delaywheel.wheel import OriginWheel, WheelMeta, WheelState, load_meta, save_meta
 from support.messages import Message, columns_of, messages_of
 
 ACCEPTED_AT_MS = 1_763_699_999_000
@@ -28,6 +29,13 @@ def new_wheel(
     return OriginWheel.create(
         disk, data, meta, cache, dial=dial, max_frame_messages=max_frame_messages
     )
+
+
+def mark_wheel(
+    disk: Disk, data: Path, wheel: WheelId, state: WheelState, *, final_seq: int | None = None
+) -> None:
+    """What meta.json says of a wheel becomes something else."""
+    save_meta(disk, data, replace(load_meta(disk, data, wheel), state=state, final_seq=final_seq))
 
 
 def append(wheel: OriginWheel, messages: list[Message]) -> dict[int, list[Message]]:

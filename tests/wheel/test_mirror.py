@@ -23,12 +23,11 @@ from delaywheel.wheel import (
     load_checkpoint,
     load_meta,
     make_wheel,
-    mark_wheel,
 )
 from sim.disk import Fault, SimulatedDisk
 from support.copies import copies_of, flipped, rows_of, slots_of
 from support.messages import BASE_SLOT, message
-from support.wheels import append, new_wheel
+from support.wheels import append, mark_wheel, new_wheel
 
 DATA = Path("/data")
 DIAL_ROWS = 64

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_a_new_folder_gets_a_storage_uuid_and_keeps_it(tmp_path: Path) -> None:
 def test_everything_saved_comes_back() -> None:
     disk = SimulatedDisk()
     folder = opened(disk)
-    state = folder.save(
+    state = replace(
+        folder.state,
         boot_id="boot-2",
         last_number=9,
         open=WheelId("node-1", 8),
@@ -54,6 +56,7 @@ def test_everything_saved_comes_back() -> None:
         incomplete=(WheelId("node-2", 3),),
         all_incomplete=True,
     )
+    folder.put(state)
     assert load_node_state(disk, DATA) == state == folder.state
 
 
@@ -92,7 +95,7 @@ def test_a_promise_is_durable_when_save_returns() -> None:
         folder = opened(disk)
         disk.crash_after(effects)
         try:
-            folder.save(fenced={"node-2": 7})
+            folder.put(replace(folder.state, fenced={"node-2": 7}))
             saved = True
         except Crash:
             saved = False

@@ -19,16 +19,15 @@ from delaywheel.wheel import (
     WheelMeta,
     WheelMissing,
     WheelState,
-    delete_below,
     delete_halves,
     delete_wheel,
+    delete_wheel_below,
     list_wheels,
     load_meta,
-    mark_wheel,
 )
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
-from support.wheels import ACCEPTED_AT_MS, append, new_wheel, read_all
+from support.wheels import ACCEPTED_AT_MS, append, mark_wheel, new_wheel, read_all
 
 DATA = Path("/data")
 SECONDS_OF_A_WEEK = 7 * 24 * 3600
@@ -98,7 +97,7 @@ def test_a_wheel_is_on_the_medium_before_its_first_frame() -> None:
 def test_meta_is_kept_and_a_damaged_one_is_named() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA).wheel
-    assert mark_wheel(disk, DATA, wheel, WheelState.CLOSED, final_seq=7).final_seq == 7
+    mark_wheel(disk, DATA, wheel, WheelState.CLOSED, final_seq=7)
     assert load_meta(disk, DATA, wheel) == WheelMeta(
         wheel, {"node-1": "storage"}, 1, 7200, WheelState.CLOSED, 7
     )
@@ -195,11 +194,11 @@ def test_deletion_goes_over_hours_and_leaves_no_empty_folder() -> None:
     append(wheel, [message(slot=slot) for slot in slots])
     folder = layout.wheel_folder(DATA, wheel.wheel)
     assert list(list_slots(disk, folder, slots[1], slots[4])) == slots[1:4]
-    assert delete_below(disk, DATA, slots[5]) == slots[:5]
+    assert delete_wheel_below(disk, folder, slots[5]) == slots[:5]
     assert list(list_slots(disk, folder)) == slots[5:]
     hours = disk.list_folder(layout.slots_folder(folder))
     assert len(hours) == len({slot // 3600 for slot in slots[5:]})
-    assert delete_below(disk, DATA, slots[5]) == []
+    assert delete_wheel_below(disk, folder, slots[5]) == []
 
 
 def test_an_unregistered_wheel_is_deleted_whole() -> None:

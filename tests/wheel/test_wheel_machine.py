@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial, DialView
 from delaywheel.format import Kind, message_counts
@@ -17,7 +18,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import recover_wheel
 from delaywheel.verify import Problem, verify_folder
-from delaywheel.wheel import OriginWheel, WheelBroken, delete_below, list_wheels
+from delaywheel.wheel import OriginWheel, WheelBroken, delete_wheel_below, list_wheels
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels import ACCEPTED_AT_MS, append, new_wheel, read_all
@@ -87,8 +88,11 @@ class WheelMachine(RuleBasedStateMachine):
     @rule(step=st.integers(1, 2))
     def raise_floor(self, step: int) -> None:
         self.floor = min(self.floor + step, BASE_SLOT + SLOTS - 1)
-        deleted = self.wheel.delete_below(self.floor)
-        self.dial.clear([*deleted, *delete_below(self.disk, DATA, self.floor)])
+        self.wheel.delete_below(self.floor)
+        for wheel in list_wheels(self.disk, DATA):
+            if wheel != self.wheel.wheel:
+                delete_wheel_below(self.disk, layout.wheel_folder(DATA, wheel), self.floor)
+        self.dial.clear_below(self.floor)
         self.promised = {
             place: messages
             for place, messages in self.promised.items()

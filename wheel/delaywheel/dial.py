@@ -12,7 +12,7 @@ Readers take no lock and may see a row in the middle of a change; nothing but wh
 at may hang on it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -103,12 +103,6 @@ class Dial:
         """Counts what the index of a wheel says of slots at or above ``floor``."""
         for _, rows in read_segments(disk, layout.wheel_folder(data, wheel)):
             self.add(rows[rows["slot"] >= floor])
-
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empties the rows of deleted slots."""
-        wanted = np.asarray(slots, dtype=np.int64)
-        places = wanted % len(self._table)
-        self._table[places[self._table["slot"][places] == wanted]] = 0
 
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file here or not."""

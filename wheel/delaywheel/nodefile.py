@@ -7,7 +7,6 @@ The storage uuid is made with the folder: it tells an emptied or replaced node f
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,6 @@ class NodeFolder:
         self._lock = lock
         self.data = data
         self.state = state
-
-    def save(self, **changes: Any) -> NodeState:
-        """Changes fields of the state, durably; returns the new one."""
-        self.put(replace(self.state, **changes))
-        return self.state
 
     def put(self, state: NodeState) -> None:
         """Makes this the state, durably."""

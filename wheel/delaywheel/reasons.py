@@ -33,6 +33,7 @@ _EXHAUSTED = StatusCode.RESOURCE_EXHAUSTED
 _INTERNAL = StatusCode.INTERNAL
 _INVALID = StatusCode.INVALID_ARGUMENT
 _NOT_FOUND = StatusCode.NOT_FOUND
+_PRECONDITION = StatusCode.FAILED_PRECONDITION
 _RANGE = StatusCode.OUT_OF_RANGE
 _UNAVAILABLE = StatusCode.UNAVAILABLE
 
@@ -268,6 +269,43 @@ class Reason(StrEnum):
         _INVALID,
         _FINAL,
         "Give next_page_token as it was returned, for the same slot.",
+    )
+    # What operators do with nodes.
+    NODE_UNKNOWN = (
+        "NODE_UNKNOWN",
+        _NOT_FOUND,
+        _FINAL,
+        "No member and no node of before has this id: DescribeCluster lists the members.",
+    )
+    NODE_NOT_HEARD = (
+        "NODE_NOT_HEARD",
+        _UNAVAILABLE,
+        _PASSING,
+        "Start the node on its new folder first, and see that the leader's node reaches it.",
+    )
+    NOTHING_TO_REPLACE = (
+        "NOTHING_TO_REPLACE",
+        _PRECONDITION,
+        _FINAL,
+        "The data folder that the node runs on is the registered one: there is nothing to do.",
+    )
+    NODE_LEADS = (
+        "NODE_LEADS",
+        _PRECONDITION,
+        _FINAL,
+        "Stop this node first, so that another one leads, and take it out of members.",
+    )
+    NODE_IN_USE = (
+        "NODE_IN_USE",
+        _PRECONDITION,
+        _FINAL,
+        "Stop the node, take it out of members of all others and restart them, then remove it.",
+    )
+    NODE_CHANGE_UNKNOWN = (
+        "NODE_CHANGE_UNKNOWN",
+        _UNAVAILABLE,
+        _UNKNOWN,
+        "The change was asked for and not yet seen to be committed: ask again.",
     )
 
     @classmethod

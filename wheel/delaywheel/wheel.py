@@ -18,7 +18,7 @@ leaves whole frames with rows, and perhaps bytes that no row speaks of, which re
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -365,28 +365,11 @@ def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
     disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
 
 
-def mark_wheel(
-    disk: Disk, data: Path, wheel: WheelId, state: WheelState, *, final_seq: int | None = None
-) -> WheelMeta:
-    """Records durably that a wheel is fenced, or closed at ``final_seq``."""
-    meta = replace(load_meta(disk, data, wheel), state=state, final_seq=final_seq)
-    save_meta(disk, data, meta)
-    return meta
-
-
-def delete_below(disk: Disk, data: Path, floor: int) -> list[int]:
-    """Deletes, in all wheels, slots below the floor and index segments that speak of no other.
-
-    For wheels that are not open for append; the open one has ``OriginWheel.delete_below``.
-    """
-    deleted: set[int] = set()
-    for wheel in list_wheels(disk, data):
-        deleted.update(delete_wheel_below(disk, layout.wheel_folder(data, wheel), floor))
-    return sorted(deleted)
-
-
 def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """The same in one wheel's folder."""
+    """Deletes a wheel's slots below the floor, and index segments that speak of no other.
+
+    For wheels that nobody has open; those have ``delete_below``.
+    """
     deleted = delete_slots_below(disk, folder, floor)
     delete_segments_below(disk, folder, floor)
     return deleted

@@ -870,6 +870,7 @@ class Member(_message.Message):
     REACHABLE_FIELD_NUMBER: _builtins.int
     ACCEPTING_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
+    STORAGE_REPLACED_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
     """Where callers reach it; empty while the answering node does not know."""
@@ -879,6 +880,10 @@ class Member(_message.Message):
     of the answering node alone, and ask the others themselves.
     """
     complete: _builtins.bool
+    storage_replaced: _builtins.bool
+    """Another data folder answers under its name than the one that is registered: it gets no
+    wheel until the right one is back, or the operator replaces the node.
+    """
     def __init__(
         self,
         *,
@@ -887,10 +892,11 @@ class Member(_message.Message):
         reachable: _builtins.bool = ...,
         accepting: _builtins.bool = ...,
         complete: _builtins.bool = ...,
+        storage_replaced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "address", b"address", "complete", b"complete", "node", b"node", "reachable", b"reachable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "address", b"address", "complete", b"complete", "node", b"node", "reachable", b"reachable", "storage_replaced", b"storage_replaced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1040,6 +1046,7 @@ class DescribeClusterResponse(_message.Message):
     LEVELS_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
+    REFUSING_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node: _builtins.str
     """The node that answers."""
@@ -1066,6 +1073,10 @@ class DescribeClusterResponse(_message.Message):
     def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Level]: ...
     @_builtins.property
     def limits(self) -> Global___Limits: ...
+    @_builtins.property
+    def refusing(self) -> Global___Error:
+        """Why the answering node takes no messages now; absent while it does."""
+
     def __init__(
         self,
         *,
@@ -1082,10 +1093,11 @@ class DescribeClusterResponse(_message.Message):
         levels: _abc.Iterable[Global___Level] | None = ...,
         limits: Global___Limits | None = ...,
         now_ms: _builtins.int = ...,
+        refusing: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "leader", b"leader", "limits", b"limits", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "leader", b"leader", "limits", b"limits", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "progress", b"progress", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
@@ -1101,3 +1113,153 @@ class DescribeClusterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class ReplaceNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    storage: _builtins.str
+    """The uuid of the data folder that shall stand for the node. Empty: of the one that is heard."""
+    dry_run: _builtins.bool
+    """Change nothing, tell what it would mean."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        storage: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "node", b"node", "storage", b"storage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceNodeRequest: _TypeAlias = ReplaceNodeRequest  # noqa: Y015
+
+@_typing.final
+class ReplaceNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def change(self) -> Global___NodeChange: ...
+    def __init__(
+        self,
+        *,
+        change: Global___NodeChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplaceNodeResponse: _TypeAlias = ReplaceNodeResponse  # noqa: Y015
+
+@_typing.final
+class RemoveNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    dry_run: _builtins.bool
+    """Change nothing, tell what it would mean."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeRequest: _TypeAlias = RemoveNodeRequest  # noqa: Y015
+
+@_typing.final
+class RemoveNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def change(self) -> Global___NodeChange: ...
+    def __init__(
+        self,
+        *,
+        change: Global___NodeChange | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveNodeResponse: _TypeAlias = RemoveNodeResponse  # noqa: Y015
+
+@_typing.final
+class NodeChange(_message.Message):
+    """A node before and after, and what that meant as the leader's node saw it before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STORAGE_BEFORE_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    WHEELS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    storage_before: _builtins.str
+    """The uuid of the data folder that stood for it. Empty: it had been taken out."""
+    storage: _builtins.str
+    """The uuid of the one that stands for it now. Empty: it is taken out."""
+    @_builtins.property
+    def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelAtRisk]:
+        """The wheels that counted on the folder before."""
+
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        storage_before: _builtins.str = ...,
+        storage: _builtins.str = ...,
+        wheels: _abc.Iterable[Global___WheelAtRisk] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "storage", b"storage", "storage_before", b"storage_before", "wheels", b"wheels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeChange: _TypeAlias = NodeChange  # noqa: Y015
+
+@_typing.final
+class WheelAtRisk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHEEL_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
+    wheel: _builtins.str
+    frames: _builtins.int
+    """Frames that no other member is known to hold, those that were forwarded already included.
+    They are given up; what of them was not forwarded is told as lost.
+    """
+    def __init__(
+        self,
+        *,
+        wheel: _builtins.str = ...,
+        frames: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames", "wheel", b"wheel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WheelAtRisk: _TypeAlias = WheelAtRisk  # noqa: Y015

@@ -360,3 +360,129 @@ class DelayWheel(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DelayWheelAdminStub(object):
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ReplaceNode = channel.unary_unary(
+                '/delaywheel.v1.DelayWheelAdmin/ReplaceNode',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeResponse.FromString,
+                _registered_method=True)
+        self.RemoveNode = channel.unary_unary(
+                '/delaywheel.v1.DelayWheelAdmin/RemoveNode',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.FromString,
+                _registered_method=True)
+
+
+class DelayWheelAdminServicer(object):
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    def ReplaceNode(self, request, context):
+        """A node came back with another data folder: that one stands for it from now on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveNode(self, request, context):
+        """A node was taken out for good: nobody waits for it any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DelayWheelAdminServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ReplaceNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReplaceNode,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeResponse.SerializeToString,
+            ),
+            'RemoveNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveNode,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'delaywheel.v1.DelayWheelAdmin', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('delaywheel.v1.DelayWheelAdmin', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class DelayWheelAdmin(object):
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    @staticmethod
+    def ReplaceNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheelAdmin/ReplaceNode',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.ReplaceNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheelAdmin/RemoveNode',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

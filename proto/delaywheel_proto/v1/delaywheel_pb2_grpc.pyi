@@ -130,3 +130,55 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         """Members, wheels, leader, progress, floor, limits."""
 
 def add_DelayWheelServicer_to_server(servicer: DelayWheelServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class DelayWheelAdminStub:
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> DelayWheelAdminAsyncStub: ...
+    ReplaceNode: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.ReplaceNodeRequest, _delaywheel_pb2.ReplaceNodeResponse]
+    """A node came back with another data folder: that one stands for it from now on."""
+    RemoveNode: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.RemoveNodeRequest, _delaywheel_pb2.RemoveNodeResponse]
+    """A node was taken out for good: nobody waits for it any more."""
+
+@_typing.type_check_only
+class DelayWheelAdminAsyncStub(DelayWheelAdminStub):
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    ReplaceNode: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.ReplaceNodeRequest, _delaywheel_pb2.ReplaceNodeResponse]  # type: ignore[assignment]
+    """A node came back with another data folder: that one stands for it from now on."""
+    RemoveNode: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.RemoveNodeRequest, _delaywheel_pb2.RemoveNodeResponse]  # type: ignore[assignment]
+    """A node was taken out for good: nobody waits for it any more."""
+
+class DelayWheelAdminServicer(metaclass=_abc_1.ABCMeta):
+    """What operators alone do. A service of its own on the same port, so that whoever guards the
+    port can refuse "/delaywheel.v1.DelayWheelAdmin/" to callers. Any node answers: it passes the
+    call on to the leader's node. All calls may be repeated.
+    """
+
+    @_abc_1.abstractmethod
+    def ReplaceNode(
+        self,
+        request: _delaywheel_pb2.ReplaceNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.ReplaceNodeResponse, _abc.Awaitable[_delaywheel_pb2.ReplaceNodeResponse]]:
+        """A node came back with another data folder: that one stands for it from now on."""
+
+    @_abc_1.abstractmethod
+    def RemoveNode(
+        self,
+        request: _delaywheel_pb2.RemoveNodeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.RemoveNodeResponse, _abc.Awaitable[_delaywheel_pb2.RemoveNodeResponse]]:
+        """A node was taken out for good: nobody waits for it any more."""
+
+def add_DelayWheelAdminServicer_to_server(servicer: DelayWheelAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -197,10 +197,10 @@ class Cleaner:
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask([message.name])
-            case NodeStorage(storage=None):
-                self._leadership.remove(message.node)
-            case NodeStorage():
-                self._leadership.replace(message.node, message.storage)
+            case NodeStorage(node, str(storage)):
+                self._leadership.replace(node, storage)
+            case NodeStorage(node):
+                self._leadership.remove(node)
             case Stop():
                 self._leadership.stop()
             case _:

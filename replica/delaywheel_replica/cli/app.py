@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from delaywheel.errors import DelaywheelError
-from delaywheel_replica.cli import config, messages, produce, serve, slots, status, verify
+from delaywheel_replica.cli import config, messages, nodes, produce, serve, slots, status, verify
 from delaywheel_replica.cli.failures import ExitCode, Failure
 
 PLUGIN_GROUP = "delaywheel.commands"
@@ -61,6 +61,7 @@ def build_app() -> typer.Typer:
     for command in commands:
         app.command()(command)
     app.add_typer(config.app)
+    app.add_typer(nodes.app)
     for plugin in entry_points(group=PLUGIN_GROUP):
         app.add_typer(plugin.load(), name=plugin.name)
     return app

@@ -29,6 +29,7 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
                 "reachable": member.reachable,
                 "accepting": member.accepting,
                 "complete": member.complete,
+                "storage_replaced": member.storage_replaced,
             }
             for member in answer.members
         ],
@@ -37,6 +38,11 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
         "progress": progress(answer),
         "floor": _if_set(answer, "floor", answer.floor),
         "lateness_ms": answer.lateness_ms,
+        "refusing": _if_set(
+            answer,
+            "refusing",
+            {"reason": answer.refusing.reason, "message": answer.refusing.message},
+        ),
         "levels": {level.name: level.delay_ms for level in answer.levels},
         "limits": {
             "span_seconds": answer.limits.span_seconds,
@@ -45,6 +51,16 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
             "max_request_messages": answer.limits.max_request_messages,
             "max_request_bytes": answer.limits.max_request_bytes,
         },
+    }
+
+
+def node_change(change: pb.NodeChange) -> dict[str, Any]:
+    """`delaywheel node replace --json` and `delaywheel node remove --json`."""
+    return {
+        "node": change.node,
+        "storage_before": change.storage_before or None,
+        "storage": change.storage or None,
+        "wheels": [{"wheel": row.wheel, "frames_at_risk": row.frames} for row in change.wheels],
     }
 
 

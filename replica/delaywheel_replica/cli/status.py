@@ -30,6 +30,10 @@ def status(
         print_json(shapes.cluster(answer))
         return
     leader = f"{answer.leader.node} (epoch {answer.leader.epoch})"
+    refused = answer.refusing
+    refusing = [("takes no messages", f"{refused.reason}: {refused.message}")] * bool(
+        refused.reason
+    )
     print_facts(
         [
             ("cluster", answer.cluster_id),
@@ -39,12 +43,16 @@ def status(
             ("floor", clock(answer.floor) if answer.HasField("floor") else None),
             ("lateness", f"{answer.lateness_ms:,} ms"),
             ("least in sync", answer.min_insync),
+            *refusing,
         ]
     )
     print()
     print_table(
-        ["member", "address", "reachable", "accepting", "complete"],
-        [(m.node, m.address, m.reachable, m.accepting, m.complete) for m in answer.members],
+        ["member", "address", "reachable", "accepting", "complete", "storage replaced"],
+        [
+            (m.node, m.address, m.reachable, m.accepting, m.complete, m.storage_replaced)
+            for m in answer.members
+        ],
     )
     print()
     print_table(

@@ -10,12 +10,14 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.server.operator import storage_is_replaced
+from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.status import NodeView, beats_heard, leader_heard, wall_ms
 from delaywheel_replica.server.stored import progress_message
 
 
 def describe_cluster(
-    config: Config, view: NodeView, address: str, *, accepting: bool
+    config: Config, view: NodeView, address: str, *, refusal: Refusal | None
 ) -> pb.DescribeClusterResponse:
     """Members, wheels, leader, progress, floor, limits.
 
@@ -23,7 +25,7 @@ def describe_cluster(
         config: of the node.
         view: what its parts know.
         address: where callers reach it.
-        accepting: whether it takes messages now.
+        refusal: why it takes no messages now; None: it does.
     """
     status, cleaner = view.status(), view.cleaner.status
     progress = None if cleaner is None else cleaner.progress
@@ -31,7 +33,7 @@ def describe_cluster(
         cluster_id=config.cluster_id,
         node=config.node_id,
         version=version("delaywheel"),
-        members=_members(config, view, status, address, accepting=accepting),
+        members=_members(config, view, status, address, accepting=refusal is None),
         min_insync=config.min_insync_members,
         wheels=wheels_of(status, view, of_all=True),
         progress=progress_message(progress),
@@ -46,6 +48,8 @@ def describe_cluster(
         ),
         now_ms=wall_ms(),
     )
+    if refusal is not None:
+        answer.refusing.CopyFrom(refusal.as_error())
     leader = leader_heard(status)
     if leader is not None:
         answer.leader.node = leader.node
@@ -78,6 +82,8 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
             progress_seq=progress.seq(wheel) if progress is not None else 0,
         )
         origin = beats.get(wheel.node)
+        if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
+            origin = None  # what another folder knows of its wheels is nothing
         if record is not None and record.closed_at is not None:
             row.state = pb.WHEEL_STATE_CLOSED
             row.final_seq = record.closed_at
@@ -116,6 +122,8 @@ def _members(
                 reachable=beat is not None,
                 accepting=accepting if is_self else others_accept,
                 complete=beat is not None and beat.complete,
+                storage_replaced=beat is not None
+                and storage_is_replaced(view.cleaner.status, node, beat.storage),
             )
         )
     return rows

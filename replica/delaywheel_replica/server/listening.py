@@ -7,8 +7,10 @@ from grpc_reflection.v1alpha import reflection
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
+from delaywheel_replica.server.operator import DelayWheelAdminService
 from delaywheel_replica.server.service import DelayWheelService
 
+ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"].full_name
 SERVICE = pb.DESCRIPTOR.services_by_name["DelayWheel"].full_name
 
 
@@ -19,14 +21,17 @@ class ListenError(Exception):
 class Listener:
     """Takes calls."""
 
-    def __init__(self, config: Config, service: DelayWheelService) -> None:
+    def __init__(
+        self, config: Config, service: DelayWheelService, admin: DelayWheelAdminService
+    ) -> None:
         self._config = config
         self._server = grpc.aio.server(options=_options(config))
         self._health = health.aio.HealthServicer()
         rpc.add_DelayWheelServicer_to_server(service, self._server)
+        rpc.add_DelayWheelAdminServicer_to_server(admin, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     async def start(self, earlier_address: str | None) -> str:

@@ -1,12 +1,13 @@
 """Passes calls on to the leader's node, as a caller of it: once, for the passed call says so.
 
-Nobody but the leader's node can answer a cancel. A call that arrives with `dw-passed` is never
-passed on again: while two nodes take each other for the leader, it would go round for ever.
+Nobody but the leader's node can answer a cancel, or do what an operator wants of a node. A call
+that arrives with `dw-passed` is never passed on again: while two nodes take each other for the
+leader, it would go round for ever.
 """
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import grpc
 import structlog
@@ -20,6 +21,10 @@ from delaywheel_replica.server.status import NodeView, leader_heard
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node has passed on."""
+
+AS_PASSED: Final = ((PASSED, "1"),)
+
+_Answer = TypeVar("_Answer")
 
 _TIMEOUT_S: Final = 12.0
 _OPTIONS: Final = (
@@ -62,16 +67,38 @@ class Passing:
         Raises:
             RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
         """
-        stub = rpc.DelayWheelStub(self._channel(address))
+        return await self.call(
+            address,
+            lambda channel: rpc.DelayWheelStub(channel).Cancel(
+                request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+            ),
+            unknown=Reason.CANCEL_UNKNOWN,
+        )
+
+    async def call(
+        self,
+        address: str,
+        call: Callable[[grpc.aio.Channel], Awaitable[_Answer]],
+        *,
+        unknown: Reason,
+    ) -> _Answer:
+        """A call to the leader's node.
+
+        Args:
+            address: where it is.
+            call: makes it, with a deadline and `AS_PASSED`.
+            unknown: the reason where none is given: it may have arrived or not.
+
+        Raises:
+            RefusedError: with the reason that was given there, in the words of there.
+        """
         try:
-            response: pb.CancelResponse = await stub.Cancel(
-                request, timeout=_TIMEOUT_S, metadata=((PASSED, "1"),)
-            )
+            return await call(self._channel(address))
         except grpc.aio.AioRpcError as error:
-            reason = _reason_of(error)
-            _log.info("passed cancel refused", address=address, reason=reason.value)
-            raise RefusedError(reason, "The leader's node says so") from error
-        return response
+            reason = _reason_of(error) or unknown
+            _log.info("passed call refused", address=address, reason=reason.value)
+            words = (error.details() or "").removesuffix(reason.advice).strip(" .")
+            raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
@@ -79,8 +106,8 @@ class Passing:
         return self._channels[address]
 
 
-def _reason_of(error: grpc.aio.AioRpcError) -> Reason:
-    """What is known of it: without a reason the call may have arrived or not."""
+def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:
+    """Ours, if it came from there."""
     for key, content in error.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(content, bytes):
             continue
@@ -88,4 +115,4 @@ def _reason_of(error: grpc.aio.AioRpcError) -> Reason:
         for detail in status_pb2.Status.FromString(content).details:
             if detail.Unpack(info) and info.reason in Reason.__members__:
                 return Reason[info.reason]
-    return Reason.CANCEL_UNKNOWN
+    return None

@@ -158,9 +158,11 @@ class Queries:
         registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
         return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
 
-    def _damaged(self, wheel: WheelId, seq: int) -> None:
-        cleaner = self._view.cleaner.status
-        if cleaner is None or (wheel, seq) not in cleaner.lost:
+    def _damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
+        """The floor is looked at afterwards: nothing is deleted before it is known here."""
+        cleaner, floor = self._view.cleaner.status, self._view.status().beat.floor
+        is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
+        if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
 
     def _page(

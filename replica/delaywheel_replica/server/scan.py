@@ -39,14 +39,19 @@ class Scanner:
     """Reads slots of all wheels of this node. For one thread."""
 
     def __init__(
-        self, disk: Disk, data: Path, *, on_damaged: Callable[[WheelId, int], None] | None = None
+        self,
+        disk: Disk,
+        data: Path,
+        *,
+        on_damaged: Callable[[WheelId, int, int], None] | None = None,
     ) -> None:
         """Nothing is open yet.
 
         Args:
             disk: where the data folder lies.
             data: the data folder.
-            on_damaged: is told of each frame that was come upon and could not be read.
+            on_damaged: is told of each frame that was come upon and could not be read: its wheel,
+                seq and slot. Below the floor that is as it should be.
         """
         self._disk = disk
         self._data = data
@@ -96,7 +101,7 @@ class Scanner:
                 if found is not None:
                     found.complete = False
                 if self._on_damaged is not None:
-                    self._on_damaged(wheel, frame.seq)
+                    self._on_damaged(wheel, frame.seq, slot)
 
     def _forget(self, wheels: Iterable[WheelId]) -> None:
         for wheel in self._readers.keys() - set(wheels):

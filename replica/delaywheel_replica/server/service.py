@@ -8,22 +8,19 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
-
-import grpc
-import structlog
+from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
-from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.answering import Context, answered, defect
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.passing import was_passed
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import reference_of
-from delaywheel_replica.server.refusals import Refusal, RefusedError, abort
+from delaywheel_replica.server.refusals import Refusal, RefusedError
 from delaywheel_replica.server.requests import Batch, Rules, decode
 from delaywheel_replica.server.status import wall_ms
 from delaywheel_replica.server.topics import KnownTopics
@@ -32,11 +29,7 @@ from delaywheel_replica.server.writing import Writing
 # Requests of one stream that may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
 
-_log = structlog.get_logger(__name__)
-
-
 _Answer = TypeVar("_Answer")
-_Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 
 @dataclass(slots=True)
@@ -69,13 +62,13 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self._describe = describe
 
     async def DelayProduce(  # noqa: N802 - gRPC's names
-        self, request: pb.DelayProduceRequest, context: _Context
+        self, request: pb.DelayProduceRequest, context: Context
     ) -> pb.DelayProduceResponse:
         """See the protocol."""
         return await self._answered(context, "DelayProduce", self._produce(request, context.peer()))
 
     async def DelayProduceStream(  # noqa: N802 - gRPC's names
-        self, request_iterator: AsyncIterator[pb.DelayProduceRequest], context: _Context
+        self, request_iterator: AsyncIterator[pb.DelayProduceRequest], context: Context
     ) -> AsyncIterator[pb.DelayProduceResponse]:
         """See the protocol."""
         stream = _Stream()
@@ -90,7 +83,7 @@ class DelayWheelService(rpc.DelayWheelServicer):
             reading.cancel()
 
     async def Cancel(  # noqa: N802 - gRPC's names
-        self, request: pb.CancelRequest, context: _Context
+        self, request: pb.CancelRequest, context: Context
     ) -> pb.CancelResponse:
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
@@ -98,26 +91,26 @@ class DelayWheelService(rpc.DelayWheelServicer):
         return await self._answered(context, "Cancel", work)
 
     async def GetMessage(  # noqa: N802 - gRPC's names
-        self, request: pb.GetMessageRequest, context: _Context
+        self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
         """See the protocol."""
         return await self._answered(context, "GetMessage", self._get_message(request))
 
     async def ListSlots(  # noqa: N802 - gRPC's names
-        self, request: pb.ListSlotsRequest, context: _Context
+        self, request: pb.ListSlotsRequest, context: Context
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
         del context
         return self._queries.list_slots(request)
 
     async def GetSlot(  # noqa: N802 - gRPC's names
-        self, request: pb.GetSlotRequest, context: _Context
+        self, request: pb.GetSlotRequest, context: Context
     ) -> pb.GetSlotResponse:
         """See the protocol."""
         return await self._answered(context, "GetSlot", self._queries.get_slot(request))
 
     async def DescribeCluster(  # noqa: N802 - gRPC's names
-        self, request: pb.DescribeClusterRequest, context: _Context
+        self, request: pb.DescribeClusterRequest, context: Context
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
         del request, context
@@ -196,21 +189,13 @@ class DelayWheelService(rpc.DelayWheelServicer):
             return await self._produce(request, caller)
         except RefusedError as error:
             refusal = error.refusal
-        except Exception as error:  # noqa: BLE001 - as in _answered
-            refusal = _defect(error)
+        except Exception as error:  # noqa: BLE001 - as in `answered`
+            refusal = defect(error)
         self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
         return pb.DelayProduceResponse(error=refusal.as_error())
 
-    async def _answered(self, context: _Context, call: str, work: Awaitable[_Answer]) -> _Answer:
-        """The answer, or the call's end with the refusal as its status."""
-        try:
-            return await work
-        except RefusedError as error:
-            refusal = error.refusal
-        except Exception as error:  # noqa: BLE001 - a defect of ours is named to the caller, and logged
-            refusal = _defect(error)
-        self._accepting.counts.refused_calls[call, refusal.reason] += 1
-        return await abort(context, refusal)
+    async def _answered(self, context: Context, call: str, work: Awaitable[_Answer]) -> _Answer:
+        return await answered(self._accepting.counts, context, call, work)
 
 
 class _Stream:
@@ -220,12 +205,6 @@ class _Stream:
         self.window = asyncio.Semaphore(_STREAM_WINDOW)
         # None: the caller has sent its last request.
         self.answers: asyncio.Queue[asyncio.Task[pb.DelayProduceResponse] | None] = asyncio.Queue()
-
-
-def _defect(error: Exception) -> Refusal:
-    """To be called where it is handled: the log gets the whole of it."""
-    _log.exception("call failed")
-    return Refusal(Reason.INTERNAL, type(error).__name__)
 
 
 def _row_results(batch: Batch, wheel: WheelId | None) -> pb.DelayProduceResponse:

@@ -32,6 +32,11 @@ from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.ledger import Ledger
 from delaywheel_replica.server.listening import Listener
 from delaywheel_replica.server.monitoring import Monitoring
+from delaywheel_replica.server.operator import (
+    DelayWheelAdminService,
+    Operator,
+    storage_refusal,
+)
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.publish import Books, publishable
 from delaywheel_replica.server.queries import Queries
@@ -152,11 +157,12 @@ class Server:
                 next_word=self._hearing.next_word,
             ),
             describe=lambda: describe_cluster(
-                config, self._view, self._address, accepting=self.refusal() is None
+                config, self._view, self._address, refusal=self.refusal()
             ),
         )
         self._address = config.advertised or config.listen
-        self._listener = Listener(config, service)
+        operator = Operator(self._view, self._passing, members=config.members, tell=self._link.send)
+        self._listener = Listener(config, service, DelayWheelAdminService(operator, self._counts))
 
     def _sources(self) -> Sources:
         return Sources(
@@ -181,8 +187,10 @@ class Server:
         reason, detail = Reason[refused.value], ""
         if reason is Reason.NO_WHEEL:
             status = self._view.cleaner.fresh()
+            detail = storage_refusal(status, self._config.node_id, self._store.state.storage)
             kafka_error = None if status is None else status.kafka_error
-            detail = f"Kafka: {kafka_error}" if kafka_error else ""
+            if kafka_error and not detail:
+                detail = f"Kafka: {kafka_error}"
         return Refusal(reason, detail)
 
     async def run(self, stop: asyncio.Event) -> None:

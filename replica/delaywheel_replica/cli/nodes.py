@@ -1,0 +1,129 @@
+"""`delaywheel node replace` and `node remove`: what operators say of a node that lost its disk.
+
+Both ask first what it would mean, show that, and do exactly what was shown once it is confirmed.
+What is shown goes to stderr, so that stdout is the answer alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli import shapes
+from delaywheel_replica.cli.connection import ask_admin
+from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.options import DEFAULT_SERVER, AsJson, Server, Timeout
+from delaywheel_replica.cli.output import print_json
+
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Its node_id.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Storage = Annotated[
+    str,
+    typer.Option(
+        metavar="UUID",
+        help="Only if the node runs on this storage; without it: on whichever it runs.",
+    ),
+]
+TIMEOUT_S: Final = 15.0
+"""Longer than the leader's node waits for the commit."""
+
+app = typer.Typer(
+    name="node", no_args_is_help=True, help="Replace a node's data folder, or take a node out."
+)
+
+
+@app.command()
+def replace(
+    node: Node,
+    storage: Storage = "",
+    yes: Yes = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
+    timeout_s: Timeout = TIMEOUT_S,
+) -> None:
+    """Let the data folder on which NODE runs now stand for it; the one before is given up."""
+
+    def ask(wanted: str, *, dry_run: bool) -> pb.NodeChange:
+        request = pb.ReplaceNodeRequest(node=node, storage=wanted, dry_run=dry_run)
+        return ask_admin(
+            server,
+            lambda stub: stub.ReplaceNode(request, timeout=timeout_s),
+            changes=not dry_run,
+        ).change
+
+    change = ask(storage, dry_run=True)
+    _show(
+        change,
+        f"node {node}: storage {change.storage} instead of {change.storage_before or 'none'}",
+        "The folder before must not come back.",
+    )
+    _confirm(f"Replace the storage of node {node}?", yes=yes)
+    try:
+        change = ask(change.storage, dry_run=False)
+    except Failure as failure:
+        if failure.reason != Reason.NOTHING_TO_REPLACE:
+            raise
+        # Another one replaced it meanwhile, or an answer was lost: it is as it was confirmed.
+    _end(change, f"node {node} stands for storage {change.storage}", as_json=as_json)
+
+
+@app.command()
+def remove(
+    node: Node,
+    yes: Yes = False,
+    server: Server = DEFAULT_SERVER,
+    as_json: AsJson = False,
+    timeout_s: Timeout = TIMEOUT_S,
+) -> None:
+    """Take NODE out for good, once it is stopped and in nobody's members: nobody waits for it."""
+
+    def ask(*, dry_run: bool) -> pb.NodeChange:
+        request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)
+        return ask_admin(
+            server, lambda stub: stub.RemoveNode(request, timeout=timeout_s), changes=not dry_run
+        ).change
+
+    change = ask(dry_run=True)
+    if change.storage_before:
+        _show(
+            change,
+            f"node {node}: no storage instead of {change.storage_before}",
+            "The node must not come back with it.",
+        )
+        _confirm(f"Take node {node} out?", yes=yes)
+        change = ask(dry_run=False)
+    _end(change, f"node {node} is taken out", as_json=as_json)
+
+
+def _show(change: pb.NodeChange, what: str, warning: str) -> None:
+    print(what, file=sys.stderr)
+    print(f"wheels that count on the folder before: {len(change.wheels)}", file=sys.stderr)
+    for row in change.wheels:
+        risk = f"{row.frames:,} frames that no other member is known to hold"
+        print(f"  {row.wheel}: {risk if row.frames else 'others hold all'}", file=sys.stderr)
+    if any(row.frames for row in change.wheels):
+        print(
+            "Of these frames, what was not forwarded is given up for good, and told as lost in the"
+            " outcomes topic.",
+            file=sys.stderr,
+        )
+    print(warning, file=sys.stderr)
+
+
+def _confirm(question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise Failure("NOT_CONFIRMED", "nothing was changed; --yes confirms beforehand")
+
+
+def _end(change: pb.NodeChange, text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(shapes.node_change(change))
+    else:
+        print(text)

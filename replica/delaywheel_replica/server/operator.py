@@ -1,0 +1,242 @@
+"""What operators do with nodes: replaces one's data folder, or takes one out for good.
+
+Only the cleaner that leads can commit it, and it forgets what it was told with its office. So any
+node passes the call on to the leader's node, and that one repeats it to its cleaner until the
+cleaner's row shows it committed. What is refused, is refused before anything was asked for.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Final
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.core.beat import Beat
+from delaywheel_replica.core.control import REMOVED, ControlState
+from delaywheel_replica.core.replacing import frames_at_risk
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.link import NodeStorage
+from delaywheel_replica.server.answering import Context, answered
+from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.passing import AS_PASSED, Passing, was_passed
+from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.status import NodeView, beats_heard, monotonic_ms
+
+_WAIT_S: Final = 10.0
+_AGAIN_S: Final = 0.1
+_TIMEOUT_S: Final = 12.0
+
+
+def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) -> bool:
+    """Whether a node runs on another data folder than the one that is registered."""
+    known = None if cleaner is None else cleaner.nodes.get(node)
+    return known is not None and known.storage != storage
+
+
+def storage_refusal(cleaner: CleanerStatus | None, node: str, storage: str) -> str:
+    """Why a node gets no wheel, if it is for its data folder; else nothing."""
+    if cleaner is None or not storage_is_replaced(cleaner, node, storage):
+        return ""
+    known = cleaner.nodes[node].storage
+    what = "taken out" if known == REMOVED else f"registered with storage {known}"
+    return (
+        f"STORAGE_REPLACED: node {node} runs on storage {storage}, but is {what}."
+        f" If that is to stay so: delaywheel node replace {node}"
+    )
+
+
+class Operator:
+    """Decides and sees to it. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        passing: Passing,
+        *,
+        members: Collection[str],
+        tell: Callable[[NodeStorage], object],
+        wait_s: float = _WAIT_S,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            view: what the parts know of the node.
+            passing: knows the way to the leader's node.
+            members: the nodes that this one's settings name.
+            tell: tells the cleaner; what it does not hear is told again.
+            wait_s: how long a change may take to be committed.
+        """
+        self._view = view
+        self._passing = passing
+        self._members = members
+        self._tell = tell
+        self._wait_s = wait_s
+        # Two words about one node, each repeated, would replace each other without end.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def replace(
+        self, request: pb.ReplaceNodeRequest, *, passed: bool
+    ) -> pb.ReplaceNodeResponse:
+        """Lets the data folder that is heard, or the one that is named, stand for a node.
+
+        Args:
+            request: which node.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
+                NODE_CHANGE_UNKNOWN.
+        """
+        address = self._elsewhere(passed=passed)
+        if address is not None:
+            return await self._passing.call(
+                address,
+                lambda channel: rpc.DelayWheelAdminStub(channel).ReplaceNode(
+                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.NODE_CHANGE_UNKNOWN,
+            )
+        async with self._one_at_a_time:
+            storage = self._new_storage(request.node, request.storage)
+            change = await self._changed(request.node, storage, dry_run=request.dry_run)
+        return pb.ReplaceNodeResponse(change=change)
+
+    async def remove(self, request: pb.RemoveNodeRequest, *, passed: bool) -> pb.RemoveNodeResponse:
+        """Takes a node out for good.
+
+        Args:
+            request: which node.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
+        """
+        address = self._elsewhere(passed=passed)
+        if address is not None:
+            return await self._passing.call(
+                address,
+                lambda channel: rpc.DelayWheelAdminStub(channel).RemoveNode(
+                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.NODE_CHANGE_UNKNOWN,
+            )
+        async with self._one_at_a_time:
+            self._refuse_used(request.node)
+            change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
+        return pb.RemoveNodeResponse(change=change)
+
+    def _elsewhere(self, *, passed: bool) -> str | None:
+        """Where the leader's node is; None: it is this one.
+
+        Raises:
+            RefusedError: nobody leads, as far as this node knows.
+        """
+        if self._leads():
+            return None
+        address = None if passed else self._passing.leader_address()
+        if address is None:
+            raise RefusedError(Reason.NO_LEADER)
+        return address
+
+    def _leads(self) -> bool:
+        """Resting counts: who waits for frames of a lost folder waits for this very word."""
+        cleaner = self._view.cleaner.status
+        return cleaner is not None and cleaner.is_in_office(monotonic_ms())
+
+    def _control(self) -> ControlState:
+        cleaner = self._view.cleaner.status
+        return ControlState() if cleaner is None else cleaner.control
+
+    def _refuse_unknown(self, node: str) -> None:
+        if node not in self._members and node not in self._control().nodes:
+            raise RefusedError(Reason.NODE_UNKNOWN, f"Node {node!r}")
+
+    def _new_storage(self, node: str, wanted: str) -> str:
+        """The one that is heard; another one that was asked for may be a slip, or not there yet."""
+        self._refuse_unknown(node)
+        known = self._control().nodes.get(node)
+        if known is None:
+            raise RefusedError(
+                Reason.NOTHING_TO_REPLACE,
+                f"Node {node} was never registered: it will be with the first folder that is heard",
+            )
+        heard = beats_heard(self._view.status()).get(node)
+        if heard is None:
+            raise RefusedError(Reason.NODE_NOT_HEARD, f"Node {node} is not heard")
+        if wanted not in {"", heard.storage}:
+            raise RefusedError(
+                Reason.NODE_NOT_HEARD,
+                f"Node {node} runs on storage {heard.storage}, not on {wanted}",
+            )
+        if heard.storage == known.storage:
+            raise RefusedError(
+                Reason.NOTHING_TO_REPLACE, f"Node {node} runs on storage {known.storage}"
+            )
+        return heard.storage
+
+    def _refuse_used(self, node: str) -> None:
+        self._refuse_unknown(node)
+        if node == self._view.status().beat.node:
+            raise RefusedError(Reason.NODE_LEADS, f"Node {node} leads")
+        if node in self._members:
+            raise RefusedError(Reason.NODE_IN_USE, f"Node {node} is among the leader's members")
+
+    async def _changed(self, node: str, storage: str, *, dry_run: bool) -> pb.NodeChange:
+        """The change, once it is committed."""
+        control, status = self._control(), self._view.status()
+        before = control.nodes[node].storage
+        change = pb.NodeChange(
+            node=node,
+            storage_before=_shown(before),
+            storage=_shown(storage),
+            wheels=[
+                pb.WheelAtRisk(wheel=str(wheel), frames=frames)
+                for wheel, frames in frames_at_risk(control, node, _all_beats(status)).items()
+            ],
+        )
+        if not dry_run and before != storage:
+            await self._commit(node, storage)
+        return change
+
+    async def _commit(self, node: str, storage: str) -> None:
+        told = NodeStorage(node, None if storage == REMOVED else storage)
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while self._control().nodes[node].storage != storage:
+                    self._tell(told)
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise RefusedError(Reason.NODE_CHANGE_UNKNOWN) from None
+
+
+def _shown(storage: str) -> str:
+    return "" if storage == REMOVED else storage
+
+
+def _all_beats(status: ServerStatus) -> dict[str, Beat]:
+    """Of every node that was ever heard of since this one started: what it held was true."""
+    others = {node: sight.beat for node, sight in status.peers.items()}
+    return {**others, status.beat.node: status.beat}
+
+
+class DelayWheelAdminService(rpc.DelayWheelAdminServicer):
+    """The calls of ``delaywheel.v1.DelayWheelAdmin``."""
+
+    def __init__(self, operator: Operator, counts: Counts) -> None:
+        self._operator = operator
+        self._counts = counts
+
+    async def ReplaceNode(  # noqa: N802 - gRPC's names
+        self, request: pb.ReplaceNodeRequest, context: Context
+    ) -> pb.ReplaceNodeResponse:
+        """See the protocol."""
+        work = self._operator.replace(request, passed=was_passed(context.invocation_metadata()))
+        return await answered(self._counts, context, "ReplaceNode", work)
+
+    async def RemoveNode(  # noqa: N802 - gRPC's names
+        self, request: pb.RemoveNodeRequest, context: Context
+    ) -> pb.RemoveNodeResponse:
+        """See the protocol."""
+        work = self._operator.remove(request, passed=was_passed(context.invocation_metadata()))
+        return await answered(self._counts, context, "RemoveNode", work)

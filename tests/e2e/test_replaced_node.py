@@ -1,0 +1,78 @@
+"""A node whose data folder is lost: refused by name, replaced by the operator, told as lost."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from delaywheel import Message
+from delaywheel_replica.cleaner.settings import KafkaNames
+from local.kafka import KafkaBroker
+from support.read_committed import CommittedReader
+from support.service import Service, wait_until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+MESSAGES = 20
+
+
+@pytest.mark.timeout(180)
+def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, topic: str) -> None:
+    service = own_service
+    with service.client() as client:
+        batch = [
+            Message(topic, b"%d" % n, delay=timedelta(seconds=600 + n)) for n in range(MESSAGES)
+        ]
+        handles = [result.handle for result in client.produce_many(batch)]
+    assert all(handles)
+    wheel = str(handles[0]).partition(":")[0]
+    wait_until("all of it is taken account of", lambda: _is_taken(service, wheel))
+    node = str(service.status()["node"])
+
+    # The first stop closes the wheel; its messages wait in it.
+    service.stop()
+    folder = service.data / node
+    folder.rename(service.data / "lost")
+    service.start(wait=False)
+
+    status = wait_until("it is refused by name", lambda: _refused(service))
+    assert status["refusing"]["reason"] == "NO_WHEEL"
+    assert "STORAGE_REPLACED" in status["refusing"]["message"]
+    assert [member["accepting"] for member in status["members"]] == [False]
+    refused = service.run_cli("node", "remove", node, "--yes", check=False)
+    assert (refused.returncode, refused.stderr.partition(":")[2][:12]) == (1, " NODE_LEADS:")
+
+    done = service.run_cli("node", "replace", node, "--yes", "--json")
+    assert "given up for good" in done.stderr
+    change = json.loads(done.stdout)
+    at_risk = {row["wheel"]: row["frames_at_risk"] for row in change["wheels"]}
+    assert at_risk[wheel] >= 1
+    again = service.run_cli("node", "replace", node, "--yes", check=False)
+    assert (again.returncode, "NOTHING_TO_REPLACE" in again.stderr) == (1, True)
+
+    service.wait_accepting()
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        handle = client.produce(topic, b"after", delay=timedelta(milliseconds=200))
+        assert str(handle).partition(":")[0] not in at_risk
+        reader.wait_for(1)
+        assert [m.value() for m in reader.read_to_end()] == [b"after"]
+    with CommittedReader(kafka.address, KafkaNames(service.cluster_id).outcomes) as outcomes:
+        outcomes.wait_for(at_risk[wheel])
+        told = [json.loads(m.value() or b"") for m in outcomes.read_to_end()]
+    lost = {(row["wheel"], row["seq"]) for row in told if row["outcome"] == "lost"}
+    assert lost == {(wheel, seq) for seq in range(1, at_risk[wheel] + 1)}
+
+
+def _is_taken(service: Service, wheel: str) -> bool:
+    (row,) = (row for row in service.status()["wheels"] if row["wheel"] == wheel)
+    return bool(row["progress_seq"] == row["applied_seq"])
+
+
+def _refused(service: Service) -> dict[str, Any] | None:
+    done = service.run_cli("status", "--json", check=False)
+    status: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
+    is_led = bool(status.get("leader"))
+    return status if is_led and status["members"][0]["storage_replaced"] else None

@@ -1,0 +1,103 @@
+"""Three real nodes on a real broker: whoever leads is killed; nothing is lost, or left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from delaywheel import Client
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.cluster import LocalCluster, described
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.load import Load, assert_once
+from support.read_committed import CommittedReader
+from support.service import wait_until
+
+pytestmark = pytest.mark.kafka
+
+KILLS = 3
+
+
+@pytest.fixture
+def cluster(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[LocalCluster]:
+    settings = {"cluster_id": cluster_id, "late_window_seconds": 5, "ledger_seal_seconds": 1}
+    with LocalCluster(
+        nodes=3, kafka=kafka.address, folder=tmp_path / "cluster", settings=settings
+    ) as running:
+        running.wait_until_accepting()
+        yield running
+
+
+def kill(node: Node) -> None:
+    """All of its processes at once; the cluster starts it again."""
+    row = node.row()
+    for name in ("pid", "server_pid", "cleaner_pid"):
+        try:
+            os.kill(row[name], signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # it died with its supervisor, as it should
+
+
+def watched(cluster: LocalCluster, what: str, ask: Callable[[], bool]) -> None:
+    """Waits; nodes that died are started again meanwhile."""
+
+    def look() -> bool:
+        cluster.watch()
+        return ask()
+
+    wait_until(what, look, timeout_s=40, every_s=0.1)
+
+
+def seen_by(node: Node) -> pb.DescribeClusterResponse:
+    """What a node says of the cluster; nothing while it is dead."""
+    return described(node.address) or pb.DescribeClusterResponse()
+
+
+def another_leads(cluster: LocalCluster, than: Node) -> bool:
+    """Whether the others hear one of them lead."""
+    seen = {seen_by(node).leader.node for node in cluster.nodes if node is not than}
+    return bool(seen - {"", than.id})
+
+
+def is_tidy(cluster: LocalCluster) -> bool:
+    """Only wheels in use are left, on every node, and no slot file that is finished."""
+    for node in cluster.nodes:
+        answer = seen_by(node)
+        in_use = {pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE}
+        if len(answer.wheels) != 6 or any(row.state not in in_use for row in answer.wheels):
+            return False
+        slots = [int(path.stem) for path in node.data.rglob("*.slot")]
+        if any(slot < answer.floor for slot in slots) or answer.floor < time.time() - 60:
+            return False
+    return True
+
+
+@pytest.mark.timeout(200)
+def test_the_leader_is_killed_again_and_again(
+    cluster: LocalCluster, kafka: KafkaBroker, topic: str
+) -> None:
+    """Callers know one node; any two of three hold what is acknowledged, and one of them leads."""
+    killed = set()
+    with Load(Client(cluster.nodes[0].address, timeout=30.0), topic) as load:
+        for _ in range(KILLS):
+            load.wait_for_more()
+            leader = cluster.leader()
+            assert leader is not None
+            kill(leader)
+            killed.add(leader.id)
+            watched(cluster, "another leads", partial(another_leads, cluster, leader))
+            load.wait_for_more()
+            cluster.wait_until_accepting()
+        load.wait_for_more()
+    assert len(killed) > 1, "the leader was always the same"
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged), timeout_s=30)
+        assert_once(reader.read_to_end(), load.acknowledged)
+    watched(cluster, "what the dead have left is closed and deleted", lambda: is_tidy(cluster))

@@ -1,0 +1,130 @@
+"""The driver under real threads: callers, ticks, and a disk that takes its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from delaywheel.columns import Columns
+from delaywheel.format import Frame, Kind
+from delaywheel.identity import WheelId
+from delaywheel.reader import WheelReader
+from delaywheel.wheel import FramePlace
+from delaywheel_replica.core.seal import Seal
+from delaywheel_replica.server.committer import Committed, Outcome, Request
+from delaywheel_replica.server.driver import Job
+from delaywheel_replica.server.threads import StoreThread
+from sim.disk import SimulatedDisk
+from support.driven import DATA, LATE_WINDOW_S, Driven
+from support.messages import Message, columns_of, message
+
+ONE = WheelId("n1", 1)
+TICKS = 150
+TICK_S = 0.004
+WRITING_S = 0.003
+CALLERS = 3
+
+
+class Threaded(Driven):
+    """With a store thread; a group takes its time between the files and the machine."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.store_thread: StoreThread | None = None
+        super().__init__(disk)
+
+    def enqueue(self, job: Job) -> None:
+        """Leaves it to the thread, once that is there."""
+        if self.store_thread is None:
+            super().enqueue(job)
+        else:
+            self.store_thread.put(job)
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        places: Sequence[FramePlace],
+        accepted_at_ms: int,
+    ) -> None:
+        """Takes its time."""
+        super().enter(wheel, columns, places, accepted_at_ms)
+        time.sleep(WRITING_S)
+
+    def pass_a_second(self) -> Seal:
+        """As the beat thread does; the seal that is told then."""
+        self.clock_ms += 1_000
+        self.clock_wall_ms += 1_000
+        self._tell_again()
+        self.driver.tick()
+        return self.row.beat.wheels[ONE].seal
+
+
+class Caller(threading.Thread):
+    """Sends one message after another, for the first seconds that may still be written."""
+
+    def __init__(self, node: Threaded, number: int) -> None:
+        super().__init__(name=f"caller {number}")
+        self.node = node
+        self.number = number
+        self.is_over = threading.Event()
+        self.accepted: list[Message] = []
+        self.refused = 0
+
+    def run(self) -> None:
+        """Until it is over."""
+        sent = 0
+        while not self.is_over.is_set():
+            sent += 1
+            slot = self.node.clock_wall_ms // 1000 - LATE_WINDOW_S + sent % 3
+            one = message(self.number * 1_000_000 + sent, slot=slot)
+            answered = threading.Event()
+            outcomes: list[Outcome] = []
+
+            def on_answer(
+                outcome: Outcome,
+                outcomes: list[Outcome] = outcomes,
+                answered: threading.Event = answered,
+            ) -> None:
+                outcomes.append(outcome)
+                answered.set()
+
+            self.node.driver.submit(Request(columns_of([one]), Kind.MESSAGES, on_answer))
+            assert answered.wait(20), "nobody answers"
+            (outcome,) = outcomes
+            if isinstance(outcome, Committed) and not outcome.failed:
+                self.accepted.append(one)
+            else:
+                self.refused += 1
+
+
+def test_what_is_told_holds_whoever_steps_meanwhile() -> None:
+    node = Threaded(SimulatedDisk())
+    node.hear(w1=None)
+    node.store_thread = StoreThread()
+    node.store_thread.start(node.driver)
+    callers = [Caller(node, number) for number in range(1, CALLERS + 1)]
+    for caller in callers:
+        caller.start()
+    seals = []
+    for _ in range(TICKS):
+        seals.append(node.pass_a_second())
+        time.sleep(TICK_S)
+    for caller in callers:
+        caller.is_over.set()
+    for caller in callers:
+        caller.join()
+    node.store_thread.stop()
+    reader = WheelReader(node.disk, DATA, ONE)
+    frames = [reader.frame(seq) for seq in range(1, reader.last_seq() + 1)]
+    slots = [frame.slot for frame in frames if isinstance(frame, Frame)]
+    # No frame beyond q lies below s; and seals moved all the time, or this says nothing.
+    assert len({seal.slot for seal in seals}) > TICKS // 2
+    broken = [seal for seal in seals if any(slot < seal.slot for slot in slots[seal.seq :])]
+    assert broken == []
+    accepted = [one for caller in callers for one in caller.accepted]
+    assert sorted(node.stored(ONE), key=lambda one: one.id) == sorted(
+        accepted, key=lambda one: one.id
+    )
+    assert len(accepted) > TICKS // 3
+    assert all(caller.refused for caller in callers), "the boundary was never met"

@@ -1,0 +1,301 @@
+"""Replacing and removing nodes at the leader's node, and at any other: what is done and refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import grpc
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.core.beat import Beat, Office
+from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
+from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
+from delaywheel_replica.link import NodeStorage
+from delaywheel_replica.peers.states import Connection, PeerState
+from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.operator import DelayWheelAdminService, Operator, storage_refusal
+from delaywheel_replica.server.passing import Passing
+from delaywheel_replica.server.refusals import Refusal, RefusedError
+from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
+from support.core_values import beat, wheel_beat
+
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+THREE = {node: f"disk-{node}" for node in "abc"}
+
+
+def control_of(**storages: str) -> CleanerStatus:
+    """What node a's cleaner tells: wheels of members a, b and c."""
+    nodes = {node: NodeRecord(storage, 5) for node, storage in {**THREE, **storages}.items()}
+    return CleanerStatus(
+        node="a",
+        boot="boot",
+        pid=1,
+        monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
+        wall_ms=0,
+        role=Role.LEADING,
+        progress=Progress(0, None, {A1: 7, B1: 9}, 0),
+        wheels=dict.fromkeys((A1, B1), WheelRecord(THREE, 2, 0)),
+        nodes=nodes,
+    )
+
+
+@dataclass
+class Place:
+    """Node a, which hears b and c; b runs on a new folder.
+
+    Attributes:
+        told: what its cleaner was told.
+        deaf: so many messages its cleaner does not hear.
+    """
+
+    cleaner: Cleaner = field(default_factory=lambda: Cleaner(control_of()))
+    peers: dict[str, Beat] = field(
+        default_factory=lambda: {
+            "b": beat("b", storage="new"),
+            "c": beat("c", wheels={A1: wheel_beat(7), B1: wheel_beat(6)}),
+        }
+    )
+    members: tuple[str, ...] = ("a", "b", "c")
+    heard_ago_ms: int = 100
+    addresses: dict[str, str] = field(default_factory=dict)
+    told: list[NodeStorage] = field(default_factory=list)
+    deaf: int = 0
+
+    def __post_init__(self) -> None:
+        view = NodeView(status=self.status, peers=self.states, cleaner=self.cleaner)
+        self.passing = Passing(view)
+        self.operator = Operator(
+            view, self.passing, members=self.members, tell=self.tell, wait_s=1.0
+        )
+
+    @property
+    def control(self) -> CleanerStatus:
+        assert self.cleaner.status is not None
+        return self.cleaner.status
+
+    def status(self) -> ServerStatus:
+        sights = {
+            node: PeerSight(told, 50_000 - self.heard_ago_ms) for node, told in self.peers.items()
+        }
+        return ServerStatus(beat("a", wheels={A1: wheel_beat(7)}), 1, 50_000, peers=sights)
+
+    def states(self) -> dict[str, PeerState]:
+        return {
+            node: PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
+            for node, address in self.addresses.items()
+        }
+
+    def tell(self, message: NodeStorage) -> None:
+        """The cleaner commits it, unless it is deaf."""
+        self.told.append(message)
+        if len(self.told) > self.deaf:
+            known = self.control.nodes[message.node]
+            record = replace(known, storage=message.storage or REMOVED)
+            nodes = {**self.control.nodes, message.node: record}
+            self.cleaner.status = replace(self.control, nodes=nodes)
+
+    async def replace(
+        self, node: str, *, storage: str = "", dry_run: bool = False
+    ) -> pb.NodeChange:
+        request = pb.ReplaceNodeRequest(node=node, storage=storage, dry_run=dry_run)
+        return (await self.operator.replace(request, passed=False)).change
+
+    async def remove(self, node: str, *, dry_run: bool = False) -> pb.NodeChange:
+        request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)
+        return (await self.operator.remove(request, passed=False)).change
+
+
+def without_b() -> Place:
+    """Node b was taken out of everybody's members."""
+    place = Place(members=("a", "c"))
+    del place.peers["b"]
+    return place
+
+
+REPLACED = pb.NodeChange(
+    node="b",
+    storage_before="disk-b",
+    storage="new",
+    wheels=[pb.WheelAtRisk(wheel="a.1", frames=0), pb.WheelAtRisk(wheel="b.1", frames=3)],
+)
+
+
+async def test_a_node_is_replaced_by_the_folder_that_is_heard() -> None:
+    place = Place()
+    assert await place.replace("b") == REPLACED
+    assert place.told == [NodeStorage("b", "new")]
+    assert place.control.nodes["b"] == NodeRecord("new", 5)
+
+
+async def test_it_is_repeated_until_it_is_committed() -> None:
+    place = Place(deaf=2)
+    assert await place.replace("b", storage="new") == REPLACED
+    assert place.told == [NodeStorage("b", "new")] * 3
+
+
+async def test_what_is_not_committed_in_time_is_unknown() -> None:
+    place = Place(deaf=100)
+    assert await refusal_of(place.replace("b")) == Reason.NODE_CHANGE_UNKNOWN
+
+
+async def test_a_dry_run_tells_the_same_and_changes_nothing() -> None:
+    place = Place()
+    assert await place.replace("b", dry_run=True) == REPLACED
+    assert place.told == []
+
+
+async def test_a_leader_that_rests_is_told_as_well() -> None:
+    """It may rest because its own folder is gone."""
+    place = Place()
+    place.cleaner.status = replace(control_of(a="before"), role=Role.RESTING)
+    assert (await place.replace("a")).storage == "disk-a"
+
+
+async def test_a_node_that_was_taken_out_comes_back() -> None:
+    place = Place()
+    place.cleaner.status = control_of(b=REMOVED)
+    change = await place.replace("b")
+    assert (change.storage_before, change.storage, list(change.wheels)) == ("", "new", [])
+
+
+async def test_a_node_is_removed() -> None:
+    place = without_b()
+    change = await place.remove("b")
+    assert change == pb.NodeChange(node="b", storage_before="disk-b", wheels=REPLACED.wheels)
+    assert place.told == [NodeStorage("b", None)]
+
+
+async def test_a_node_that_is_removed_already_stays_so() -> None:
+    place = without_b()
+    await place.remove("b")
+    assert await place.remove("b") == pb.NodeChange(node="b")
+    assert len(place.told) == 1
+
+
+async def refusal_of(work: object) -> Reason:
+    with pytest.raises(RefusedError) as caught:
+        await work  # type: ignore[misc]
+    return caught.value.refusal.reason
+
+
+@pytest.mark.parametrize(
+    ("place", "node", "storage", "reason"),
+    [
+        (Place(), "d", "", Reason.NODE_UNKNOWN),
+        (Place(), "c", "", Reason.NOTHING_TO_REPLACE),
+        (Place(), "a", "", Reason.NOTHING_TO_REPLACE),
+        (Place(), "b", "newer", Reason.NODE_NOT_HEARD),
+        (Place(heard_ago_ms=5_000), "b", "new", Reason.NODE_NOT_HEARD),
+        (without_b(), "b", "new", Reason.NODE_NOT_HEARD),
+        (Place(members=("a", "b", "c", "d")), "d", "", Reason.NOTHING_TO_REPLACE),
+    ],
+    ids=["unknown", "same", "own", "another", "silent", "no member", "never registered"],
+)
+async def test_replacing_is_refused(place: Place, node: str, storage: str, reason: Reason) -> None:
+    assert await refusal_of(place.replace(node, storage=storage)) == reason
+    assert place.told == []
+
+
+@pytest.mark.parametrize(
+    ("place", "node", "reason"),
+    [
+        (without_b(), "d", Reason.NODE_UNKNOWN),
+        (without_b(), "a", Reason.NODE_LEADS),
+        (Place(), "b", Reason.NODE_IN_USE),
+        (Place(heard_ago_ms=5_000), "b", Reason.NODE_IN_USE),
+    ],
+    ids=["unknown", "leader", "member", "silent member"],
+)
+async def test_removing_is_refused(place: Place, node: str, reason: Reason) -> None:
+    assert await refusal_of(place.remove(node, dry_run=True)) == reason
+    assert await refusal_of(place.remove(node)) == reason
+    assert place.told == []
+
+
+async def test_two_words_about_one_node_wait_for_each_other() -> None:
+    place = Place(deaf=3)
+    first = asyncio.create_task(place.replace("b"))
+    second = asyncio.create_task(place.replace("b"))
+    assert await first == REPLACED
+    assert await refusal_of(second) == Reason.NOTHING_TO_REPLACE
+
+
+def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
+    assert storage_refusal(None, "b", "new") == ""
+    assert storage_refusal(control_of(), "b", "disk-b") == ""
+    assert storage_refusal(control_of(), "d", "disk-d") == ""
+    told = storage_refusal(control_of(), "b", "new")
+    assert told.startswith("STORAGE_REPLACED: node b runs on storage new, but is registered with")
+    assert "disk-b" in told
+    assert "delaywheel node replace b" in told
+    assert "taken out" in storage_refusal(control_of(b=REMOVED), "b", "disk-b")
+
+
+# --- at another node
+
+
+@dataclass
+class Site:
+    """Node b, the leader's, with its port; and node a, which hears it."""
+
+    leader: Place
+    place: Place
+    counts: Counts
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    leader, counts = Place(), Counts()
+    server = grpc.aio.server()
+    rpc.add_DelayWheelAdminServicer_to_server(
+        DelayWheelAdminService(leader.operator, counts), server
+    )
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    place = Place(addresses={"b": address})
+    place.peers["b"] = replace(place.peers["b"], office=Office(7))
+    place.cleaner.status = replace(control_of(), role=Role.STANDBY)
+    yield Site(leader, place, counts)
+    await place.passing.close()
+    await server.stop(0)
+
+
+async def test_a_call_is_passed_on_to_the_leaders_node(site: Site) -> None:
+    assert await site.place.replace("b", dry_run=True) == REPLACED
+    assert await site.place.replace("b", storage="new") == REPLACED
+    assert site.leader.told == [NodeStorage("b", "new")]
+    assert site.place.told == []
+
+
+async def test_the_leaders_words_are_the_answer(site: Site) -> None:
+    with pytest.raises(RefusedError) as caught:
+        await site.place.remove("c")
+    assert caught.value.refusal == Refusal(
+        Reason.NODE_IN_USE, "The leader's node: Node c is among the leader's members"
+    )
+    assert site.counts.refused_calls["RemoveNode", Reason.NODE_IN_USE] == 1
+
+
+async def test_it_is_passed_on_once(site: Site) -> None:
+    site.leader.cleaner.status = replace(control_of(), role=Role.STANDBY)
+    site.leader.addresses = site.place.addresses
+    site.leader.peers = site.place.peers
+    assert await refusal_of(site.place.remove("c")) == Reason.NO_LEADER
+    assert site.counts.refused_calls["RemoveNode", Reason.NO_LEADER] == 1
+
+
+async def test_without_a_leader_it_is_refused(site: Site) -> None:
+    site.place.peers["b"] = beat("b", storage="new")
+    assert await refusal_of(site.place.replace("b")) == Reason.NO_LEADER
+
+
+async def test_an_answer_that_was_lost_may_have_been_done(site: Site) -> None:
+    site.place.addresses["b"] = "127.0.0.1:1"
+    assert await refusal_of(site.place.replace("b")) == Reason.NODE_CHANGE_UNKNOWN
