@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import closing, floor
+from delaywheel_replica.core import closing
 from delaywheel_replica.core.beat import Beat, FenceAnswer
 from delaywheel_replica.core.closing import Close, Closing, HoldersWanted
 from delaywheel_replica.core.control import ControlState, WheelRecord
@@ -104,15 +104,6 @@ def end_before_v() -> list[Patch]:
     return [everywhere(real, of_answers_alone)]
 
 
-def forgets_what_nobody_has() -> list[Patch]:
-    real = floor.wholly_below
-
-    def below(wheel: WheelId, state: ControlState, *args: Any) -> bool:
-        return not state.remaining(state.wheels[wheel]) or real(wheel, state, *args)
-
-    return [everywhere(real, below)]
-
-
 CLOSING = {
     "recovers to the least answer": Mutant(
         "T is the least of the answers",
@@ -161,11 +152,5 @@ CLOSING = {
         end_before_v,
         "taken were",
         ("lone",),
-    ),
-    "what nobody has is forgotten": Mutant(
-        "a closed wheel whose members were all replaced is unregistered, and nothing told as lost",
-        forgets_what_nobody_has,
-        "never told|progress is ahead|is above",
-        ("nobody_left",),
     ),
 }
