@@ -6,11 +6,14 @@ measured before and after delaywheel, so that a machine that becomes slower show
 
 | phase | what is sent | what is measured |
 |---|---|---|
-| kafka | 2,000 a second, at once | produce() called → read_committed consumer has it |
-| delayed | 2,000 a second, due 2 to 4 s ahead | due → consumer has it |
-| short | 2,000 a second, due 50 to 500 ms ahead | due → consumer has it |
+| kafka | at each rate, at once | produce() called → read_committed consumer has it |
+| delayed | at each rate, due 2 to 4 s ahead | due → consumer has it |
+| short | at each rate, due 50 to 500 ms ahead | due → consumer has it |
 | accept | as fast as it goes, due in 10 to 60 minutes | acknowledged messages a second |
 | produce | the same into Kafka itself | acknowledged messages a second |
+
+Of delaywheel's phases it is also told what CPU time each process of each node took, and whether
+there were elections, changes of who is in sync, or restarts: such a run is not a calm one.
 """
 
 from __future__ import annotations
@@ -31,14 +34,15 @@ from pathlib import Path
 from typing import Any
 
 from delaywheel import Client, Message
-from delaywheel_replica.cli.output import print_table
+from local.bench_report import print_report
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError, LocalCluster
 from local.kafka import KafkaError
 from local.observer import Observer, Record
+from local.scraping import Meter
 from local.tally import Spread, due_of
 
-RATE = 2_000
+DEFAULT_RATE_PER_S = 2_000
 VALUE_BYTES = 200
 OBSERVED = {"direct": 3, "delayed": 3, "short": 3}
 NOT_OBSERVED = {"bulk": 3}
@@ -57,10 +61,11 @@ class Size:
 
     lateness_s: float
     accepted: int
+    idle_s: float
 
 
-SMOKE = Size(lateness_s=10, accepted=200_000)
-FULL = Size(lateness_s=60, accepted=2_000_000)
+SMOKE = Size(lateness_s=10, accepted=200_000, idle_s=3)
+FULL = Size(lateness_s=60, accepted=2_000_000, idle_s=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,19 @@ class ProcessFigures:
 
     anonymous_mib: float
     descriptors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What was measured while messages were sent.
+
+    Attributes:
+        lateness_ms: Of each message.
+        sent_per_s: As it came out: a busy machine may not keep the rate.
+    """
+
+    lateness_ms: list[float]
+    sent_per_s: float
 
 
 def process_figures(pid: int) -> ProcessFigures:
@@ -111,71 +129,105 @@ class Bench:
         )
         self._arrived = 0
 
-    def run(self, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, rates_per_s: Sequence[int], say: Callable[[str], None]) -> dict[str, Any]:
         """All phases in order."""
         say("warming up")
-        self._direct(2)
-        self._delayed("short", SHORT_MS, 2)
-        idle = self._processes()
-        say(f"Kafka alone: {RATE:,} messages a second")
-        direct = self._direct(self._size.lateness_s / 2)
-        say(f"delaywheel: {RATE:,} a second, due 2 to 4 s ahead")
-        delayed = self._delayed("delayed", DELAYED_MS, self._size.lateness_s)
-        say(f"delaywheel: {RATE:,} a second, due 50 to 500 ms ahead")
-        short = self._delayed("short", SHORT_MS, self._size.lateness_s)
-        say("Kafka alone once more")
-        direct += self._direct(self._size.lateness_s / 2)
+        self._direct(DEFAULT_RATE_PER_S, 2)
+        self._delayed("short", SHORT_MS, DEFAULT_RATE_PER_S, 2)
+        idle, idle_cpu_share = self._processes(), self._idle_cpu_share()
+        rates = [self._at_rate(rate, say) for rate in rates_per_s]
         say(f"delaywheel: {self._size.accepted:,} messages, as fast as they are taken")
-        accept = self._accept_rate()
-        loaded = self._processes()
+        meter = Meter(self._cluster.nodes)
+        accepted_per_s = self._accept_rate()
+        accept_cost, loaded = meter.read(), self._processes()
         say("Kafka alone: the same")
-        produce = self._produce_rate()
-        lateness = {
-            name: Spread.of(values)
-            for name, values in (("kafka", direct), ("delayed", delayed), ("short", short))
-        }
         return {
             "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
-            "rate_per_s": RATE,
+            "nodes": len(self._cluster.nodes),
             "value_bytes": VALUE_BYTES,
-            "lateness": {name: asdict(value) for name, value in lateness.items()},
-            "ratio_p50": {
-                name: round(lateness[name].p50_ms / lateness["kafka"].p50_ms, 2)
-                for name in ("delayed", "short")
+            "rates": rates,
+            "accept": {
+                "messages": self._size.accepted,
+                "per_s": round(accepted_per_s),
+                "cost": asdict(accept_cost),
             },
-            "accepted_per_s": round(accept),
-            "kafka_produced_per_s": round(produce),
-            "processes": {
-                "idle": idle,
-                "loaded": loaded | {"pending": self._size.accepted},
+            "kafka_produced_per_s": round(self._produce_rate()),
+            "idle_cpu_share": idle_cpu_share,
+            "processes": {"idle": idle, "loaded": loaded},
+        }
+
+    def _at_rate(self, rate_per_s: int, say: Callable[[str], None]) -> dict[str, Any]:
+        """Lateness at one rate, Kafka's own before and after."""
+        told = f"{rate_per_s:,} messages a second"
+        say(f"Kafka alone: {told}")
+        before = self._direct(rate_per_s, self._size.lateness_s / 2)
+        say(f"delaywheel: {told}, due 2 to 4 s ahead")
+        meter = Meter(self._cluster.nodes)
+        delayed = self._delayed("delayed", DELAYED_MS, rate_per_s, self._size.lateness_s)
+        costs = {"delayed": meter.read()}
+        say(f"delaywheel: {told}, due 50 to 500 ms ahead")
+        meter = Meter(self._cluster.nodes)
+        short = self._delayed("short", SHORT_MS, rate_per_s, self._size.lateness_s)
+        costs["short"] = meter.read()
+        say("Kafka alone once more")
+        after = self._direct(rate_per_s, self._size.lateness_s / 2)
+        kafka_ms = before.lateness_ms + after.lateness_ms
+        lateness = {
+            "kafka": Spread.of(kafka_ms),
+            "delayed": Spread.of(delayed.lateness_ms),
+            "short": Spread.of(short.lateness_ms),
+        }
+        kafka, phases = lateness["kafka"], {"delayed": delayed, "short": short}
+        sent_per_s = {name: round(phase.sent_per_s) for name, phase in phases.items()}
+        return {
+            "rate_per_s": rate_per_s,
+            "sent_per_s": {
+                "kafka": round((before.sent_per_s + after.sent_per_s) / 2),
+                **sent_per_s,
+            },
+            "lateness": {name: asdict(value) for name, value in lateness.items()},
+            "ratio_p50": {name: round(lateness[name].p50_ms / kafka.p50_ms, 2) for name in phases},
+            "ratio_p99": {name: round(lateness[name].p99_ms / kafka.p99_ms, 2) for name in phases},
+            "phases": {
+                name: {"messages": len(phase.lateness_ms), "cost": asdict(costs[name])}
+                for name, phase in phases.items()
             },
         }
 
-    def _direct(self, seconds: float) -> list[float]:
-        """Milliseconds from produce to the consumer."""
+    def _direct(self, rate_per_s: int, seconds: float) -> Phase:
+        """From produce to the consumer."""
+        started_at = time.monotonic()
         count = 0
-        for batch in paced(RATE, seconds):
+        for batch in paced(rate_per_s, seconds):
             for _ in range(batch):
                 self._producer.produce("direct", self._value, key=str(time.time_ns()).encode())
             self._producer.poll(0)
             count += batch
+        sent_per_s = count / (time.monotonic() - started_at)
         self._producer.flush()
-        return [
+        lateness_ms = [
             record.received_ms - int(record.key or 0) / 1e6
             for record in self._take("direct", count)
         ]
+        return Phase(lateness_ms, sent_per_s)
 
-    def _delayed(self, topic: str, ahead_ms: tuple[int, int], seconds: float) -> list[float]:
-        """Milliseconds from the due to the consumer."""
+    def _delayed(
+        self, topic: str, ahead_ms: tuple[int, int], rate_per_s: int, seconds: float
+    ) -> Phase:
+        """From the due to the consumer."""
         chance = random.Random(2)  # noqa: S311 - no secret
+        started_at = time.monotonic()
         pending = []
-        for batch in paced(RATE, seconds):
+        for batch in paced(rate_per_s, seconds):
             for _ in range(batch):
                 delay = timedelta(milliseconds=chance.randint(*ahead_ms))
                 pending.append(self._client.produce_async(topic, self._value, delay=delay))
+        sent_per_s = len(pending) / (time.monotonic() - started_at)
         for one in pending:
             one.result()
-        return [record.received_ms - due_of(record) for record in self._take(topic, len(pending))]
+        records = self._take(topic, len(pending))
+        lateness_ms = [record.received_ms - due_of(record) for record in records]
+        return Phase(lateness_ms, sent_per_s)
 
     def _take(self, topic: str, count: int) -> list[Record]:
         """The next records of the only topic that is being written."""
@@ -231,50 +283,24 @@ class Bench:
         return self._size.accepted / (time.monotonic() - started_at)
 
     def _processes(self) -> dict[str, Any]:
-        row = self._cluster.nodes[0].row()
-        return {name: asdict(process_figures(row[f"{name}_pid"])) for name in ("server", "cleaner")}
-
-
-LABELS = {
-    "kafka": "Kafka, produce → consume",
-    "delayed": "delaywheel, due 2 to 4 s ahead",
-    "short": "delaywheel, due 50 to 500 ms ahead",
-}
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """The figures as tables."""
-    rows = []
-    for name, label in LABELS.items():
-        row = report["lateness"][name]
-        figures = [f"{row[key]:,.1f}" for key in ("p50_ms", "p99_ms", "max_ms")]
-        rows.append((label, row["messages"], *figures, str(report["ratio_p50"].get(name, 1.0))))
-    print_table(
-        ["lateness", "messages", "p50 ms", "p99 ms", "max ms", "ratio"],
-        rows,
-        title=f"{report['rate_per_s']:,} messages a second",
-    )
-    print()
-    ours, theirs = report["accepted_per_s"], report["kafka_produced_per_s"]
-    print_table(
-        ["delaywheel", "Kafka", "ratio"],
-        [(ours, theirs, f"{ours / theirs:.2f}")],
-        title=f"acknowledged messages a second, {report['value_bytes']} bytes each",
-    )
-    print()
-    idle, loaded = report["processes"]["idle"], report["processes"]["loaded"]
-    print_table(
-        ["process", "anonymous MiB", "descriptors"],
-        [
-            (
-                name,
-                f"{idle[name]['anonymous_mib']} → {loaded[name]['anonymous_mib']}",
-                f"{idle[name]['descriptors']} → {loaded[name]['descriptors']}",
-            )
+        """Figures of each process of each node."""
+        rows = {node.id: node.row() for node in self._cluster.nodes}
+        return {
+            f"{node} {name}": asdict(process_figures(row[f"{name}_pid"]))
+            for node, row in rows.items()
             for name in ("server", "cleaner")
-        ],
-        title=f"the node with nothing pending → with {loaded['pending']:,} messages pending",
-    )
+        }
+
+    def _idle_cpu_share(self) -> dict[str, float]:
+        """How much of one CPU each process takes with nothing to do."""
+        meter, started_at = Meter(self._cluster.nodes), time.monotonic()
+        time.sleep(self._size.idle_s)
+        cost, passed_s = meter.read(), time.monotonic() - started_at
+        return {
+            f"{node} {name}": cpu_s / passed_s
+            for node, of_node in cost.nodes.items()
+            for name, cpu_s in of_node.cpu_s.items()
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -283,15 +309,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="scripts/bench", description="Measure delaywheel beside Kafka itself, in one run."
     )
     parser.add_argument("--smoke", action="store_true", help="short phases: about a minute")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument(
+        "--rate",
+        type=int,
+        action="append",
+        metavar="R",
+        help="messages a second at which lateness is measured; may be given again (default: 2000)",
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures here as JSON")
     options = parser.parse_args(arguments)
+    rates_per_s = options.rate or [DEFAULT_RATE_PER_S]
+    if options.nodes < 1 or min(rates_per_s) < 1:
+        parser.error("--nodes and --rate must be at least 1")
     interrupt_on_signals()
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     try:
-        with LocalCluster(say=say) as cluster:
+        with LocalCluster(nodes=options.nodes, say=say) as cluster:
             cluster.wait_until_accepting()
             for name, partitions in (OBSERVED | NOT_OBSERVED).items():
                 cluster.create_topic(name, partitions)
@@ -300,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 Observer(cluster.kafka, OBSERVED) as observer,
             ):
                 size = SMOKE if options.smoke else FULL
-                report = Bench(cluster, client, observer, size).run(say)
+                report = Bench(cluster, client, observer, size).run(rates_per_s, say)
     except KeyboardInterrupt:
         return 130
     except (ClusterError, KafkaError) as error:

@@ -98,9 +98,15 @@ class LocalCluster:
         self.keep_folder = folder is not None
         self.folder = (folder or _new_folder()).absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
-        ports = iter(free_ports(2 * nodes))
+        ports = iter(free_ports(3 * nodes))
         self.nodes = [
-            Node(f"n{number}", self.folder, next(ports), next(ports))
+            Node(
+                f"n{number}",
+                self.folder,
+                port=next(ports),
+                peer_port=next(ports),
+                metrics_port=next(ports),
+            )
             for number in range(1, nodes + 1)
         ]
         self._kafka = kafka

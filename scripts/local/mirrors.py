@@ -17,7 +17,7 @@ class Mirrors:
     Attributes:
         nodes: how many data folders.
         files: slot files that at least one of them has.
-        length_bytes: of these, in one copy.
+        length_bytes: of these, as the first of them holds them.
         differing: those that are not in all folders with the same bytes.
     """
 
@@ -28,15 +28,21 @@ class Mirrors:
 
 
 def compare(folders: Sequence[Path]) -> Mirrors:
-    """Compares the slot files of data folders; nobody may be writing or deleting meanwhile."""
+    """Compares the slot files of data folders.
+
+    What is written or deleted meanwhile may show as differing: it is another time, if it is the
+    same.
+    """
     files = sorted({path for folder in folders for path in _slot_files(folder)})
     differing, length_bytes = [], 0
     for path in files:
         copies = [wheels_folder(folder) / path for folder in folders]
-        there = [copy for copy in copies if copy.exists()]
-        length_bytes += there[0].stat().st_size
-        is_same = all(filecmp.cmp(there[0], copy, shallow=False) for copy in there[1:])
-        if len(there) < len(copies) or not is_same:
+        try:
+            length_bytes += copies[0].stat().st_size
+            is_same = all(filecmp.cmp(copies[0], copy, shallow=False) for copy in copies[1:])
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
             differing.append(path)
     return Mirrors(len(folders), len(files), length_bytes, tuple(differing))
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,17 @@ STOP_TIMEOUT_S = 40.0
 # A node that dies over and over is restarted more and more slowly.
 RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 5.0)
 STEADY_AFTER_S = 10.0
+# As the ready file names them; the supervisor first, so that it restarts nothing that is killed.
+PROCESSES = ("pid", "server_pid", "cleaner_pid")
+
+
+def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
+    """Sends a signal to those of the processes that live."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue  # it died with its parent, as it should
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
@@ -34,11 +45,14 @@ def to_toml(settings: Mapping[str, Any]) -> str:
 class Node:
     """One node: its files and the supervisor process that runs it."""
 
-    def __init__(self, node_id: str, folder: Path, port: int, peer_port: int) -> None:
+    def __init__(
+        self, node_id: str, folder: Path, *, port: int, peer_port: int, metrics_port: int
+    ) -> None:
         """Prepares; nothing runs before `start`."""
         self.id = node_id
         self.address = f"127.0.0.1:{port}"
         self.peer_address = f"127.0.0.1:{peer_port}"
+        self.metrics_address = f"127.0.0.1:{metrics_port}"
         self.data = folder / node_id
         self.log = folder / f"{node_id}.log"
         self.config = folder / f"{node_id}.toml"
@@ -49,7 +63,12 @@ class Node:
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Writes the configuration file."""
         self.data.mkdir(parents=True, exist_ok=True)
-        own = {"node_id": self.id, "listen": self.address, "data_dir": str(self.data)}
+        own = {
+            "node_id": self.id,
+            "listen": self.address,
+            "metrics_listen": self.metrics_address,
+            "data_dir": str(self.data),
+        }
         self.config.write_text(to_toml({**own, **settings}))
 
     @property
@@ -75,7 +94,7 @@ class Node:
 
     def row(self) -> dict[str, Any]:
         """The node's row of the ready file: process ids are absent while there is no process."""
-        pids: dict[str, int | None] = dict.fromkeys(("pid", "server_pid", "cleaner_pid"))
+        pids: dict[str, int | None] = dict.fromkeys(PROCESSES)
         run = self._run_file()
         if run is not None:
             pids = {name: run.get(name) for name in pids}
@@ -111,15 +130,14 @@ class Node:
         self.start()
         return True
 
+    def pids(self, names: Iterable[str] = PROCESSES) -> list[int]:
+        """The ids of those of its processes that run."""
+        row = self.row()
+        return [row[name] for name in names if row[name] is not None]
+
     def kill(self) -> None:
         """Ends every process of the node with SIGKILL, the supervisor first."""
-        row = self.row()
-        for name in ("pid", "server_pid", "cleaner_pid"):
-            if row[name] is not None:
-                try:
-                    os.kill(row[name], signal.SIGKILL)
-                except ProcessLookupError:
-                    continue  # it died with its parent, as it should
+        send_signal(self.pids(), signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
         """Begins a clean stop and does not wait for it."""

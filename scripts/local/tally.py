@@ -6,7 +6,6 @@ refused, or whose outcome is unknown, may arrive once or not at all; it is count
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from local.gaps import longest_gap
 from local.observer import Record
 
 OWN_HEADERS = ("dw-id", "dw-due", "dw-accepted", "dw-wheel")
@@ -118,6 +118,11 @@ class Tally:
         """Messages that were refused or given up so far."""
         return self._not_accepted
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether of every message that was sent it is known what became of it."""
+        return self.accepted + self._not_accepted == len(self._sent)
+
     def sent(self, message_id: bytes, due_ms: int, content: Content) -> None:
         """Notes a message that is sent."""
         self._sent[message_id] = Asked(due_ms, content, time.monotonic())
@@ -191,9 +196,7 @@ def _silence(records: Sequence[Record], killed_at_ms: float | None) -> tuple[flo
     if killed_at_ms is None:
         return 0.0, 0.0
     after = (record.received_ms for record in records if record.received_ms >= killed_at_ms)
-    arrivals = [killed_at_ms, *sorted(after)]
-    silences = ((after - before, after) for before, after in itertools.pairwise(arrivals))
-    return max(silences, default=(0.0, killed_at_ms))
+    return longest_gap([killed_at_ms, *sorted(after)])
 
 
 def id_of(record: Record) -> bytes:

@@ -119,9 +119,10 @@ class View(Protocol):
 
 
 class PlainView:
-    """Events, and a line of figures each second."""
+    """Events, and a line of figures now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, figures_every_s: float = 1.0) -> None:
+        self._figures_every_s = figures_every_s
         self._started_at = time.monotonic()
         self._shown_at = 0.0
 
@@ -141,9 +142,9 @@ class PlainView:
         print(f"{time.monotonic() - self._started_at:6.1f} s  {line}", flush=True)
 
     def show(self, sample: Sample) -> None:
-        """Prints the figures, once a second."""
+        """Prints the figures, if the last ones were long enough ago."""
         now = time.monotonic()
-        if now - self._shown_at >= 1:
+        if now - self._shown_at >= self._figures_every_s:
             self._shown_at = now
             down = sample.nodes - sample.up
             state = f"  {down} NODE DOWN" if down else ""
@@ -257,7 +258,7 @@ def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
     lines.append(f"{'':<24}{'messages':>9}{'p50':>11}{'p99':>11}{'max':>11}")
     spreads = [
         ("acknowledged within", verdict.acks),
-        ("late in health", verdict.in_health),
+        ("late" if verdict.across_kill is None else "late in health", verdict.in_health),
         ("late across the kill", verdict.across_kill),
     ]
     for name, spread in spreads:

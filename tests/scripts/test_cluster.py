@@ -101,9 +101,13 @@ def test_wrong_arguments_are_refused(
 
 def test_ports_below_the_range_of_outgoing_connections(tmp_path: Path) -> None:
     cluster = LocalCluster(nodes=3, kafka="127.0.0.1:1", folder=tmp_path)
-    addresses = [a for node in cluster.nodes for a in (node.address, node.peer_address)]
+    addresses = [
+        address
+        for node in cluster.nodes
+        for address in (node.address, node.peer_address, node.metrics_address)
+    ]
     ports = [int(address.rpartition(":")[2]) for address in addresses]
-    assert len(set(ports)) == 6
+    assert len(set(ports)) == 9
     assert all(port < 32768 for port in ports)
 
 
@@ -115,6 +119,7 @@ def test_configuration_joins_ours_and_the_callers(tmp_path: Path) -> None:
     assert config == {
         "node_id": "n2",
         "listen": cluster.nodes[1].address,
+        "metrics_listen": cluster.nodes[1].metrics_address,
         "data_dir": str(tmp_path / "n2"),
         "cluster_id": "c9",
         "flush": "group",

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from local.demo import plan
 from local.mirrors import Mirrors, compare
 from local.observer import Record
 from local.tally import Content, Spread, Tally
+from local.traffic import plan
 from local.view import verdict_text
 
 DUE_MS = 1_900_000_000_000

@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -21,6 +21,7 @@ from local.kafka import KafkaBroker
 
 PRODUCE = 0
 END_TXN = 26
+_FLEXIBLE_END_TXN = 3
 
 Matches = Callable[[int, bytes], bool]
 """Whether a request, by api key and whole frame, is meant."""
@@ -115,6 +116,41 @@ class KafkaProxy:
         rule = _Rule(_is(PRODUCE, topic), _swallow, once=False)
         self._rules.append(rule)
         return lambda: self._rules.remove(rule)
+
+    @contextlib.contextmanager
+    def open_transactions(self, topic: str) -> Iterator[list[bytes]]:
+        """From the next record of the topic on no transaction ends, as long as this lasts.
+
+        Gives the EndTxn requests that did not arrive, for `end_txn_error`.
+        """
+        kept: list[bytes] = []
+
+        def keep(connection: _Connection, correlation: int, frame: bytes) -> None:
+            del connection, correlation
+            kept.append(frame)
+
+        def pass_on(connection: _Connection, correlation: int, frame: bytes) -> None:
+            del correlation
+            self._rules.append(no_end)
+            connection.broker.sendall(frame)
+
+        no_end = _Rule(_is(END_TXN), keep, once=False)
+        produced = _Rule(_is(PRODUCE, topic), pass_on)
+        self._rules.append(produced)
+        try:
+            yield kept
+        finally:
+            self._rules = [rule for rule in self._rules if rule not in (produced, no_end)]
+
+    def end_txn_error(self, frame: bytes) -> int:
+        """Lets a kept EndTxn request arrive at last; the broker's error code."""
+        (version,) = struct.unpack_from(">h", frame, 6)
+        with socket.create_connection(self._target, timeout=5) as broker:
+            broker.sendall(frame)
+            reply = _read_frame(broker)
+        # Length, correlation id, from version 3 on an empty run of tags, throttle time, error.
+        (code,) = struct.unpack_from(">h", reply, 12 + (version >= _FLEXIBLE_END_TXN))
+        return int(code)
 
     def cut(self) -> None:
         """Breaks all connections."""

@@ -10,7 +10,7 @@ from typing import Self
 
 from confluent_kafka import Message as KafkaMessage
 
-from delaywheel import Client, Message
+from delaywheel import Client, DelaywheelError, Message
 from support.read_committed import headers_of
 from support.service import wait_until
 
@@ -34,11 +34,13 @@ class Load:
 
     Attributes:
         acknowledged: id and due -> value.
+        errors: Whatever a call ended with instead.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
         self.acknowledged: dict[tuple[str, int], bytes] = {}
+        self.errors: list[DelaywheelError] = []
         self._client = client
         self._topic = topic
         self._stop = threading.Event()
@@ -71,9 +73,11 @@ class Load:
                 for _ in range(20)
             ]
             for message, result in zip(batch, self._client.produce_many(batch), strict=True):
-                if result.error is None:
-                    assert result.handle is not None
-                    assert message.due_ms is not None
-                    assert message.value is not None
-                    self.acknowledged[message.id.hex(), message.due_ms] = message.value
+                if result.error is not None:
+                    self.errors.append(result.error)
+                    continue
+                assert result.handle is not None
+                assert message.due_ms is not None
+                assert message.value is not None
+                self.acknowledged[message.id.hex(), message.due_ms] = message.value
             self._stop.wait(0.02)

@@ -1,0 +1,30 @@
+"""Whether a transaction is open on a topic: what is written there and not yet visible."""
+
+from __future__ import annotations
+
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+TIMEOUT_S = 5.0
+
+
+class OpenTransactions:
+    """Looks at the ends of a topic's partitions, as both kinds of readers see them."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        """Prepares."""
+        self._client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        self._latest = {TopicPartition(topic, n): latest for n in range(partitions)}
+
+    def records(self) -> int:
+        """How many records are written and neither committed nor aborted."""
+        # In this order: a commit in between makes the answer too small, never too great.
+        written = self._end(IsolationLevel.READ_UNCOMMITTED)
+        return max(0, written - self._end(IsolationLevel.READ_COMMITTED))
+
+    def _end(self, level: IsolationLevel) -> int:
+        futures = self._client.list_offsets(
+            self._latest, isolation_level=level, request_timeout=TIMEOUT_S
+        )
+        return sum(future.result().offset for future in futures.values())

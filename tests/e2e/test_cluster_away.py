@@ -1,0 +1,160 @@
+"""Nodes that are away: what W of them can do goes on, what they cannot is refused, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import cast
+
+import grpc
+import pytest
+
+from delaywheel.client.retry import Failure
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.load import Load, assert_once
+from support.read_committed import CommittedReader
+from support.trio import Trio, row, send, slot_file, stub_of
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def whole(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    folder = tmp_path_factory.mktemp("away") / "cluster"
+    with Trio(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+        yield running
+
+
+@pytest.fixture
+def trio(whole: Trio) -> Trio:
+    """All nodes are there and in sync, whatever the test before has done."""
+    whole.wait_accepting()
+    whole.wait_in_sync()
+    return whole
+
+
+def test_below_w_all_is_refused_and_nothing_lost(
+    trio: Trio, kafka: KafkaBroker, topic: str
+) -> None:
+    left, *gone = trio.nodes
+    send(left, row(topic, b"before", delay_s=1))
+    for node in gone:
+        trio.kill(node)
+    trio.wait("one alone refuses by name", lambda: refusal(left, topic) == "NOT_ENOUGH_REPLICAS")
+    assert trio.seen_by(left).refusing.reason == "NOT_ENOUGH_REPLICAS"
+    for node in gone:
+        trio.start(node)
+    trio.wait_accepting()
+    with CommittedReader(kafka.address, topic) as reader:
+        send(left, row(topic, b"after", delay_s=0.5))
+        trio.wait(
+            "what was sent last is there",
+            lambda: b"after" in {m.value() for m in reader.read_to_end()},
+        )
+        arrived = [m.value() for m in reader.messages]
+    assert arrived.count(b"before") == arrived.count(b"after") == 1
+    # Calls that were cut off while it was found out may have been taken; none of them twice.
+    assert set(arrived) <= {b"before", b"after", b"refused"}
+
+
+def refusal(node: Node, topic: str) -> str:
+    """Why a node alone refuses a message; empty: for no reason of ours, or not at all."""
+    try:
+        with stub_of(node) as stub:
+            message = row(topic, b"refused", delay_s=1)
+            answer = stub.DelayProduce(pb.DelayProduceRequest(messages=[message]), timeout=3)
+    except grpc.RpcError as error:
+        return str(Failure.of_call(cast("grpc.Call", error)).reason or "")
+    return str(answer.results[0].error.reason)
+
+
+@pytest.mark.parametrize("is_long", [False, True], ids=["shortly", "beyond late window"])
+def test_a_node_that_was_away_catches_up(
+    trio: Trio, kafka: KafkaBroker, topic: str, *, is_long: bool
+) -> None:
+    """It gets what is pending, and nothing that was finished and deleted meanwhile."""
+    origin, other, away = trio.nodes
+    trio.kill(away)
+    killed_at = time.time()
+    trio.wait("without it", lambda: len(send(origin, row(topic, b"soon", delay_s=0.1))) == 1)
+    # Seconds that no other test of this module has written to.
+    first_s = 600 + 300 * is_long
+    pending = send(origin, *[row(topic, b"%d" % n, delay_s=first_s + n) for n in range(40)])
+    pending += send(other, *[row(topic, b"%d" % n, delay_s=first_s + 100 + n) for n in range(40)])
+    assert not any(slot_file(away, handle) for handle in pending)
+    if is_long:
+        # What was finished in the second of the kill is deleted everywhere else.
+        trio.wait("the floor passed it", lambda: trio.seen_by(origin).floor > killed_at)
+    trio.start(away)
+    trio.wait_accepting()
+    trio.wait_in_sync()
+    for handle in pending:
+        assert slot_file(away, handle)
+        assert slot_file(away, handle) == slot_file(origin, handle) == slot_file(other, handle)
+    trio.wait("everything is the same on all", trio.same_bytes)
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(1)
+        assert [m.value() for m in reader.read_to_end()] == [b"soon"]
+
+
+def test_the_origin_is_killed_between_write_and_ack(
+    trio: Trio, kafka: KafkaBroker, topic: str
+) -> None:
+    """The mirrors stand still: it writes and cannot answer. The caller goes elsewhere."""
+    leader = trio.leader()
+    origin = trio.others(leader)[0]
+    mirrors = trio.others(origin)
+    message = row(topic, b"once", delay_s=8)
+    ended: list[grpc.StatusCode] = []
+
+    def call() -> None:
+        try:
+            send(origin, message)
+        except grpc.RpcError as error:
+            ended.append(cast("grpc.Call", error).code())
+
+    caller = threading.Thread(target=call)
+    for mirror in mirrors:
+        trio.pause(mirror)
+    caller.start()
+    slot = f"{message.deliver_at_ms // 1000}.slot"
+    trio.wait(
+        "it is written",
+        lambda: any(message.value in path.read_bytes() for path in origin.data.rglob(slot)),
+    )
+    trio.kill(origin)
+    for mirror in mirrors:
+        trio.resume(mirror)
+    caller.join()
+    assert ended == [grpc.StatusCode.UNAVAILABLE], "it was not answered"
+    trio.await_leader(mirrors)
+    trio.wait_accepting(*mirrors)
+    send(mirrors[0], message)
+    trio.start(origin)
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(1, timeout_s=60)
+        trio.wait_accepting()
+        send(origin, row(topic, b"marker", delay_s=0.5))
+        reader.wait_for(2, timeout_s=60)
+        assert [m.value() for m in reader.read_to_end()] == [b"once", b"marker"]
+
+
+def test_rolling_restart_under_load(trio: Trio, kafka: KafkaBroker, topic: str) -> None:
+    """Nobody who sends notices."""
+    with Load(trio.client(timeout=30.0), topic) as load:
+        for node in trio.nodes:
+            load.wait_for_more()
+            trio.stop(node)
+            load.wait_for_more()
+            trio.start(node)
+            trio.wait_accepting()
+            trio.wait_in_sync()
+        load.wait_for_more()
+    assert not load.errors
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged), timeout_s=60)
+        assert_once(reader.read_to_end(), load.acknowledged)

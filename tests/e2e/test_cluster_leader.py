@@ -1,0 +1,184 @@
+"""Whoever leads is killed or paused while a transaction is open: all is delivered once."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+
+from delaywheel import CancelOutcome, DelaywheelError, Message
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.kafka_proxy import KafkaProxy
+from support.load import Load, assert_once
+from support.read_committed import CommittedReader
+from support.trio import Trio, row, send
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+PAUSE_S = 5
+PRODUCER_FENCED = 90
+# What a broker answers to a producer of before: of another epoch, or fenced.
+REFUSALS = {KafkaError.INVALID_PRODUCER_EPOCH, PRODUCER_FENCED}
+
+
+@dataclass(frozen=True)
+class Proxied:
+    """Nodes that reach the broker through a proxy."""
+
+    trio: Trio
+    proxy: KafkaProxy
+    kafka: KafkaBroker
+
+    def open_transaction(self, topic: str) -> Node:
+        """Returns the leader once its transaction with messages of the topic is open."""
+        leader = self.trio.leader()
+        send(leader, *[row(topic, b"%d" % n, delay_s=0.3) for n in range(20)])
+        self.trio.wait("a transaction is open", lambda: self._is_open(topic))
+        return leader
+
+    def _is_open(self, topic: str) -> bool:
+        admin = AdminClient({"bootstrap.servers": self.kafka.address})
+        place = TopicPartition(topic, 0)
+        ends = [
+            admin.list_offsets(
+                {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
+                isolation_level=level,
+            )[place]
+            .result()
+            .offset
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        ]
+        return bool(ends[0] < ends[1])
+
+    def assert_delivered(self, topic: str) -> None:
+        """What `open_transaction` sent is there, once."""
+        with CommittedReader(self.kafka.address, topic) as reader:
+            reader.wait_for(20, timeout_s=60)
+            # What comes last shows that nothing else is on its way.
+            send(self.trio.leader(), row(topic, b"marker", delay_s=0.2))
+            reader.wait_for(21, timeout_s=60)
+            found = sorted(m.value() or b"" for m in reader.read_to_end())
+        assert found == sorted([*(b"%d" % n for n in range(20)), b"marker"])
+
+
+@pytest.fixture(scope="module")
+def proxied(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
+    folder = tmp_path_factory.mktemp("leader") / "cluster"
+    with (
+        KafkaProxy(kafka) as proxy,
+        Trio(kafka.proxy_address, folder, f"t{uuid.uuid4().hex[:12]}") as trio,
+    ):
+        yield Proxied(trio, proxy, kafka)
+
+
+def test_the_leader_is_killed_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
+    trio = proxied.trio
+    trio.wait_in_sync()
+    with proxied.proxy.open_transactions(topic):
+        leader = proxied.open_transaction(topic)
+        trio.kill(leader)
+    trio.await_leader(trio.others(leader))
+    trio.start(leader)
+    trio.wait_accepting()
+    proxied.assert_delivered(topic)
+
+
+@pytest.mark.parametrize("which", ["server_pid", "cleaner_pid"])
+def test_one_process_of_the_leader_is_killed(
+    proxied: Proxied, kafka: KafkaBroker, topic: str, which: str
+) -> None:
+    """Its supervisor starts it again; meanwhile callers are answered by the others."""
+    trio = proxied.trio
+    trio.wait_in_sync()
+    with Load(trio.client(), topic) as load:
+        load.wait_for_more()
+        leader = trio.leader()
+        before = leader.row()
+        epoch = trio.seen_by(leader).leader.epoch
+        trio.kill(leader, which)
+        trio.wait("it runs again", lambda: leader.row()[which] not in {None, before[which]})
+        trio.wait("there was an election", lambda: trio.seen_by(leader).leader.epoch > epoch)
+        trio.wait_accepting()
+        load.wait_for_more()
+        after = leader.row()
+        changed = {name for name in before if after[name] != before[name]}
+        # A cleaner without its server could not go on; a server without its cleaner can.
+        assert changed == {which, "cleaner_pid"}
+    assert not load.errors
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged), timeout_s=60)
+        assert_once(reader.read_to_end(), load.acknowledged)
+
+
+def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
+    """Another leads when it is back; the commit that it asked for comes late and is refused."""
+    trio = proxied.trio
+    trio.wait_in_sync()
+    with proxied.proxy.open_transactions(topic) as late_commits:
+        leader = proxied.open_transaction(topic)
+        trio.wait("it has asked for the commit", lambda: late_commits)
+        paused_at = time.monotonic()
+        told = len(leader.log.read_text())
+        trio.pause(leader)
+    trio.await_leader(trio.others(leader))
+    trio.wait("so long a pause", lambda: time.monotonic() - paused_at > PAUSE_S)
+    assert proxied.proxy.end_txn_error(late_commits[0]) in REFUSALS
+    trio.resume(leader)
+    trio.wait("it stands down", lambda: "before=leading" in leader.log.read_text()[told:])
+    trio.wait_accepting()
+    proxied.assert_delivered(topic)
+
+
+def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topic: str) -> None:
+    """Whatever is answered is true: CANCELLED never arrives, all else that was taken does."""
+    trio = proxied.trio
+    trio.wait_in_sync()
+    leader = trio.leader()
+    outcomes: dict[bytes, CancelOutcome | None] = {}
+    with trio.client() as client, CommittedReader(kafka.address, topic) as reader:
+        batch = [
+            Message(topic, b"%d" % n, delay=timedelta(seconds=1.5, milliseconds=30 * n))
+            for n in range(200)
+        ]
+        taken = client.produce_many(batch)
+        assert not [result.error for result in taken if result.error]
+        begun = threading.Event()
+
+        def cancel_all() -> None:
+            # The latest first: early answers are CANCELLED, later ones meet dues and the kill.
+            for result, message in reversed(list(zip(taken, batch, strict=True))):
+                assert message.value is not None
+                try:
+                    outcomes[message.value] = client.cancel(result.handle)
+                except DelaywheelError:
+                    outcomes[message.value] = None  # it may count or not
+                begun.set()
+
+        canceller = threading.Thread(target=cancel_all)
+        canceller.start()
+        assert begun.wait(30)
+        trio.kill(leader)
+        trio.await_leader(trio.others(leader))
+        trio.start(leader)
+        canceller.join()
+        trio.wait_accepting()
+        send(trio.leader(), row(topic, b"marker", delay_s=1))
+        trio.wait(
+            "all before the marker is there",
+            lambda: b"marker" in {m.value() for m in reader.read_to_end()},
+        )
+        arrived = [m.value() for m in reader.messages]
+    assert len(arrived) == len(set(arrived))
+    cancelled = {v for v, outcome in outcomes.items() if outcome is CancelOutcome.CANCELLED}
+    unknown = {v for v, outcome in outcomes.items() if outcome is None}
+    assert cancelled
+    assert not cancelled & set(arrived)
+    assert set(outcomes) - cancelled - unknown <= set(arrived)

@@ -1,0 +1,112 @@
+"""A node that may not take part is refused by name, and the two others go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.read_committed import CommittedReader
+from support.trio import LATE_WINDOW_S, Trio, change_config, row, send, slot_file
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    folder = tmp_path_factory.mktemp("refused") / "cluster"
+    with Trio(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+        yield running
+
+
+def assert_two_go_on(kafka: KafkaBroker, topic: str, two: list[Node]) -> None:
+    """They take messages, and these are delivered."""
+    with CommittedReader(kafka.address, topic) as reader:
+        for node in two:
+            send(node, row(topic, node.id.encode(), delay_s=0.3))
+        reader.wait_for(2, timeout_s=60)
+        found = {m.value() for m in reader.read_to_end()}
+    assert found == {node.id.encode() for node in two}
+
+
+def test_settings_that_disagree(trio: Trio, kafka: KafkaBroker, topic: str) -> None:
+    *two, wrong = trio.nodes
+    told = {node.id: len(node.log.read_text()) for node in trio.nodes}
+    trio.stop(wrong)
+    setting = "late_window_seconds"
+    changed = {f"{setting} = {LATE_WINDOW_S}": f"{setting} = {LATE_WINDOW_S + 1}"}
+    before = change_config(wrong, changed)
+    trio.start(wrong)
+    text = f"{setting} is {LATE_WINDOW_S} at {{}}, {LATE_WINDOW_S + 1} at {wrong.id}"
+
+    def is_told(by: Node, about: Node) -> bool:
+        log = by.log.read_text()[told[by.id] :]
+        return "SETTINGS_DISAGREE" in log and text.format(about.id) in log
+
+    for node in two:
+        trio.wait("both sides say it", lambda: is_told(node, node) and is_told(wrong, node))  # noqa: B023
+        assert not trio.member(node, wrong).reachable
+    trio.await_leader(two)
+    assert not trio.member(wrong, wrong).accepting
+    assert_two_go_on(kafka, topic, two)
+    trio.stop(wrong)
+    wrong.config.write_text(before)
+    trio.start(wrong)
+    trio.wait_accepting()
+
+
+def test_a_wiped_node_is_refused_until_it_is_replaced(
+    trio: Trio, kafka: KafkaBroker, topic: str
+) -> None:
+    *two, wiped = trio.nodes
+    trio.wait_in_sync()
+    pending = send(two[0], row(topic, b"kept", delay_s=600))
+    trio.kill(wiped)
+    wiped.data.rename(wiped.data.with_name("lost"))
+    wiped.data.mkdir()
+    trio.start(wiped)
+    trio.wait("it is known", lambda: trio.member(two[0], wiped).storage_replaced)
+    refusing = trio.wait("it says why", lambda: told_by(trio, wiped))
+    assert "STORAGE_REPLACED" in refusing
+    assert not trio.member(two[0], wiped).accepting
+    trio.await_leader(two)
+    assert_two_go_on(kafka, topic, two)
+
+    done = run_cli(two[1], "node", "replace", wiped.id, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["storage"]
+    trio.wait_accepting()
+    trio.wait_in_sync()
+    (handle,) = send(wiped, row(topic, b"new", delay_s=600))
+    contents = [slot_file(node, handle) for node in trio.nodes]
+    assert contents[0]
+    assert contents[0] == contents[1] == contents[2]
+    # What was acknowledged before is where it was: on the two that have kept their folders.
+    for handle in pending:
+        assert slot_file(two[0], handle)
+        assert slot_file(two[0], handle) == slot_file(two[1], handle)
+
+
+def told_by(trio: Trio, node: Node) -> str:
+    """Why a node takes nothing; empty while it does not say so by name."""
+    message = trio.seen_by(node).refusing.message
+    return message if "STORAGE_REPLACED" in message else ""
+
+
+def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line tool, asking one node."""
+    return subprocess.run(
+        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
+        env={**os.environ, "DELAYWHEEL_SERVER": node.address},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )

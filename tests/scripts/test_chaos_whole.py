@@ -1,0 +1,53 @@
+"""scripts/chaos on a real broker and three nodes: two disturbances, and an end in the third."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.script_run import (
+    assert_nothing_is_left,
+    cluster_folders,
+    processes_below,
+    read_until,
+    start_script,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    hows = ("--how", "transaction", "--how", "server")
+    chaos = start_script(
+        "chaos", "--plain", "--kills", "1", "--calm", "2", *hows, "--json", str(figures)
+    )
+    told, _ = chaos.communicate(timeout=240)
+    assert chaos.returncode == 0, told
+    assert "exactly once" in told
+    found = json.loads(figures.read_text())
+    assert found["clean"]
+    assert found["mirrors"]["nodes"] == 3
+    assert found["mirrors"]["files"] > 0
+    assert found["verdict"]["accepted"] > 10_000
+    done = {row["how"]: row for row in found["disturbances"]}
+    assert done.keys() == {"transaction", "server"}
+    assert done["transaction"]["leader_after"] != done["transaction"]["node"]
+    assert done["transaction"]["open_records"] > 0
+    # Nothing goes on without a new leader, which takes at least some beats to find.
+    assert all(row["silence_ms"] > 100 for row in done.values())
+
+
+def test_nothing_is_left_after_a_signal_while_a_node_is_stopped() -> None:
+    before = cluster_folders()
+    chaos = start_script("chaos", "--plain", "--kills", "1", "--calm", "1", "--how", "pause")
+    read_until(chaos, "SIGSTOP")
+    [folder] = cluster_folders() - before
+    assert processes_below(folder)
+    chaos.send_signal(signal.SIGINT)
+    chaos.communicate(timeout=60)
+    assert chaos.returncode == 130
+    assert_nothing_is_left(folder)

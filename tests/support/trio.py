@@ -1,0 +1,222 @@
+"""Three real nodes under test, each of which can be killed, paused, stopped and started alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from delaywheel import Client
+from delaywheel.client.channel import CHANNEL_OPTIONS
+from delaywheel.layout import wheels_folder
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from local.cluster import LocalCluster, described
+from local.mirrors import compare
+from local.node import Node
+from support.service import wait_until
+
+T = TypeVar("T")
+PROCESSES = ("pid", "server_pid", "cleaner_pid")
+LATE_WINDOW_S = 5
+TIMEOUT_S = 60.0
+
+
+class Trio:
+    """Nodes n1 to n3, W = 2; what dies stays dead until it is started.
+
+    Attributes:
+        nodes: All three, in order.
+    """
+
+    def __init__(self, kafka: str, folder: Path, cluster_id: str) -> None:
+        """Prepares; nothing runs before the `with` block."""
+        settings = {
+            "cluster_id": cluster_id,
+            "late_window_seconds": LATE_WINDOW_S,
+            "ledger_seal_seconds": 1,
+        }
+        self._cluster = LocalCluster(
+            nodes=3, kafka=kafka, folder=folder, settings=settings, restart=False
+        )
+        self.nodes = self._cluster.nodes
+
+    def __enter__(self) -> Self:
+        self._cluster.__enter__()
+        try:
+            self.wait_accepting()
+        except BaseException as error:
+            self._cluster.__exit__(type(error), error, None)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in self.nodes:
+            self.resume(node)  # one that is paused could not stop
+        self._cluster.__exit__(kind, error, trace)
+
+    def client(self, **options: Any) -> Client:
+        """A client that knows all nodes."""
+        return Client([node.address for node in self.nodes], **options)
+
+    def others(self, than: Node) -> list[Node]:
+        """The two other nodes."""
+        return [node for node in self.nodes if node is not than]
+
+    def seen_by(self, node: Node) -> pb.DescribeClusterResponse:
+        """What a node says of the cluster; nothing while it is dead."""
+        return described(node.address) or pb.DescribeClusterResponse()
+
+    def member(self, seer: Node, node: Node) -> pb.Member:
+        """What a node says of another."""
+        rows = {row.node: row for row in self.seen_by(seer).members}
+        return rows.get(node.id, pb.Member())
+
+    def leader(self) -> Node:
+        """The node that leads, once all that are up agree on it."""
+        return self.await_leader(self.nodes)
+
+    def await_leader(self, seers: list[Node]) -> Node:
+        """The one of these nodes that leads, once they agree."""
+
+        def agreed() -> Node | None:
+            names = {self.seen_by(node).leader.node for node in seers}
+            return next((node for node in seers if names == {node.id}), None)
+
+        return self.wait("they agree on one of them as leader", agreed)
+
+    def wait_accepting(self, *nodes: Node) -> None:
+        """Waits until each of these (default: all) takes messages, as all of them see it."""
+        wanted = nodes or tuple(self.nodes)
+        names = {node.id for node in wanted}
+
+        def accept() -> bool:
+            for seer in wanted:
+                seen = self.seen_by(seer)
+                accepting = {row.node for row in seen.members if row.accepting}
+                if not seen.HasField("leader") or not names <= accepting:
+                    return False
+            return True
+
+        self.wait(f"{sorted(names)} accept", accept)
+
+    def wait_in_sync(self) -> None:
+        """Waits until every open wheel counts on all three nodes, and its origin says so."""
+
+        def whole(node: Node) -> bool:
+            rows = [row for row in self.seen_by(node).wheels if row.node == node.id]
+            is_open = [row for row in rows if row.state == pb.WHEEL_STATE_OPEN]
+            return bool(is_open) and all(len(row.in_sync) == 3 for row in is_open)
+
+        self.wait("all are in sync", lambda: all(whole(node) for node in self.nodes))
+
+    def wait(self, what: str, ask: Callable[[], T | None]) -> T:
+        """Asks until the answer is true; the nodes' logs are shown when it never is."""
+        try:
+            return wait_until(what, ask, timeout_s=TIMEOUT_S, every_s=0.1)
+        except AssertionError:
+            print(self.logs())  # noqa: T201 - pytest shows it beside the failure
+            raise
+
+    def kill(self, node: Node, *which: str) -> None:
+        """Kills processes of a node; of none named: all, and returns when it is dead."""
+        row = node.row()
+        for name in which or PROCESSES:
+            _signal(row[name], signal.SIGKILL)
+        if not which:
+            self.wait("the node is dead", lambda: node.exit_code is not None)
+
+    def stop(self, node: Node) -> None:
+        """Ends a node as an operator does."""
+        node.ask_to_stop()
+        node.stop()
+
+    def start(self, node: Node) -> None:
+        """Starts a node that is dead, and waits for its processes."""
+        node.start()
+        self.wait(f"{node.id} is up", lambda: node.is_up)
+
+    def pause(self, node: Node) -> None:
+        """Every process of a node stands still."""
+        for name in PROCESSES:
+            _signal(node.row()[name], signal.SIGSTOP)
+
+    def resume(self, node: Node) -> None:
+        """They go on."""
+        for name in PROCESSES:
+            _signal(node.row()[name], signal.SIGCONT)
+
+    def same_bytes(self) -> bool:
+        """Whether all slot files are on all nodes with the same bytes; asked again and again."""
+        try:
+            return not compare([node.data for node in self.nodes]).differing
+        except FileNotFoundError:
+            return False  # just deleted: it was finished
+
+    def logs(self) -> str:
+        """The end of every log."""
+        return "\n".join(f"== {node.log}\n{node.log_tail()}" for node in self.nodes)
+
+
+def _signal(pid: int | None, number: signal.Signals) -> None:
+    if pid is not None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return  # it died with its supervisor, as it should
+
+
+def slot_file(node: Node, handle: str) -> bytes:
+    """What a node holds of the wheel and second of a handle; empty: nothing."""
+    wheel, slot, _ = handle.split(":")
+    found = list((wheels_folder(node.data) / wheel).rglob(f"{slot}.slot"))
+    return found[0].read_bytes() if found else b""
+
+
+def row(topic: str, value: bytes, *, delay_s: float, id_: bytes | None = None) -> pb.DelayedMessage:
+    """A message with a due of its own, so that it can be sent again."""
+    due_ms = round((time.time() + delay_s) * 1000)
+    return pb.DelayedMessage(
+        topic=topic, value=value, id=id_ or uuid.uuid4().bytes, deliver_at_ms=due_ms
+    )
+
+
+@contextmanager
+def stub_of(node: Node) -> Iterator[DelayWheelStub]:
+    """Calls to this node and no other."""
+    with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+        yield DelayWheelStub(channel)
+
+
+def send(node: Node, *rows: pb.DelayedMessage, timeout_s: float = 20) -> list[str]:
+    """Sends to this node and no other; the handles."""
+    with stub_of(node) as stub:
+        request = pb.DelayProduceRequest(messages=rows)
+        answer = stub.DelayProduce(request, timeout=timeout_s)
+    errors = [result.error.reason for result in answer.results if result.error.reason]
+    assert not errors, errors
+    return [result.handle for result in answer.results]
+
+
+def change_config(node: Node, changes: Mapping[str, str]) -> str:
+    """Replaces text in a node's configuration file; what it was before."""
+    before = node.config.read_text()
+    after = before
+    for old, new in changes.items():
+        assert old in after, f"{old!r} is not in {node.config}"
+        after = after.replace(old, new)
+    node.config.write_text(after)
+    return before
