@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,16 +31,6 @@ def cluster(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Loc
     ) as running:
         running.wait_until_accepting()
         yield running
-
-
-def kill(node: Node) -> None:
-    """All of its processes at once; the cluster starts it again."""
-    row = node.row()
-    for name in ("pid", "server_pid", "cleaner_pid"):
-        try:
-            os.kill(row[name], signal.SIGKILL)
-        except ProcessLookupError:
-            continue  # it died with its supervisor, as it should
 
 
 def watched(cluster: LocalCluster, what: str, ask: Callable[[], bool]) -> None:
@@ -90,7 +78,7 @@ def test_the_leader_is_killed_again_and_again(
             load.wait_for_more()
             leader = cluster.leader()
             assert leader is not None
-            kill(leader)
+            leader.kill()
             killed.add(leader.id)
             watched(cluster, "another leads", partial(another_leads, cluster, leader))
             load.wait_for_more()

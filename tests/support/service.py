@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from delaywheel import Client
+from local.node import PROCESSES, send_signal
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -161,11 +162,7 @@ class Service:
     def kill(self, *which: str) -> None:
         """Kills processes of the node (`pid`, `server_pid`, `cleaner_pid`) with SIGKILL."""
         node = self.node()
-        for name in which or ("pid", "server_pid", "cleaner_pid"):
-            try:
-                os.kill(node[name], signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it died with its parent, as it should
+        send_signal([node[name] for name in which or PROCESSES], signal.SIGKILL)
 
     def kill_and_wait(self, *which: str) -> None:
         """Kills and waits until the replacement accepts."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import uuid
@@ -21,11 +20,10 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.cluster import LocalCluster, described
 from local.mirrors import compare
-from local.node import Node
+from local.node import PROCESSES, Node, send_signal
 from support.service import wait_until
 
 T = TypeVar("T")
-PROCESSES = ("pid", "server_pid", "cleaner_pid")
 LATE_WINDOW_S = 5
 TIMEOUT_S = 60.0
 
@@ -133,9 +131,7 @@ class Trio:
 
     def kill(self, node: Node, *which: str) -> None:
         """Kills processes of a node; of none named: all, and returns when it is dead."""
-        row = node.row()
-        for name in which or PROCESSES:
-            _signal(row[name], signal.SIGKILL)
+        send_signal(node.pids(which or PROCESSES), signal.SIGKILL)
         if not which:
             self.wait("the node is dead", lambda: node.exit_code is not None)
 
@@ -151,13 +147,11 @@ class Trio:
 
     def pause(self, node: Node) -> None:
         """Every process of a node stands still."""
-        for name in PROCESSES:
-            _signal(node.row()[name], signal.SIGSTOP)
+        send_signal(node.pids(), signal.SIGSTOP)
 
     def resume(self, node: Node) -> None:
         """They go on."""
-        for name in PROCESSES:
-            _signal(node.row()[name], signal.SIGCONT)
+        send_signal(node.pids(), signal.SIGCONT)
 
     def same_bytes(self) -> bool:
         """Whether all slot files are on all nodes with the same bytes; asked again and again."""
@@ -169,14 +163,6 @@ class Trio:
     def logs(self) -> str:
         """The end of every log."""
         return "\n".join(f"== {node.log}\n{node.log_tail()}" for node in self.nodes)
-
-
-def _signal(pid: int | None, number: signal.Signals) -> None:
-    if pid is not None:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return  # it died with its supervisor, as it should
 
 
 def slot_file(node: Node, handle: str) -> bytes:
