@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -186,34 +186,38 @@ async def refusal_of(work: object) -> Reason:
 
 
 @pytest.mark.parametrize(
-    ("place", "node", "storage", "reason"),
+    ("made", "node", "storage", "reason"),
     [
-        (Place(), "d", "", Reason.NODE_UNKNOWN),
-        (Place(), "c", "", Reason.NOTHING_TO_REPLACE),
-        (Place(), "a", "", Reason.NOTHING_TO_REPLACE),
-        (Place(), "b", "newer", Reason.NODE_NOT_HEARD),
-        (Place(heard_ago_ms=5_000), "b", "new", Reason.NODE_NOT_HEARD),
-        (without_b(), "b", "new", Reason.NODE_NOT_HEARD),
-        (Place(members=("a", "b", "c", "d")), "d", "", Reason.NOTHING_TO_REPLACE),
+        (Place, "d", "", Reason.NODE_UNKNOWN),
+        (Place, "c", "", Reason.NOTHING_TO_REPLACE),
+        (Place, "a", "", Reason.NOTHING_TO_REPLACE),
+        (Place, "b", "newer", Reason.NODE_NOT_HEARD),
+        (lambda: Place(heard_ago_ms=5_000), "b", "new", Reason.NODE_NOT_HEARD),
+        (without_b, "b", "new", Reason.NODE_NOT_HEARD),
+        (lambda: Place(members=("a", "b", "c", "d")), "d", "", Reason.NOTHING_TO_REPLACE),
     ],
     ids=["unknown", "same", "own", "another", "silent", "no member", "never registered"],
 )
-async def test_replacing_is_refused(place: Place, node: str, storage: str, reason: Reason) -> None:
+async def test_replacing_is_refused(
+    made: Callable[[], Place], node: str, storage: str, reason: Reason
+) -> None:
+    place = made()
     assert await refusal_of(place.replace(node, storage=storage)) == reason
     assert place.told == []
 
 
 @pytest.mark.parametrize(
-    ("place", "node", "reason"),
+    ("made", "node", "reason"),
     [
-        (without_b(), "d", Reason.NODE_UNKNOWN),
-        (without_b(), "a", Reason.NODE_LEADS),
-        (Place(), "b", Reason.NODE_IN_USE),
-        (Place(heard_ago_ms=5_000), "b", Reason.NODE_IN_USE),
+        (without_b, "d", Reason.NODE_UNKNOWN),
+        (without_b, "a", Reason.NODE_LEADS),
+        (Place, "b", Reason.NODE_IN_USE),
+        (lambda: Place(heard_ago_ms=5_000), "b", Reason.NODE_IN_USE),
     ],
     ids=["unknown", "leader", "member", "silent member"],
 )
-async def test_removing_is_refused(place: Place, node: str, reason: Reason) -> None:
+async def test_removing_is_refused(made: Callable[[], Place], node: str, reason: Reason) -> None:
+    place = made()
     assert await refusal_of(place.remove(node, dry_run=True)) == reason
     assert await refusal_of(place.remove(node)) == reason
     assert place.told == []
