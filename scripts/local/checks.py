@@ -1,18 +1,23 @@
 """Every check of the project, one named step after another, each with its time.
 
-All steps run even when one fails: a run tells everything that is wrong. The table of steps comes
-last, and below it pytest's own summary line: nobody has to search for the result.
+Two lanes run side by side, for the tests on real clusters mostly wait: one has these, the other
+all that needs no Kafka. All steps run even when one fails: a run tells everything that is wrong.
+What the steps print comes as it is printed, each line with its step's name. The table of steps
+comes last, and below it how many tests passed and failed: nobody has to search for the result.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +25,7 @@ from pathlib import Path
 from local.child import interrupt_on_signals
 
 ROOT = Path(__file__).parents[2]
+_COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,65 +46,113 @@ class Done:
     last_line: str
 
 
-def steps(*, fast: bool, scratch: Path) -> list[Step]:
-    """What is checked, in order; the tests come last and take the longest."""
+def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
+    """What is checked, in order, in two lanes."""
     python = sys.executable
     packages = ("proto", "wheel", "replica", "scripts", "tests")
-    not_slow = ("-m", "not slow") if fast else ()
+    pytest = (python, "-m", "pytest", "-m")
+    and_not_slow = " and not slow" if fast else ""
     return [
-        Step("ruff check", ("ruff", "check", ".")),
-        Step("ruff format", ("ruff", "format", "--check", ".")),
-        Step("mypy", ("mypy", *packages)),
-        Step("import-linter", ("lint-imports",)),
-        Step("generated code", (python, "-m", "local.proto", "--check")),
-        Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
-        Step("pytest", (python, "-m", "pytest", *not_slow)),
+        [Step("pytest kafka", (*pytest, "kafka" + and_not_slow))],
+        [
+            Step("ruff check", ("ruff", "check", ".")),
+            Step("ruff format", ("ruff", "format", "--check", ".")),
+            Step("mypy", ("mypy", *packages)),
+            Step("import-linter", ("lint-imports",)),
+            Step("generated code", (python, "-m", "local.proto", "--check")),
+            Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
+            Step("pytest", (*pytest, "not kafka" + and_not_slow)),
+        ],
     ]
 
 
-def run(step: Step) -> Done:
-    """Runs a step, showing what it prints; it ends with us, however we end."""
-    print(f"\n=== {step.name}: {' '.join(step.command)}", flush=True)
-    started = time.monotonic()
-    last_line = ""
-    with subprocess.Popen(
-        step.command,
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        process_group=0,
-    ) as process:
+class Lane:
+    """Runs steps one after another, on a thread of its own, until all are done or it is ended.
+
+    Attributes:
+        done: how the steps went.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.done: list[Done] = []
+        self._steps = steps
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ended = False
+        # Not the thread: Python 3.11 takes one whose join was interrupted for ended.
+        self._finished = threading.Event()
+        threading.Thread(target=self._run).start()
+
+    def wait(self) -> None:
+        """Blocks until all steps are done; a signal interrupts it."""
+        self._finished.wait()
+
+    def end(self) -> None:
+        """Interrupts the step as Ctrl-C would, so that pytest's fixtures stop what they started."""
+        with self._lock:
+            self._is_ended = True
+        for how, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 5)):
+            process = self._process
+            if process is not None and process.poll() is None:
+                os.killpg(process.pid, how)
+            self._finished.wait(patience_s)
+
+    def _run(self) -> None:
         try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
+            self._run_steps()
+        finally:
+            self._finished.set()
+
+    def _run_steps(self) -> None:
+        for step in self._steps:
+            started = time.monotonic()
+            if not self._start(step):
+                return
+            code, last_line = self._follow(step)
+            self.done.append(Done(step.name, time.monotonic() - started, code, last_line))
+
+    def _start(self, step: Step) -> bool:
+        with self._lock:
+            if self._is_ended:
+                return False
+            self._process = subprocess.Popen(
+                step.command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                process_group=0,
+            )
+            return True
+
+    def _follow(self, step: Step) -> tuple[int, str]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        last_line = ""
+        with self._process as process, self._process.stdout as output:
+            for line in output:
+                print(f"{step.name} | {line}", end="", flush=True)
                 last_line = line.rstrip() or last_line
-            code = process.wait()
-        except BaseException:
-            _end(process)
-            raise
-    return Done(step.name, time.monotonic() - started, code, last_line)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Interrupts the step as Ctrl-C would, so that pytest's fixtures stop what they started."""
-    for how, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 5)):
-        if process.poll() is not None:
-            return
-        os.killpg(process.pid, how)
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            continue
+            return process.wait(), last_line
 
 
 def table(done: Sequence[Done]) -> str:
     """The steps with their times."""
     rows = [f"{d.name:<16} {'ok' if d.code == 0 else 'FAILED':<7} {d.seconds:7.1f} s" for d in done]
     return "\n".join(["", "=== steps", *rows])
+
+
+def verdict(done: Sequence[Done]) -> str:
+    """How many tests passed and failed, from the last lines of pytest."""
+    counts: Counter[str] = Counter()
+    for step in done:
+        if step.name.startswith("pytest"):
+            for number, what in _COUNT.findall(step.last_line):
+                counts["failed" if what == "error" else what] += int(number)
+    skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
+    return f"{counts['passed']} passed, {counts['failed']} failed{skipped}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,15 +162,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--environment-seconds", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     interrupt_on_signals()
+    with tempfile.TemporaryDirectory() as scratch:
+        running = [Lane(steps) for steps in lanes(fast=options.fast, scratch=Path(scratch))]
+        try:
+            for lane in running:
+                lane.wait()
+        except KeyboardInterrupt:
+            for lane in running:
+                lane.end()
+            print("interrupted", file=sys.stderr)
+            return 130
     done = [Done("environment", options.environment_seconds, 0, "")]
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            done += [run(step) for step in steps(fast=options.fast, scratch=Path(scratch))]
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    done += [step for lane in reversed(running) for step in lane.done]
     print(table(done))
-    print(done[-1].last_line)
+    print(verdict(done))
     return 1 if any(step.code for step in done) else 0
 
 

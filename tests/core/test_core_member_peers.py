@@ -1,13 +1,11 @@
-"""The member machine among others: replication, fetching, fences, votes, completeness."""
+"""The member machine among others: replication, fetching, fences, completeness."""
 
 from dataclasses import replace
 
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
-from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.beat import Fence, FenceAnswer, Heard, Office
 from delaywheel_replica.core.member import MemberRefusal
 from delaywheel_replica.core.member_events import (
     CloseWheel,
@@ -32,10 +30,9 @@ from delaywheel_replica.core.peers import (
     PeerMessage,
     Promise,
     Refused,
-    Vote,
-    VoteAsk,
 )
-from delaywheel_replica.core.status import Role, VoteWish
+from delaywheel_replica.core.status import Role
+from support.member_talk import beat_of, messages, spare_of, wheel_beat
 from support.member_world import (
     FakeCluster,
     FakeNode,
@@ -60,34 +57,6 @@ def cluster() -> FakeCluster:
     world.run(200)
     assert all(node.status().beat.open == WheelId(name, 1) for name, node in world.nodes.items())
     return world
-
-
-def beat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Beat:
-    """A beat of another node, which heard this one if told so."""
-    heard = {} if boot_heard is None else {"a": Heard(boot_heard, 0)}
-    beat = Beat(
-        node=node,
-        storage=disk_of(node),
-        boot=f"boot-{node}",
-        wall_ms=0,
-        open=None,
-        spare=None,
-        last_number=1,
-        draining=False,
-        complete=True,
-        start=1,
-        count=1,
-        heard=heard,
-    )
-    return replace(beat, **values)  # type: ignore[arg-type]
-
-
-def wheel_beat(applied: int, **values: object) -> WheelBeat:
-    return replace(WheelBeat(applied, 0, 0, 0, 0, 0), **values)  # type: ignore[arg-type]
-
-
-def messages(node: FakeNode, kind: type[PeerMessage]) -> list[tuple[str, PeerMessage]]:
-    return [(peer, message) for peer, message in node.take_sent() if isinstance(message, kind)]
 
 
 # --- replication
@@ -311,7 +280,7 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
 
 
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
-    node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=_spare(A1))))
+    node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
     node.tick()
     others = (beat_of("b", office=Office(4, (Fence("a", 1),))),)
     beat = beat_of("c", office=Office(5, (Fence("b", 2), Fence("a", 1))))
@@ -382,7 +351,7 @@ def test_a_committed_fill_in_the_registry_counts_as_one_that_was_told() -> None:
     assert node.store.frames[B1].keys() == {1, 2, 3}
 
 
-def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_its_spare() -> None:
+def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> None:
     world = cluster()
     node = world["a"]
     node.write(2)
@@ -505,72 +474,6 @@ def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
     assert message.answer.incomplete == {B1}
 
 
-# --- leaders, clocks, votes
-
-
-def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -> None:
-    node = FakeNode("a")
-    leading = beat_of("b", office=Office(5))
-    node.receive("c", Gossip(beat_of("c"), (leading,)))
-    assert node.status().leader_heard_ms is None
-    node.receive("b", Gossip(leading))
-    assert node.status().leader_heard_ms == node.now_ms
-    node.disconnect("c")
-    assert node.status().leader_heard_ms == node.now_ms
-    node.disconnect("b")
-    assert node.status().leader_heard_ms is None
-
-
-def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None:
-    store = FakeStore(state_of("a", last_number=1, spare=_spare(A1)))
-    node = FakeNode("a", store=store)
-    node.tick()
-    assert node.status().beat.wheels[A1].seal_slot == 0
-    wall_ms = node.wall_ms - 50_000
-    leading = beat_of("b", wall_ms=wall_ms, office=Office(5))
-    stale = beat_of("c", wall_ms=wall_ms - 90_000, office=Office(4))
-    node.receive("c", Gossip(stale, (leading,)))
-    node.tick()
-    assert node.status().beat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120
-
-
-def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
-    node = FakeNode("a")
-    node.told(node.cleaner(vote_wish=VoteWish(1, 1_000)))
-    assert messages(node, VoteAsk) == [("b", VoteAsk(1, 1_000)), ("c", VoteAsk(1, 1_000))]
-    node.tick()
-    assert len(messages(node, VoteAsk)) == 2
-    node.receive("b", Vote(1))
-    node.receive("c", Vote(2))
-    status = node.status()
-    assert (status.votes, status.vote_round) == (frozenset({"b"}), 1)
-    node.told(node.cleaner(vote_wish=VoteWish(2, 1_000)))
-    status = node.status()
-    assert (status.votes, status.vote_round) == (frozenset(), 2)
-    node.told(node.cleaner())
-    node.take_sent()
-    node.tick()
-    assert messages(node, VoteAsk) == []
-    assert node.status().vote_round == 0
-
-
-def test_a_node_in_office_or_on_its_way_gives_no_vote() -> None:
-    for role in (Role.LEADING, Role.RESTING, Role.CANDIDATE):
-        node = FakeNode("a")
-        node.tick(5_000)
-        node.told(node.cleaner(role=role))
-        node.receive("b", VoteAsk(1, 1_000))
-        assert messages(node, Vote) == []
-
-
-def test_a_vote_given_counts_as_a_leader_heard() -> None:
-    node = FakeNode("a")
-    node.tick(5_000)
-    node.receive("b", VoteAsk(1, 1_000))
-    assert messages(node, Vote) == [("b", Vote(1))]
-    assert node.status().leader_heard_ms == node.now_ms
-
-
 # --- gossip
 
 
@@ -601,11 +504,6 @@ def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode
     node = FakeNode("a", store=store)
     node.told(node.cleaner({B1: record_of()}))
     return node
-
-
-def _spare(wheel: WheelId) -> Spare:
-    record: WheelRecord = record_of()
-    return Spare(wheel, 0, record.members, record.min_insync)
 
 
 def _incomplete(node: FakeNode) -> list[WheelId]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from local import checks
-from local.checks import Step, main, steps
+from local.checks import Step, lanes, main
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -16,24 +19,41 @@ def python(code: str) -> tuple[str, ...]:
 
 
 def run_with(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wanted: Step
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *wanted: list[Step]
 ) -> tuple[int, list[str]]:
-    monkeypatch.setattr(checks, "steps", lambda **_: list(wanted))
+    monkeypatch.setattr(checks, "lanes", lambda **_: list(wanted))
     code = main(["--environment-seconds", "3"])
     return code, capfd.readouterr().out.splitlines()
 
 
-def test_last_line_is_the_last_steps_summary(
+def test_the_last_line_counts_the_tests_of_all_steps(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, lines = run_with(
         monkeypatch,
         capfd,
-        Step("one", python("print('fine')")),
-        Step("pytest", python("print('..'); print('=== 2 passed in 0.1s ==='); print()")),
+        [Step("pytest kafka", python("print('=== 2 passed in 9.1s ===')"))],
+        [
+            Step("other", python("print('7 passed')")),
+            Step("pytest", python("print('=== 3 passed, 1 skipped, 9 deselected in 0.1s')")),
+        ],
     )
     assert code == 0
-    assert lines[-1] == "=== 2 passed in 0.1s ==="
+    assert lines[-1] == "5 passed, 0 failed, 1 skipped"
+
+
+def test_failed_tests_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failing = "import sys; print('== 1 failed, 2 passed, 1 error in 9.1s =='); sys.exit(1)"
+    code, lines = run_with(
+        monkeypatch,
+        capfd,
+        [Step("pytest kafka", python(failing))],
+        [Step("pytest", python("print('=== 3 passed in 0.1s'); print()"))],
+    )
+    assert code == 1
+    assert lines[-1] == "5 passed, 2 failed"
 
 
 def test_every_step_runs_and_is_named_with_its_time(
@@ -42,23 +62,58 @@ def test_every_step_runs_and_is_named_with_its_time(
     code, lines = run_with(
         monkeypatch,
         capfd,
-        Step("first", python("import sys; sys.exit(3)")),
-        Step("second", python("print('still ran')")),
+        [Step("other", python("print('beside')"))],
+        [
+            Step("first", python("import sys; sys.exit(3)")),
+            Step("second", python("print('still ran')")),
+        ],
     )
     assert code == 1
-    assert "still ran" in lines
+    assert {"second | still ran", "other | beside"} <= set(lines)
     table = lines[lines.index("=== steps") + 1 : -1]
     assert [line.split()[:2] for line in table] == [
         ["environment", "ok"],
         ["first", "FAILED"],
         ["second", "ok"],
+        ["other", "ok"],
     ]
     assert table[0].split()[2:] == ["3.0", "s"]
 
 
+def test_an_interrupt_reaches_the_steps_of_all_lanes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Each says that it is there, and when it is told to end; what would follow never begins."""
+    pipe = tmp_path / "there"
+    os.mkfifo(pipe)
+    there = (
+        f"import signal\ntry:\n open({str(pipe)!r}, 'w').write('x')\n signal.pause()\n"
+        "except KeyboardInterrupt: print('told to end')\n"
+    )
+    steps = [[Step(name, python(there)), Step("next", python(""))] for name in ("one", "two")]
+    monkeypatch.setattr(checks, "lanes", lambda **_: steps)
+
+    def interrupt() -> None:
+        seen = 0
+        while seen < 2:
+            seen += len(pipe.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = main([])
+    thread.join()
+    assert code == 130
+    told = capfd.readouterr().out
+    assert "one | told to end" in told
+    assert "two | told to end" in told
+    assert "next" not in told
+
+
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    names = [step.name for step in steps(fast=False, scratch=tmp_path)]
-    assert names == [
+    with_kafka, without = lanes(fast=False, scratch=tmp_path)
+    assert [step.name for step in with_kafka] == ["pytest kafka"]
+    assert [step.name for step in without] == [
         "ruff check",
         "ruff format",
         "mypy",
@@ -67,8 +122,10 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "build",
         "pytest",
     ]
+    assert with_kafka[-1].command[-2:] == ("-m", "kafka")
+    assert without[-1].command[-2:] == ("-m", "not kafka")
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
-    assert steps(fast=True, scratch=tmp_path)[-1].command[-2:] == ("-m", "not slow")
-    assert steps(fast=False, scratch=tmp_path)[-1].command[-1] == "pytest"
+    for lane in lanes(fast=True, scratch=tmp_path):
+        assert lane[-1].command[-1].endswith("kafka and not slow")

@@ -233,7 +233,7 @@ class Member:
                 return self._received(event.sender, event.message)
             case Disconnected():
                 self._hearing.disconnected(event.peer)
-                self._voting.disconnected(event.peer)
+                self._voting.gone(event.peer)
                 return [Tell()]
             case CleanerTold():
                 return self._cleaner_told(event.status)
@@ -389,6 +389,8 @@ class Member:
             self._line.heard(beat)
             effects += self._refuse_named(beat)
         if beat.office is None:
+            if news.is_direct and self._voting.gone(beat.node):
+                effects.append(Tell())  # the cleaner may stand at once
             return effects
         if news.is_direct:
             self._voting.leader_heard(beat.node, known.now_ms)
@@ -452,8 +454,10 @@ class Member:
         known = self._known
         if status is not None and status.boot != known.state.boot_id:
             return []
-        known.cleaner = status
+        led, known.cleaner = known.office, status
         effects: list[Effect] = []
+        if (led is None) != (known.office is None):
+            effects += self._telling.gossip()  # who stands for it should not wait for the tick
         if self._voting.wished(None if status is None else status.vote_wish):
             effects += self._ask_votes()
         if status is None:

@@ -39,7 +39,7 @@ class Voting:
             now_ms: monotonic clock, when it starts.
         """
         self._node = node
-        # None: the connection to the leader broke, which is as good as any silence.
+        # None: the leader is gone, which is as good as any silence.
         self._quiet_since_ms: int | None = now_ms
         self._leader: str | None = None
         self._leader_ms: int | None = None
@@ -64,10 +64,15 @@ class Voting:
         self._leader = node
         self._leader_ms = self._quiet_since_ms = now_ms
 
-    def disconnected(self, peer: str) -> None:
-        """A connection broke."""
-        if peer == self._leader:
-            self._leader = self._leader_ms = self._quiet_since_ms = None
+    def gone(self, peer: str) -> bool:
+        """The connection to a node broke, or it says itself that it does not lead.
+
+        Returns whether it was the leader.
+        """
+        if peer != self._leader:
+            return False
+        self._leader = self._leader_ms = self._quiet_since_ms = None
+        return True
 
     def wished(self, wish: VoteWish | None) -> bool:
         """The cleaner says whether it asks for votes; returns whether a new round begins."""

@@ -1,9 +1,12 @@
-"""Hears the cleaner: its row, and what comes through the link.
+"""Hears the cleaner: its row, what comes through the link, and its end.
 
 The row is read when the link wakes us, and ten times a second in any case: wake-ups may be lost.
+The process that writes the row is watched: a dead leader's office is over at once, not when its
+last row is a second old. Where it cannot be watched, the age of the row tells as well, but later.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import structlog
@@ -25,7 +28,7 @@ class Hearing:
         cleaner: Cleaner,
         *,
         on_topics: Callable[[Topics], None],
-        on_status: Callable[[CleanerStatus], None],
+        on_status: Callable[[CleanerStatus | None], None],
     ) -> None:
         """Prepares.
 
@@ -34,13 +37,15 @@ class Hearing:
             row: of the cleaner.
             cleaner: where the newest status is put.
             on_topics: the cleaner knows something about topics.
-            on_status: it has written its row.
+            on_status: it has written its row; None: it has died.
         """
         self._link = link
         self._row = row
         self._cleaner = cleaner
         self._on_topics = on_topics
         self._on_status = on_status
+        self._pid: int | None = None
+        self._pidfd: int | None = None
         self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The other end is closed: the cleaner has ended, and nobody will start it again.
         self.ended = asyncio.Event()
@@ -55,6 +60,7 @@ class Hearing:
                 await asyncio.sleep(BEAT_S)
         finally:
             loop.remove_reader(self._link.fileno())
+            self._unwatch()
 
     async def next_word(self) -> None:
         """Waits until the row says something new of progress or role."""
@@ -78,8 +84,37 @@ class Hearing:
         if status is None or status == self._cleaner.status:
             return
         before = self._cleaner.status
-        self._cleaner.status = status
+        self._cleaner.status, self._cleaner.has_died = status, False
         if before is None or status.progress != before.progress or status.role != before.role:
             word, self._word = self._word, asyncio.get_running_loop().create_future()
             word.set_result(None)
         self._on_status(status)
+        self._watch(status.pid)
+
+    def _watch(self, pid: int) -> None:
+        if pid == self._pid:
+            return
+        self._unwatch()
+        self._pid = pid
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._died()
+        except OSError as error:
+            _log.warning("cleaner not watched", pid=pid, error=str(error))
+        else:
+            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+
+    def _unwatch(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._pidfd = None
+
+    def _died(self) -> None:
+        pid = self._pid
+        self._unwatch()
+        self._read()  # its last word
+        if self._pid == pid:
+            self._cleaner.has_died = True
+            self._on_status(None)

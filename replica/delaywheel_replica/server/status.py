@@ -29,14 +29,22 @@ def monotonic_ms() -> int:
 
 @dataclass(slots=True)
 class Cleaner:
-    """The newest that was read of the cleaner's row."""
+    """The newest that was read of the cleaner's row.
+
+    Attributes:
+        status: what it says; None: nothing was read yet.
+        has_died: the process that wrote it was seen to end.
+    """
 
     status: CleanerStatus | None = None
+    has_died: bool = False
 
     def fresh(self) -> CleanerStatus | None:
         """The status, if the cleaner lives; what it says is committed stays true without that."""
         status = self.status
-        return status if status is not None and status.is_fresh(monotonic_ms()) else None
+        if status is None or self.has_died or not status.is_fresh(monotonic_ms()):
+            return None
+        return status
 
     def leading(self) -> CleanerStatus | None:
         """The status, if the cleaner lives and leads."""

@@ -1,0 +1,121 @@
+"""The server hears its cleaner: what its row says, and that its process has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from delaywheel.row import RowWriter
+from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.link import Link
+from delaywheel_replica.server.hearing import Hearing
+from delaywheel_replica.server.status import Cleaner, CleanerRow, monotonic_ms
+from support.facts import cleaner_status
+
+
+@dataclass
+class Ears:
+    """A server's, and the pen of a cleaner."""
+
+    pen: RowWriter
+    cleaner: Cleaner = field(default_factory=Cleaner)
+    told: list[CleanerStatus | None] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, status: CleanerStatus | None) -> None:
+        self.told.append(status)
+        self.news.set()
+
+    def write(self, pid: int) -> CleanerStatus:
+        status = cleaner_status(pid=pid, monotonic_ms=monotonic_ms() + 60_000, role=Role.LEADING)
+        self.pen.write(status.to_json())
+        return status
+
+    async def heard(self) -> CleanerStatus | None:
+        """The next that is told."""
+        async with asyncio.timeout(20):
+            while not self.told:
+                self.news.clear()
+                await self.news.wait()
+        return self.told.pop(0)
+
+
+@pytest.fixture
+async def ears(tmp_path: Path) -> AsyncIterator[Ears]:
+    path = tmp_path / "cleaner.row"
+    found = Ears(RowWriter(path))
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = Link(one.detach())
+    hearing = Hearing(
+        link,
+        CleanerRow(path, cleaner_status().boot),
+        found.cleaner,
+        on_topics=lambda _: None,
+        on_status=found.take,
+    )
+    task = asyncio.create_task(hearing.run())
+    yield found
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    link.close()
+    other.close()
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as started:
+        yield started
+        started.kill()
+
+
+async def test_a_row_counts_until_its_process_ends(
+    ears: Ears, process: subprocess.Popen[bytes]
+) -> None:
+    status = ears.write(process.pid)
+    assert await ears.heard() == status
+    assert ears.cleaner.leading() == status
+    process.send_signal(signal.SIGKILL)
+    assert await ears.heard() is None, "long before the row is old"
+    assert ears.cleaner.leading() is None
+    assert ears.cleaner.status == status, "what it committed stays true"
+
+
+async def test_its_last_word_is_heard(ears: Ears, process: subprocess.Popen[bytes]) -> None:
+    ears.write(process.pid)
+    await ears.heard()
+    last = ears.write(process.pid)
+    process.send_signal(signal.SIGKILL)
+    assert await ears.heard() == last
+    assert await ears.heard() is None
+
+
+async def test_the_next_cleaner_is_another_process(
+    ears: Ears, process: subprocess.Popen[bytes]
+) -> None:
+    ears.write(process.pid)
+    await ears.heard()
+    process.send_signal(signal.SIGKILL)
+    assert await ears.heard() is None
+    status = ears.write(os.getpid())
+    assert await ears.heard() == status
+    assert ears.cleaner.leading() == status
+
+
+async def test_a_row_of_a_process_that_is_gone_already(
+    ears: Ears, process: subprocess.Popen[bytes]
+) -> None:
+    process.kill()
+    process.wait()
+    status = ears.write(process.pid)
+    assert await ears.heard() == status
+    assert await ears.heard() is None
+    assert ears.cleaner.fresh() is None
