@@ -1,91 +1,30 @@
 """What is due, one situation at a time; the model beside this file mixes them all."""
 
 import errno
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Self
 
 import pytest
 
-from delaywheel import layout
 from delaywheel.disk import PosixFile
-from delaywheel.format import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, selection, tail, window
-from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
-from delaywheel_replica.cleaner.selection import DueReader, Step
-from delaywheel_replica.core.progress import Progress, violations
+from delaywheel_replica.cleaner.rows import DueMessage, Outcome
+from delaywheel_replica.cleaner.selection import Step
+from support.due_leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due_oracle import as_message, verdicts
-from support.due_wheels import Sent, Wheels, wheels_in_memory
+from support.due_wheels import Wheels, wheels_in_memory
 from support.whenever import Whenever
 
-SECOND = 1_700_000_000
-START_MS = SECOND * 1000
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
-EMPTY = Progress(START_MS, None, {}, SECOND - 120)
 
 
 @pytest.fixture
 def wheels() -> Iterator[Wheels]:
     with wheels_in_memory() as made:
         yield made
-
-
-class Leader:
-    """One leader's reader, and what it has committed."""
-
-    def __init__(
-        self, wheels: Wheels, progress: Progress = EMPTY, *, preload_thread: bool = False
-    ) -> None:
-        self.wheels = wheels
-        self.reader = DueReader(wheels.disk, wheels.data, preload_thread=preload_thread)
-        self.progress = progress
-        self.messages: list[DueMessage] = []
-        self.dropped: list[Dropped] = []
-        self.lost: frozenset[tuple[WheelId, int]] = frozenset()
-        self.reader.start(progress)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.reader.close()
-
-    def look(self, now_ms: int, cap_messages: int = 1000, cap_bytes: int = 1 << 20) -> Step:
-        self.reader.update(self.wheels.last_seqs(), self.lost)
-        return self.reader.next_step(now_ms, cap_messages, cap_bytes)
-
-    def lose(self) -> None:
-        """All members lack what is waited for: that is committed."""
-        self.lost |= self.reader.unreadable
-
-    def commit(self, step: Step) -> None:
-        assert violations(self.progress, step.after) == []
-        self.messages += step.messages
-        self.dropped += step.dropped
-        self.progress = step.after
-        self.reader.done(step)
-
-    def forward(self, now_ms: int, cap_messages: int = 1000, cap_bytes: int = 1 << 20) -> int:
-        """Commits steps until nothing more can be done; returns how many."""
-        for number in range(1, 100_000):
-            step = self.look(now_ms, cap_messages, cap_bytes)
-            self.commit(step)
-            waits = bool(self.reader.unreadable) and not step and step.before == step.after
-            if waits or not step.behind:
-                return number
-        raise AssertionError("there is no end to it")
-
-
-def message(due_ms: int, number: int = 0, **fields: object) -> Sent:
-    return replace(Sent(due_ms, number.to_bytes(16, "big")), **fields)  # type: ignore[arg-type]
-
-
-def numbers(messages: Sequence[DueMessage | Dropped]) -> list[int]:
-    return [int.from_bytes(message.id, "big") for message in messages]
 
 
 def expected(wheels: Wheels, step: Step) -> list[DueMessage]:
@@ -298,161 +237,6 @@ def test_an_unregistered_wheel_is_forgotten(wheels: Wheels) -> None:
         assert leader.reader.next_step(START_MS + 6, 10, 10).after.seqs == {A2: 1}
 
 
-def punch_hole(wheels: Wheels, wheel: WheelId, seq: int) -> None:
-    index = layout.index_path(layout.wheel_folder(wheels.data, wheel), 0)
-    with index.open("r+b") as file:
-        file.seek((seq - 1) * INDEX_ROW_LENGTH_BYTES)
-        file.write(HOLE_ROW)
-
-
-def test_v_rests_in_front_of_a_hole_until_it_is_lost(wheels: Wheels) -> None:
-    wheels.write(A1, [message(START_MS + 1, 1)])
-    wheels.write(A1, [message(START_MS + 2, 2)])
-    wheels.write(A1, [message(START_MS + 9000, 3)])
-    wheels.write(B1, [message(START_MS + 3, 4)])
-    punch_hole(wheels, A1, 2)
-    with Leader(wheels) as leader:
-        assert leader.reader.unreadable == set()
-        leader.forward(START_MS + 10_000)
-        assert leader.progress.seqs == {A1: 1, B1: 1}
-        assert leader.progress.due_ms == START_MS + 10_000
-        assert leader.reader.unreadable == {(A1, 2)}
-        assert leader.reader.lost_frame(A1, 2) == LostFrame(A1, 2, 0, 0, 0, "HOLE")
-        leader.lose()
-        leader.forward(START_MS + 10_000)
-        assert numbers(leader.messages) == [1, 4, 3]
-
-
-def test_a_wheel_rests_in_front_of_a_bad_frame_and_no_other_does(wheels: Wheels) -> None:
-    with Leader(wheels) as leader:
-        leader.forward(START_MS + 1000)
-        for number in range(4):
-            wheels.write(A1, [message(START_MS + 1500, number)])
-        wheels.write(B1, [message(START_MS + 1500, 9)])
-        wheels.damage(wheels.frames[1])
-        wheels.damage(wheels.frames[3])
-        leader.forward(START_MS + 2000)
-        assert numbers(leader.messages) == [0, 9]
-        assert leader.progress.seqs == {A1: 1, B1: 1}
-        assert leader.reader.unreadable == {(A1, 2), (A1, 4)}
-        assert leader.reader.lost_frame(A1, 2) == LostFrame(A1, 2, SECOND + 1, 1, 0, "MAGIC")
-        wheels.repair(wheels.frames[1])
-        assert leader.reader.lost_frame(A1, 2) is None
-        leader.forward(START_MS + 2000)  # nobody looked again yet
-        assert leader.progress.seqs[A1] == 1
-        leader.forward(START_MS + 2100)
-        assert leader.progress.seqs[A1] == 3
-        assert leader.reader.unreadable == {(A1, 4)}
-        leader.lose()
-        leader.forward(START_MS + 2100)
-        assert leader.progress.seqs[A1] == 4
-        assert numbers(leader.messages) == [0, 9, 1, 2]
-
-
-@pytest.mark.parametrize("preload_thread", [False, True])
-def test_w_rests_in_front_of_a_second_with_a_bad_frame(
-    wheels: Wheels, *, preload_thread: bool
-) -> None:
-    wheels.write(A1, [message(START_MS + 5100, 1)])
-    wheels.write(B1, [message(START_MS + 5200, 2), message(START_MS + 6000, 3)])
-    with Leader(wheels, preload_thread=preload_thread) as leader:
-        leader.forward(START_MS + 1000)
-        assert leader.progress.seqs == {A1: 1, B1: 2}
-        wheels.damage(wheels.frames[0])
-        until(lambda: leader.forward(START_MS + 5900) > 0 and bool(leader.reader.unreadable))
-        assert leader.reader.unreadable == {(A1, 1)}
-        assert leader.progress.due_ms == START_MS + 4999
-        assert leader.reader.next_due_ms() is None
-        # What comes for it meanwhile is taken with it, once it is read.
-        wheels.write(A1, [message(START_MS + 5300, 4)])
-        wheels.write(B1, [message(START_MS + 5300, 4)])
-        leader.forward(START_MS + 7000)
-        assert leader.progress.due_ms == START_MS + 4999
-        wheels.repair(wheels.frames[0])
-        until(
-            lambda: leader.forward(START_MS + 7100) > 0 and leader.progress.due_ms > START_MS + 7000
-        )
-        assert numbers(leader.messages) == [1, 2, 4, 3]
-        assert numbers(leader.dropped) == [4]
-        assert leader.reader.unreadable == set()
-
-
-def test_a_repaired_hole_of_a_second_that_waits_is_read_by_its_new_row(wheels: Wheels) -> None:
-    """Another leader took the frame account of; here its row was lost and comes back."""
-    wheels.write(A1, [message(START_MS + 100, 1)])
-    wheels.write(A1, [message(START_MS + 200, 2)])
-    index = layout.index_path(layout.wheel_folder(wheels.data, A1), 0)
-    rows = index.read_bytes()
-    wheels.damage(wheels.frames[0])
-    with Leader(wheels, replace(EMPTY, seqs={A1: 2})) as leader:
-        punch_hole(wheels, A1, 2)
-        leader.forward(START_MS + 900)
-        assert leader.reader.unreadable == {(A1, 1)}
-        index.write_bytes(rows)
-        wheels.repair(wheels.frames[0])
-        leader.forward(START_MS + 1000)
-        assert numbers(leader.messages) == [1, 2]
-
-
-def test_a_retry_waits_for_the_bad_frame_that_it_may_repeat(wheels: Wheels) -> None:
-    first = message(START_MS + 100, 1)
-    wheels.write(A1, [first])
-    with Leader(wheels) as leader:
-        leader.forward(START_MS + 5000)
-    wheels.damage(wheels.frames[0])
-    wheels.write(B1, [first])
-    wheels.write(A1, [message(START_MS + 5500, 2)])
-    with Leader(wheels, leader.progress) as following:
-        following.forward(START_MS + 6000)
-        assert following.progress.seqs == {A1: 2}
-        assert numbers(following.messages) == [2]
-        assert following.reader.unreadable == {(A1, 1)}
-        wheels.repair(wheels.frames[0])
-        following.forward(START_MS + 7000)
-        assert following.progress.seqs == {A1: 2, B1: 1}
-        assert numbers(following.dropped) == [1]
-
-
-def test_a_second_below_the_floor_is_waited_for_no_more(wheels: Wheels) -> None:
-    first = message(START_MS + 100, 1)
-    wheels.write(A1, [first])
-    progress = replace(EMPTY, due_ms=START_MS + 5000, seqs={A1: 1})
-    wheels.damage(wheels.frames[0])
-    wheels.write(B1, [first])
-    with Leader(wheels, progress) as leader:
-        step = leader.look(START_MS + 6000)
-        assert leader.reader.unreadable == {(A1, 1)}
-        leader.reader.done(step, replace(step.after, floor=SECOND + 1))
-        assert leader.reader.unreadable == set()
-
-
-def test_so_many_bad_frames_are_told_and_then_the_next(wheels: Wheels) -> None:
-    for number in range(250):
-        wheels.write(A1, [message(START_MS + 100, number)])
-        wheels.damage(wheels.frames[-1])
-    with Leader(wheels) as leader:
-        seen = []
-        for _ in range(4):
-            leader.forward(START_MS + 500)
-            seen.append(len(leader.reader.unreadable))
-            leader.lose()
-        assert seen == [100, 100, 50, 0]
-        assert leader.progress.seqs == {A1: 250}
-
-
-def test_what_is_lost_is_passed_whether_it_has_a_row_here_or_not(wheels: Wheels) -> None:
-    wheels.write(A1, [message(START_MS + 1, 1)])
-    wheels.write(A1, [message(START_MS + 4001, 2)])
-    with Leader(wheels) as leader:
-        lost = {(A1, seq) for seq in (1, 2, 3, 5)}
-        leader.reader.update({A1: 5}, lost)
-        step = leader.reader.next_step(START_MS + 10_000, 10, 10)
-        assert not step
-        assert step.after.seqs == {A1: 3}
-        assert leader.reader.lost_frame(A1, 3) == LostFrame(A1, 3, 0, 0, 0, "GONE")
-        assert leader.reader.lost_frame(A2, 1) == LostFrame(A2, 1, 0, 0, 0, "GONE")
-
-
 def test_days_without_messages_cost_few_steps(wheels: Wheels) -> None:
     day_ms = 86_400_000
     wheels.write(A1, [message(START_MS + 1, 1), message(START_MS + 3 * day_ms, 2)])
@@ -521,9 +305,3 @@ def test_the_next_due_is_told_for_the_timer(wheels: Wheels) -> None:
         assert leader.reader.next_due_ms() == START_MS + 700
         leader.forward(START_MS + 700)
         assert leader.reader.next_due_ms() is None
-
-
-def until(condition: Callable[[], bool], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline

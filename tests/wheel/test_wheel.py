@@ -318,7 +318,12 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
         written[seq][0].due_ms // 1000 for seq in range(3, 14)
     ]
     assert read_all(disk, DATA, wheel.wheel) == written
+    slots = sorted({messages[0].due_ms // 1000 for messages in written.values()})
+    disk.delete(layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), slots[7]))
+    between = reader.indexed_slots(slots[2], slots[-1]).tolist()
+    assert sorted(set(between)) == slots[2:-1], "whether the file is there or not"
     wheel.delete_below(BASE_SLOT + 200)
+    assert set(reader.indexed_slots(0, slots[-1] + 1).tolist()) == set(slots[4:])
     names = disk.list_folder(layout.wheel_folder(DATA, wheel.wheel))
     assert [name for name in names if name.startswith("index")] == ["index.1", "index.2", "index.3"]
     assert reader.rows(1, 5)["length"].tolist()[:4] == [0] * 4

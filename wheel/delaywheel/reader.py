@@ -145,6 +145,19 @@ class WheelReader:
         """The slots that have a file, ``from_slot`` <= slot < ``to_slot``, from folder names."""
         return list(list_slots(self._disk, self._folder, from_slot, to_slot))
 
+    def indexed_slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
+        """The slots that index rows speak of, ``from_slot`` <= slot < ``to_slot``, in no order.
+
+        Whether there is a file or not: one that is gone takes nothing from what is promised.
+        """
+        found, seq, last_seq = [], 0, self.last_seq()
+        while seq < last_seq:
+            first, seq = seq + 1, min(last_seq, (seq // ROWS_PER_SEGMENT + 1) * ROWS_PER_SEGMENT)
+            rows = self._index.rows(first, seq)
+            inside = (rows["slot"] >= from_slot) & (rows["slot"] < to_slot) & (rows["length"] > 0)
+            found.append(np.unique(rows["slot"][inside]))
+        return np.concatenate(found or [np.empty(0, np.uint32)]).astype(np.int64)
+
     def close(self) -> None:
         """Closes the index; columns already returned stay good."""
         self._index.close()

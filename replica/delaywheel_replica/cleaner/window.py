@@ -14,8 +14,9 @@ A second with a frame that cannot be read is *blocked*: it is not in memory, but
 once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
 beyond is loaded; if it is past, the late frames that want it wait.
 
-Seconds that exist are found by listing folders, an hour at a time; frames that come later
-are told by `note`. Loaded are the seconds up to a little beyond now, and in a catch-up only
+Seconds that exist are found an hour at a time: those that index rows speak of, for a slot file that
+is gone must be missed, and those that have a file, for a row may be gone as well. Frames that come
+later are told by `note`. Loaded are the seconds up to a little beyond now, and in a catch-up only
 as many as hold `LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
 """
 
@@ -51,7 +52,7 @@ def _place(frame: Frame) -> tuple[WheelId, int]:
 
 
 class KnownSlots:
-    """Which seconds of the hour looked at have files."""
+    """Which seconds of the hour looked at hold anything."""
 
     def __init__(self) -> None:
         self._begin = 0
@@ -67,7 +68,7 @@ class KnownSlots:
         self._marks[near - self._begin] = True
 
     def next(self, first: int, last: int, readers: Collection[WheelReader]) -> int | None:
-        """The first slot of [first, last] that has a file."""
+        """The first slot of [first, last] that holds anything."""
         while first <= last:
             if not self._begin <= first < self._begin + len(self._marks):
                 self._list(first, readers)
@@ -81,8 +82,9 @@ class KnownSlots:
         self._begin = first
         self._marks = np.zeros(_HOUR - first % _HOUR, np.bool_)
         for reader in readers:
-            slots = reader.slots(first, first + len(self._marks))
-            self._marks[np.array(slots, np.int64) - first] = True
+            end = first + len(self._marks)
+            self._marks[reader.indexed_slots(first, end) - first] = True
+            self._marks[np.array(reader.slots(first, end), np.int64) - first] = True
 
 
 class Window:
