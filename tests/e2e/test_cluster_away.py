@@ -17,7 +17,7 @@ from local.kafka import KafkaBroker
 from local.node import Node
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader
-from support.trio import Trio, row, send, slot_file, stub_of
+from support.trio import Trio, row, seen_by, send, slot_file, stub_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
@@ -45,7 +45,7 @@ def test_below_w_all_is_refused_and_nothing_lost(
     for node in gone:
         trio.kill(node)
     trio.wait("one alone refuses by name", lambda: refusal(left, topic) == "NOT_ENOUGH_REPLICAS")
-    assert trio.seen_by(left).refusing.reason == "NOT_ENOUGH_REPLICAS"
+    assert seen_by(left).refusing.reason == "NOT_ENOUGH_REPLICAS"
     for node in gone:
         trio.start(node)
     trio.wait_accepting()
@@ -86,19 +86,50 @@ def test_a_node_that_was_away_catches_up(
     pending = send(origin, *[row(topic, b"%d" % n, delay_s=first_s + n) for n in range(40)])
     pending += send(other, *[row(topic, b"%d" % n, delay_s=first_s + 100 + n) for n in range(40)])
     assert not any(slot_file(away, handle) for handle in pending)
+    wait_for_copies(trio, other, pending[0], in_sync=[origin, other])
+    gone = trio.copies(other, pending[0])[away.id]
+    assert gone.state == pb.REPLICA_STATE_AWAY
+    assert gone.lag_frames > 0
+    assert gone.lag_ms > 0
+    wait_for_count(trio, other, pending[0], copies=2)
     if is_long:
         # What was finished in the second of the kill is deleted everywhere else.
-        trio.wait("the floor passed it", lambda: trio.seen_by(origin).floor > killed_at)
+        trio.wait("the floor passed it", lambda: seen_by(origin).floor > killed_at)
     trio.start(away)
     trio.wait_accepting()
     trio.wait_in_sync()
     for handle in pending:
         assert slot_file(away, handle)
         assert slot_file(away, handle) == slot_file(origin, handle) == slot_file(other, handle)
+    wait_for_copies(trio, away, pending[0], in_sync=trio.nodes)
+    wait_for_count(trio, other, pending[0], copies=3)
     trio.wait("everything is the same on all", trio.same_bytes)
     with CommittedReader(kafka.address, topic) as reader:
         reader.wait_for(1)
         assert [m.value() for m in reader.read_to_end()] == [b"soon"]
+
+
+def wait_for_copies(trio: Trio, seer: Node, handle: str, *, in_sync: list[Node]) -> None:
+    """Waits until exactly these are told to be in sync with a wheel, and to lack nothing."""
+    wanted = {node.id for node in in_sync}
+
+    def found() -> bool:
+        copies = trio.copies(seer, handle)
+        whole = [copy for copy in copies.values() if copy.state == pb.REPLICA_STATE_IN_SYNC]
+        return {copy.node for copy in whole if not copy.lag_frames} == wanted
+
+    trio.wait(f"{sorted(wanted)} are in sync", found)
+
+
+def wait_for_count(trio: Trio, seer: Node, handle: str, *, copies: int) -> None:
+    """Waits until so many nodes have counted a handle's second, which holds one message."""
+
+    def found() -> bool:
+        row = trio.counted(seer, handle)
+        assert row.messages == 1
+        return row.copies == copies
+
+    trio.wait(f"it is counted in {copies} copies", found)
 
 
 def test_the_origin_is_killed_between_write_and_ack(

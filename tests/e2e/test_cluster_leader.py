@@ -19,7 +19,7 @@ from local.node import Node
 from support.kafka_proxy import KafkaProxy
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader
-from support.trio import Trio, row, send
+from support.trio import Trio, row, seen_by, send
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -102,10 +102,10 @@ def test_one_process_of_the_leader_is_killed(
         load.wait_for_more()
         leader = trio.leader()
         before = leader.row()
-        epoch = trio.seen_by(leader).leader.epoch
+        epoch = seen_by(leader).leader.epoch
         trio.kill(leader, which)
         trio.wait("it runs again", lambda: leader.row()[which] not in {None, before[which]})
-        trio.wait("there was an election", lambda: trio.seen_by(leader).leader.epoch > epoch)
+        trio.wait("there was an election", lambda: seen_by(leader).leader.epoch > epoch)
         trio.wait_accepting()
         load.wait_for_more()
         after = leader.row()

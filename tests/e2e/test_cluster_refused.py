@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 
@@ -14,7 +11,16 @@ import pytest
 from local.kafka import KafkaBroker
 from local.node import Node
 from support.read_committed import CommittedReader
-from support.trio import LATE_WINDOW_S, Trio, change_config, row, send, slot_file
+from support.trio import (
+    LATE_WINDOW_S,
+    Trio,
+    change_config,
+    row,
+    run_cli,
+    seen_by,
+    send,
+    slot_file,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -73,7 +79,7 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
     wiped.data.mkdir()
     trio.start(wiped)
     trio.wait("it is known", lambda: trio.member(two[0], wiped).storage_replaced)
-    refusing = trio.wait("it says why", lambda: told_by(trio, wiped))
+    refusing = trio.wait("it says why", lambda: told_by(wiped))
     assert "STORAGE_REPLACED" in refusing
     assert not trio.member(two[0], wiped).accepting
     trio.await_leader(two)
@@ -94,19 +100,7 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
         assert slot_file(two[0], handle) == slot_file(two[1], handle)
 
 
-def told_by(trio: Trio, node: Node) -> str:
+def told_by(node: Node) -> str:
     """Why a node takes nothing; empty while it does not say so by name."""
-    message = trio.seen_by(node).refusing.message
+    message = seen_by(node).refusing.message
     return message if "STORAGE_REPLACED" in message else ""
-
-
-def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line tool, asking one node."""
-    return subprocess.run(
-        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
-        env={**os.environ, "DELAYWHEEL_SERVER": node.address},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )

@@ -11,12 +11,13 @@ import pytest
 
 from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.cluster import LocalCluster, described
+from local.cluster import LocalCluster
 from local.kafka import KafkaBroker
 from local.node import Node
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader
 from support.service import wait_until
+from support.trio import seen_by
 
 pytestmark = pytest.mark.kafka
 
@@ -41,11 +42,6 @@ def watched(cluster: LocalCluster, what: str, ask: Callable[[], bool]) -> None:
         return ask()
 
     wait_until(what, look, timeout_s=40, every_s=0.1)
-
-
-def seen_by(node: Node) -> pb.DescribeClusterResponse:
-    """What a node says of the cluster; nothing while it is dead."""
-    return described(node.address) or pb.DescribeClusterResponse()
 
 
 def another_leads(cluster: LocalCluster, than: Node) -> bool:

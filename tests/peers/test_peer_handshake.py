@@ -15,6 +15,7 @@ from delaywheel_replica.peers.handshake import (
     encode_answer,
     encode_hello,
     judge,
+    rolling,
 )
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal
 from support.peer_site import SETTINGS, identity
@@ -58,6 +59,38 @@ def test_what_is_no_hello_or_answer_is_named() -> None:
 def test_those_that_agree_may_talk() -> None:
     theirs = identity("n2", boot="another", client_address="elsewhere:1")
     assert judge(ME, theirs, MEMBERS) is None
+    assert rolling(ME, theirs) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"members": "n1,n2,n3,n4"}, "members is n1,n2 at n1, n1,n2,n3,n4 at n2"),
+        ({"members": "n2"}, "members is n1,n2 at n1, n2 at n2"),
+        ({"min_insync": "1"}, "min_insync is 2 at n1, 1 at n2"),
+        (
+            {"members": "n1,n2,n3", "min_insync": "3"},
+            "members is n1,n2 at n1, n1,n2,n3 at n2; min_insync is 2 at n1, 3 at n2",
+        ),
+    ],
+)
+def test_what_is_changed_node_by_node_may_differ_and_is_told_by_both(
+    changes: dict[str, str], told: str
+) -> None:
+    theirs = identity("n2", settings=SETTINGS | changes)
+    assert judge(ME, theirs, MEMBERS) is judge(theirs, ME, MEMBERS) is None
+    assert rolling(ME, theirs) == rolling(theirs, ME) == told
+
+
+@pytest.mark.parametrize("members", ["n1,n3", "n2,n3", "n1,n22", ""])
+def test_lists_of_which_neither_lies_within_the_other_are_refused_on_both_sides(
+    members: str,
+) -> None:
+    theirs = identity("n2", settings=SETTINGS | {"members": members})
+    refusals = judge(ME, theirs, MEMBERS), judge(theirs, ME, MEMBERS)
+    assert refusals[0] == refusals[1]
+    assert refusals[0] is not None
+    assert refusals[0].reason is PeerReason.SETTINGS_DISAGREE
 
 
 @pytest.mark.parametrize(
@@ -69,16 +102,16 @@ def test_those_that_agree_may_talk() -> None:
         ({"node": "n1", "storage": "twin"}, PeerReason.NODE_ID_TAKEN, ["disk-n1", "twin"]),
         ({"node": "n7"}, PeerReason.NOT_A_MEMBER, ["n7", "n1, n2"]),
         (
-            {"settings": SETTINGS | {"min_insync": "1"}},
+            {"settings": SETTINGS | {"span_seconds": "60"}},
             PeerReason.SETTINGS_DISAGREE,
-            ["min_insync is 2 at n1, 1 at n2"],
+            ["span_seconds is 7200 at n1, 60 at n2"],
+        ),
+        (
+            {"settings": SETTINGS | {"members": "n2,n3", "new": "x"}},
+            PeerReason.SETTINGS_DISAGREE,
+            ["members is n1,n2 at n1, n2,n3 at n2", "new is None at n1, x at n2"],
         ),
         ({"settings": {}}, PeerReason.SETTINGS_DISAGREE, ["members is n1,n2 at n1, None at n2"]),
-        (
-            {"settings": SETTINGS | {"min_insync": "1", "new": "x"}},
-            PeerReason.SETTINGS_DISAGREE,
-            ["min_insync", "new is None at n1, x at n2"],
-        ),
     ],
 )
 def test_each_refusal_names_both_values(

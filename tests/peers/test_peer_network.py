@@ -231,7 +231,7 @@ def newest(site: Site) -> int:
         ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER),
         ({"protocol": 9}, PeerReason.WRONG_PROTOCOL),
         ({"format": 9}, PeerReason.WRONG_FORMAT),
-        ({"settings": SETTINGS | {"min_insync": "1"}}, PeerReason.SETTINGS_DISAGREE),
+        ({"settings": SETTINGS | {"span_seconds": "60"}}, PeerReason.SETTINGS_DISAGREE),
     ],
 )
 def test_those_who_disagree_refuse_each_other_by_name(

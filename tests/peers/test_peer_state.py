@@ -15,8 +15,9 @@ from delaywheel_replica.peers.handshake import encode_hello
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.peer import Peer, Stream, Way
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal
-from support.peer_site import identity
+from support.peer_site import SETTINGS, identity
 
+ME = identity("n1")
 THEIRS = identity("n2")
 
 
@@ -26,7 +27,7 @@ def outbox() -> Outbox:
 
 def connected(told: list[str]) -> Peer:
     """With all four streams."""
-    peer = Peer("n2", "a:1", told.append)
+    peer = Peer(ME, "n2", "a:1", told.append)
     for stream in Stream:
         assert peer.welcomed(stream, THEIRS, outbox()) is None
         assert peer.state().connection is Connection.CONNECTING
@@ -36,7 +37,7 @@ def connected(told: list[str]) -> Peer:
 
 
 def test_who_welcomes_under_another_name_is_not_wanted() -> None:
-    refusal = Peer("n2", "a:1", print).welcomed(Stream.DATA, identity("n3"), outbox())
+    refusal = Peer(ME, "n2", "a:1", print).welcomed(Stream.DATA, identity("n3"), outbox())
     assert refusal is not None
     assert refusal.reason is PeerReason.WRONG_NODE
 
@@ -57,7 +58,7 @@ def test_another_storage_is_refused_on_either_way_while_the_first_is_connected()
 
 def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
     told: list[str] = []
-    peer = Peer("n2", "a:1", told.append)
+    peer = Peer(ME, "n2", "a:1", told.append)
     waiting: dict[Stream, Outbox] = {stream: outbox() for stream in Stream}
     cancels: dict[Stream, Callable[[], object]] = {Stream.CONTROL: object, Stream.DATA: int}
     for stream in Stream:
@@ -78,9 +79,9 @@ def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
 
 def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -> None:
     told: list[str] = []
-    peer, waiting = Peer("n2", "a:1", told.append), outbox()
+    peer, waiting = Peer(ME, "n2", "a:1", told.append), outbox()
     peer.welcomed(Stream.CONTROL, THEIRS, waiting)
-    acceptor = Acceptor(identity("n1"), {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting))
+    acceptor = Acceptor(ME, {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting))
     requests = iter([encode_hello(THEIRS, "n1"), encode(Vote(1))])
     context = cast("grpc.ServicerContext", Mock())
     assert len(list(acceptor.serve(Stream.CONTROL, requests, context))) == 1
@@ -88,7 +89,7 @@ def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -
 
 
 def test_a_refusal_that_is_not_repeated_is_over() -> None:
-    peer = Peer("n2", "a:1", print)
+    peer = Peer(ME, "n2", "a:1", print)
     peer.refused(Way.IN, Stream.DATA, PeerRefusal(PeerReason.MALFORMED, "why"))
     assert peer.state().connection is Connection.REFUSED
     (refusal, at), *_ = peer._refusals.values()
@@ -101,7 +102,7 @@ def test_a_refusal_that_is_not_repeated_is_over() -> None:
 def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() -> None:
     refusal = PeerRefusal(PeerReason.SETTINGS_DISAGREE, "why")
     with structlog.testing.capture_logs() as logs:
-        peer = Peer("n2", "a:1", print)
+        peer = Peer(ME, "n2", "a:1", print)
         for _ in range(3):
             for stream in Stream:
                 peer.refused(Way.OUT, stream, refusal)
@@ -118,8 +119,32 @@ def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() ->
 
 def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
     with structlog.testing.capture_logs() as logs:
-        peer = Peer("n2", "a:1", print)
+        peer = Peer(ME, "n2", "a:1", print)
         for n in range(module.MOST_LOGGED + 50):
             peer.refused(Way.OUT, Stream.DATA, PeerRefusal(PeerReason.MALFORMED, str(n)))
     assert len(logs) == module.MOST_LOGGED
     assert len(peer._logged) == module.MOST_LOGGED
+
+
+def test_other_members_are_told_until_both_have_the_same() -> None:
+    """Each change once in the log, whatever streams come and go."""
+    rolled = identity("n2", settings=SETTINGS | {"members": "n1,n2,n3"})
+    text = "members is n1,n2 at n1, n1,n2,n3 at n2"
+    with structlog.testing.capture_logs() as logs:
+        peer, waiting = Peer(ME, "n2", "a:1", lambda _: None), outbox()
+        assert peer.came(Stream.DATA, rolled, print) is None
+        assert peer.welcomed(Stream.DATA, rolled, waiting) is None
+        assert peer.state().rolling == text
+        assert peer.state().refusal is None
+        peer.went(Stream.DATA, print)
+        peer.left(Stream.DATA, waiting)
+        # Away, it perhaps gets the new list just now.
+        assert peer.state().rolling is None
+        peer.came(Stream.DATA, rolled, print)
+        assert peer.state().rolling == text
+        peer.came(Stream.DATA, THEIRS, print)
+        assert peer.state().rolling is None
+    assert [(log["log_level"], log.get("text")) for log in logs] == [
+        ("warning", text),
+        ("info", None),
+    ]

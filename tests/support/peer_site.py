@@ -12,7 +12,7 @@ from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerState
 
-SETTINGS = {"members": "n1,n2", "min_insync": "2"}
+SETTINGS = {"members": "n1,n2", "min_insync": "2", "span_seconds": "7200"}
 
 
 def identity(node: str, **changes: Any) -> PeerIdentity:

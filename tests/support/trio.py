@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
+import tomllib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +23,7 @@ from delaywheel.layout import wheels_folder
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.cluster import LocalCluster, described
+from local.kafka import free_ports
 from local.mirrors import compare
 from local.node import PROCESSES, Node, send_signal
 from support.service import wait_until
@@ -28,19 +33,33 @@ LATE_WINDOW_S = 5
 TIMEOUT_S = 60.0
 
 
+def seen_by(node: Node) -> pb.DescribeClusterResponse:
+    """What a node says of the cluster; nothing while it is dead."""
+    return described(node.address) or pb.DescribeClusterResponse()
+
+
 class Trio:
     """Nodes n1 to n3, W = 2; what dies stays dead until it is started.
 
     Attributes:
-        nodes: All three, in order.
+        nodes: All three, in order; and those that were added and not taken out.
     """
 
-    def __init__(self, kafka: str, folder: Path, cluster_id: str) -> None:
-        """Prepares; nothing runs before the `with` block."""
+    def __init__(
+        self,
+        kafka: str,
+        folder: Path,
+        cluster_id: str,
+        *,
+        late_window_s: int = LATE_WINDOW_S,
+        **others: Any,
+    ) -> None:
+        """Prepares; nothing runs before the `with` block. Others are settings of all nodes."""
         settings = {
             "cluster_id": cluster_id,
-            "late_window_seconds": LATE_WINDOW_S,
+            "late_window_seconds": late_window_s,
             "ledger_seal_seconds": 1,
+            **others,
         }
         self._cluster = LocalCluster(
             nodes=3, kafka=kafka, folder=folder, settings=settings, restart=False
@@ -74,13 +93,43 @@ class Trio:
         """The two other nodes."""
         return [node for node in self.nodes if node is not than]
 
-    def seen_by(self, node: Node) -> pb.DescribeClusterResponse:
-        """What a node says of the cluster; nothing while it is dead."""
-        return described(node.address) or pb.DescribeClusterResponse()
+    def add(self, node_id: str) -> Node:
+        """Starts another node, whose settings name all that there are then."""
+        port, peer_port, metrics_port = free_ports(3)
+        node = Node(
+            node_id,
+            self._cluster.folder,
+            port=port,
+            peer_port=peer_port,
+            metrics_port=metrics_port,
+        )
+        settings = settings_of(self.nodes[0])
+        own = {"node_id", "listen", "metrics_listen", "data_dir"}
+        node.configure({name: value for name, value in settings.items() if name not in own})
+        self.nodes.append(node)
+        name_members(node, self.nodes)
+        self.start(node)
+        return node
+
+    def copies(self, seer: Node, handle: str) -> dict[str, pb.Replica]:
+        """How each node's copy of a handle's wheel stands, as all nodes say, asked through one."""
+        with stub_of(seer) as stub:
+            answer = stub.DescribeCluster(pb.DescribeClusterRequest(all_members=True), timeout=10)
+        wheel = handle.partition(":")[0]
+        (row,) = (row for row in answer.wheels if row.wheel == wheel)
+        return {replica.node: replica for replica in row.replicas}
+
+    def counted(self, seer: Node, handle: str) -> pb.SlotRow:
+        """What all nodes together have of a handle's second, asked through one."""
+        slot = int(handle.split(":")[1])
+        request = pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1, all_members=True)
+        with stub_of(seer) as stub:
+            (row,) = stub.ListSlots(request, timeout=10).slots
+        return row
 
     def member(self, seer: Node, node: Node) -> pb.Member:
         """What a node says of another."""
-        rows = {row.node: row for row in self.seen_by(seer).members}
+        rows = {row.node: row for row in seen_by(seer).members}
         return rows.get(node.id, pb.Member())
 
     def leader(self) -> Node:
@@ -91,7 +140,7 @@ class Trio:
         """The one of these nodes that leads, once they agree."""
 
         def agreed() -> Node | None:
-            names = {self.seen_by(node).leader.node for node in seers}
+            names = {seen_by(node).leader.node for node in seers}
             return next((node for node in seers if names == {node.id}), None)
 
         return self.wait("they agree on one of them as leader", agreed)
@@ -103,7 +152,7 @@ class Trio:
 
         def accept() -> bool:
             for seer in wanted:
-                seen = self.seen_by(seer)
+                seen = seen_by(seer)
                 accepting = {row.node for row in seen.members if row.accepting}
                 if not seen.HasField("leader") or not names <= accepting:
                     return False
@@ -111,15 +160,17 @@ class Trio:
 
         self.wait(f"{sorted(names)} accept", accept)
 
-    def wait_in_sync(self) -> None:
-        """Waits until every open wheel counts on all three nodes, and its origin says so."""
+    def wait_in_sync(self, *nodes: Node) -> None:
+        """Waits until the open wheels of these (default: all) count on all of them at least."""
+        wanted = nodes or tuple(self.nodes)
+        names = {node.id for node in wanted}
 
         def whole(node: Node) -> bool:
-            rows = [row for row in self.seen_by(node).wheels if row.node == node.id]
+            rows = [row for row in seen_by(node).wheels if row.node == node.id]
             is_open = [row for row in rows if row.state == pb.WHEEL_STATE_OPEN]
-            return bool(is_open) and all(len(row.in_sync) == 3 for row in is_open)
+            return bool(is_open) and all(names <= set(row.in_sync) for row in is_open)
 
-        self.wait("all are in sync", lambda: all(whole(node) for node in self.nodes))
+        self.wait(f"{sorted(names)} are in sync", lambda: all(whole(node) for node in wanted))
 
     def wait(self, what: str, ask: Callable[[], T | None]) -> T:
         """Asks until the answer is true; the nodes' logs are shown when it never is."""
@@ -206,3 +257,26 @@ def change_config(node: Node, changes: Mapping[str, str]) -> str:
         after = after.replace(old, new)
     node.config.write_text(after)
     return before
+
+
+def settings_of(node: Node) -> dict[str, Any]:
+    """What a node's configuration file says."""
+    return tomllib.loads(node.config.read_text())
+
+
+def name_members(node: Node, members: Iterable[Node]) -> None:
+    """Gives a node another list of nodes, for its next start."""
+    addresses = {member.id: member.peer_address for member in members}
+    node.configure({**settings_of(node), "members": addresses})
+
+
+def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line tool, asking one node."""
+    return subprocess.run(
+        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
+        env={**os.environ, "DELAYWHEEL_SERVER": node.address},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )

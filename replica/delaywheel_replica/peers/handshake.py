@@ -1,9 +1,18 @@
 """Who a node says it is, and whether two nodes may talk.
 
 Both ends judge: who is dialled by what the Hello says, who dials by what the Welcome says.
+
+| setting | when the two have different ones |
+|---|---|
+| `members`, one list within the other; `min_insync` | they talk, and both tell it: `rolling` |
+| `members`, each with a node that the other lacks | refused |
+| any other | refused |
+
+What may differ is what an operator changes node by node (decision 15); wheels have members and W of
+their own, so no promise hangs on it that all nodes have the same.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +26,10 @@ from delaywheel_replica.peers.states import PeerReason, PeerRefusal
 PROTOCOL: Final = 1
 """Of peer.proto and of what its messages mean. Nodes of different ones refuse each other."""
 
+MEMBERS: Final = "members"
+ROLLED: Final = frozenset({MEMBERS, "min_insync"})
+"""Settings that may differ between two nodes that talk."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
@@ -28,7 +41,7 @@ class PeerIdentity:
         storage: uuid of its data folder.
         boot: the machine's boot id.
         client_address: host:port at which callers reach it.
-        settings: those that must be the same on all nodes, by name, as text: `Config.agreed`.
+        settings: those that nodes compare, by name, as text: `Config.agreed`.
         protocol: which one it speaks.
         format: version of the frames that it writes and reads.
     """
@@ -64,14 +77,39 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
     if theirs.node not in members:
         text = f"{theirs.node} is none of the members {mine.node} has: {', '.join(sorted(members))}"
         return PeerRefusal(PeerReason.NOT_A_MEMBER, text)
-    differing = [
+    return _refuse_settings(mine, theirs)
+
+
+def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
+    """In what two nodes that may talk differ, in the words of both; None: in nothing."""
+    differing = [name for name in _differing(mine, theirs) if name in ROLLED]
+    return _said(mine, theirs, differing) if differing else None
+
+
+def _refuse_settings(mine: PeerIdentity, theirs: PeerIdentity) -> PeerRefusal | None:
+    differing = _differing(mine, theirs)
+    wrong = [name for name in differing if name not in ROLLED]
+    if MEMBERS in differing and not _is_one_within_other(mine, theirs):
+        wrong = sorted([MEMBERS, *wrong])
+    return PeerRefusal(PeerReason.SETTINGS_DISAGREE, _said(mine, theirs, wrong)) if wrong else None
+
+
+def _is_one_within_other(mine: PeerIdentity, theirs: PeerIdentity) -> bool:
+    """Nodes join or leave, not both at once: whoever names a wrong node differs in both ways."""
+    own, others = (set(each.settings.get(MEMBERS, "").split(",")) for each in (mine, theirs))
+    return own <= others or others <= own
+
+
+def _differing(mine: PeerIdentity, theirs: PeerIdentity) -> list[str]:
+    names = sorted({*mine.settings, *theirs.settings})
+    return [name for name in names if mine.settings.get(name) != theirs.settings.get(name)]
+
+
+def _said(mine: PeerIdentity, theirs: PeerIdentity, names: Iterable[str]) -> str:
+    return "; ".join(
         _differ(mine, theirs, name, mine.settings.get(name), theirs.settings.get(name))
-        for name in sorted({*mine.settings, *theirs.settings})
-        if mine.settings.get(name) != theirs.settings.get(name)
-    ]
-    if differing:
-        return PeerRefusal(PeerReason.SETTINGS_DISAGREE, "; ".join(differing))
-    return None
+        for name in names
+    )
 
 
 def wrong_node(reached: str, wanted: str) -> PeerRefusal:

@@ -64,7 +64,7 @@ class PeerNetwork:
         self._on_disconnected = on_disconnected
         self._is_stopping = False
         self._peers = {
-            node: Peer(node, address, self._broke)
+            node: Peer(me, node, address, self._broke)
             for node, address in members.items()
             if node != me.node
         }

@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, wrong_node
+from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.states import Connection, Counters, PeerRefusal, PeerState
 
@@ -58,22 +58,31 @@ class Peer:
         tallies: counts of what goes out on a stream, and of what comes in.
     """
 
-    def __init__(self, node: str, address: str, on_disconnected: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        me: PeerIdentity,
+        node: str,
+        address: str,
+        on_disconnected: Callable[[str], None],
+    ) -> None:
         """Not connected.
 
         Args:
+            me: this node.
             node: its id.
             address: where it is dialled.
             on_disconnected: called without any lock.
         """
         self.node = node
         self.address = address
+        self._me = me
         self.tallies = {(way, stream): Tally() for way in Way for stream in Stream}
         self._on_disconnected = on_disconnected
         self._lock = threading.Lock()
         self._out: dict[Stream, Outbox] = {}
         self._in: dict[Stream, Cancel] = {}
         self._identity: PeerIdentity | None = None
+        self._rolling: str | None = None
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
         self._logged: set[PeerRefusal] = set()
         self._is_heard = False
@@ -110,9 +119,8 @@ class Peer:
             refusal = self._other_storage(theirs)
             if refusal is not None:
                 return refusal
-            self._identity = theirs
             self._out[stream] = outbox
-            self._opened(Way.OUT, stream)
+            self._opened(Way.OUT, stream, theirs)
         return None
 
     def left(self, stream: Stream, outbox: Outbox) -> None:
@@ -140,9 +148,8 @@ class Peer:
                 return refusal
             replaced = self._in.get(stream)
             told = replaced is not None and self._broke()
-            self._identity = theirs
             self._in[stream] = cancel
-            self._opened(Way.IN, stream)
+            self._opened(Way.IN, stream, theirs)
         if replaced is not None:
             replaced()
         self._tell(told)
@@ -190,6 +197,7 @@ class Peer:
                 since_ms=self._since_ms,
                 address=self.address,
                 refusal=self._fresh_refusal(),
+                rolling=self._rolling if self._out or self._in else None,
                 client_address=None if identity is None else identity.client_address,
                 storage=None if identity is None else identity.storage,
                 counters=self._counters(),
@@ -217,11 +225,23 @@ class Peer:
             return None
         return id_taken(self.node, first.storage, theirs.storage)
 
-    def _opened(self, way: Way, stream: Stream) -> None:
+    def _opened(self, way: Way, stream: Stream, theirs: PeerIdentity) -> None:
+        self._identity = theirs
+        self._compare(theirs)
         self.tallies[way, stream].connects += 1
         self._refusals.pop((way, stream), None)
         self._is_heard = True
         self._changed()
+
+    def _compare(self, theirs: PeerIdentity) -> None:
+        """Whoever changes the settings of all nodes one by one sees when the last one has them."""
+        was, self._rolling = self._rolling, rolling(self._me, theirs)
+        if self._rolling == was:
+            return
+        if self._rolling is None:
+            _log.info("peer settings agree", peer=self.node)
+        else:
+            _log.warning("peer settings differ", peer=self.node, text=self._rolling)
 
     def _broke(self) -> bool:
         """Returns whether the server is to be told."""

@@ -74,6 +74,8 @@ class PeerState:
         since_ms: since when, Unix milliseconds.
         address: where it is dialled.
         refusal: set while it is refused, by either side.
+        rolling: while it is connected: in which of the settings that are changed node by node it
+            differs from this node, and how; None: in none.
         client_address: where callers reach it, as it said last; None: never heard of.
         storage: uuid of its data folder, as it said last; None: never heard of.
         counters: what went to and fro.
@@ -83,6 +85,7 @@ class PeerState:
     since_ms: int
     address: str
     refusal: PeerRefusal | None = None
+    rolling: str | None = None
     client_address: str | None = None
     storage: str | None = None
     counters: Counters = field(default_factory=Counters)

@@ -1,0 +1,69 @@
+"""A node is away for so long that its wheels are closed without it: about half a minute."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.silence import SILENT_MS
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.read_committed import CommittedReader
+from support.trio import Trio, row, seen_by, send, slot_file
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(240)]
+
+# Longer than the test takes: what is delivered meanwhile is not deleted.
+LATE_WINDOW_S = 200
+
+
+def test_a_node_that_was_away_for_a_minute_catches_up(
+    kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory, topic: str
+) -> None:
+    """What a minute does and two seconds do not: its own wheels have an end when it comes back.
+
+    It gets all of what was written meanwhile, what was delivered meanwhile included: a retry may
+    still come for it.
+    """
+    folder = tmp_path_factory.mktemp("absence") / "cluster"
+    cluster_id = f"t{uuid.uuid4().hex[:12]}"
+    with Trio(kafka.address, folder, cluster_id, late_window_s=LATE_WINDOW_S) as trio:
+        trio.wait_in_sync()
+        leader = trio.leader()
+        away, other = trio.others(leader)
+        handles = send(away, *[row(topic, b"own", delay_s=600 + n) for n in range(20)])
+        own = handles[0].partition(":")[0]
+        trio.kill(away)
+        killed_at = time.monotonic()
+        trio.wait_accepting(leader, other)
+        for origin in (leader, other):
+            rows = [row(topic, b"%d" % n, delay_s=0.1 + n) for n in range(3)]
+            rows += [row(topic, b"pending", delay_s=600 + n) for n in range(20)]
+            handles += send(origin, *rows)
+        trio.wait("its wheel is closed", lambda: is_closed(leader, own))
+        assert time.monotonic() - killed_at > SILENT_MS / 1000
+        assert not any(slot_file(away, handle) for handle in handles[20:])
+
+        trio.start(away)
+        trio.wait_accepting()
+        trio.wait_in_sync()
+        trio.wait("all copies are the same", trio.same_bytes)
+        for handle in handles:
+            contents = [slot_file(node, handle) for node in trio.nodes]
+            assert contents[0], handle
+            assert contents == contents[:1] * 3, handle
+        (handle,) = send(away, row(topic, b"again", delay_s=0.5))
+        assert handle.partition(":")[0] != own
+        with CommittedReader(kafka.address, topic) as reader:
+            reader.wait_for(7, timeout_s=60)
+            arrived = sorted(m.value() or b"" for m in reader.read_to_end())
+        assert arrived == sorted([b"0", b"1", b"2"] * 2 + [b"again"])
+
+
+def is_closed(seer: Node, wheel: str) -> bool:
+    """Whether a wheel has its end, as a node sees it."""
+    rows = {row.wheel: row for row in seen_by(seer).wheels}
+    return rows[wheel].state == pb.WHEEL_STATE_CLOSED

@@ -1,0 +1,109 @@
+"""Nodes are added and taken out by a rolling restart, under load: nobody who sends notices.
+
+Takes about a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.kafka import KafkaBroker
+from local.node import Node
+from support.load import Load, assert_once
+from support.read_committed import CommittedReader
+from support.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    folder = tmp_path_factory.mktemp("members") / "cluster"
+    with Trio(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+        yield running
+
+
+def test_a_fourth_node_joins_and_leaves_under_load(
+    trio: Trio, kafka: KafkaBroker, topic: str
+) -> None:
+    """As docs/OPERATIONS.md says: who joins starts first, who leaves stops last."""
+    three = list(trio.nodes)
+    with Load(trio.client(timeout=30.0), topic) as load:
+        load.wait_for_more()
+        fourth = trio.add("n4")
+        assert "NOT_A_MEMBER" in trio.wait("it is refused", lambda: refusals(fourth))
+        roll(trio, load, three, members=trio.nodes)
+        trio.wait_accepting()
+        trio.wait_in_sync()
+        (handle,) = send(fourth, row(topic, b"stays", delay_s=600))
+        assert handle.startswith(f"{fourth.id}.")
+        contents = [slot_file(node, handle) for node in trio.nodes]
+        assert contents[0]
+        assert contents == contents[:1] * 4
+
+        roll(trio, load, three, members=three)
+        trio.stop(fourth)
+        trio.nodes.remove(fourth)
+        load.wait_for_more()
+        done = run_cli(three[0], "node", "remove", fourth.id, "--yes", "--json")
+        assert done.returncode == 0, done.stderr
+        assert at_risk(done.stdout) == 0
+        trio.wait("its wheels are closed", lambda: all(is_rid_of(node, fourth) for node in three))
+        trio.wait_accepting()
+        trio.wait_in_sync()
+        load.wait_for_more()
+    assert not load.errors
+    trio.wait("all copies are the same", trio.same_bytes)
+    assert slot_file(three[0], handle) == contents[0]
+    with CommittedReader(kafka.address, topic) as reader:
+        reader.wait_for(len(load.acknowledged), timeout_s=60)
+        assert_once(reader.read_to_end(), load.acknowledged)
+
+
+def roll(trio: Trio, load: Load, nodes: list[Node], *, members: list[Node]) -> None:
+    """Gives nodes another list one by one; those that have it and those that do not work together.
+
+    Both tell that they differ, until they do no more.
+    """
+    first, *_, last = nodes
+    told = {node.id: len(node.log.read_text()) for node in nodes}
+    for node in nodes:
+        trio.stop(node)
+        name_members(node, members)
+        trio.start(node)
+        trio.wait_accepting(*nodes)
+        trio.wait_in_sync(*nodes)
+        if node is first:
+            text = trio.member(first, last).settings_differ
+            assert text == trio.member(last, first).settings_differ
+            assert f"{','.join(sorted(node.id for node in members))} at {first.id}" in text
+        load.wait_for_more()
+    trio.wait("they agree", lambda: not any_differ(trio, nodes))
+    for node in (first, last):
+        assert text in node.log.read_text()[told[node.id] :]
+
+
+def any_differ(trio: Trio, nodes: list[Node]) -> bool:
+    """Whether one of these nodes tells of another that it has other settings."""
+    return any(trio.member(seer, node).settings_differ for seer in nodes for node in nodes)
+
+
+def refusals(node: Node) -> str:
+    """What a node has logged of refusals."""
+    return "".join(line for line in node.log.read_text().splitlines() if "peer refused" in line)
+
+
+def at_risk(told: str) -> int:
+    """How many frames no other member is known to hold, as `node remove` shows it."""
+    return sum(int(wheel["frames_at_risk"]) for wheel in json.loads(told)["wheels"])
+
+
+def is_rid_of(seer: Node, node: Node) -> bool:
+    """Whether all wheels of a node have their end, as another one sees it."""
+    rows = [row for row in seen_by(seer).wheels if row.node == node.id]
+    return all(row.state == pb.WHEEL_STATE_CLOSED for row in rows)

@@ -1,0 +1,31 @@
+"""Nodes of which some have other settings already: real gRPC over loopback."""
+
+from __future__ import annotations
+
+from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.peers.states import PeerReason
+from local.kafka import free_ports
+from support.peer_site import SETTINGS, Site, identity
+
+
+def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
+    """A third node is added: n1 knows of it already, n2 does not."""
+    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(3), start=1)}
+    new = SETTINGS | {"members": "n1,n2,n3"}
+    old_members = {node: members[node] for node in ("n1", "n2")}
+    with (
+        Site(identity("n1", settings=new), members) as one,
+        Site(identity("n3", settings=new), members) as three,
+    ):
+        with Site(identity("n2"), old_members) as two:
+            one.wait_connected("n2", "n3")
+            two.wait_connected("n1")
+            three.wait_refused("n2", PeerReason.NOT_A_MEMBER)
+            told = "members is n1,n2,n3 at n1, n1,n2 at n2"
+            assert one.state("n2").rolling == two.state("n1").rolling == told
+            one.network.send("n2", Vote(1))
+            two.wait_for_messages(1)
+        with Site(identity("n2", settings=new), members) as two:
+            for site, others in ((one, ("n2", "n3")), (two, ("n1", "n3")), (three, ("n1", "n2"))):
+                site.wait_connected(*others)
+                assert [site.state(peer).rolling for peer in others] == [None, None]
