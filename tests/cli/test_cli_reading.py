@@ -77,6 +77,9 @@ def test_status_as_json(command: Command) -> None:
                 "accepting": True,
                 "complete": True,
                 "storage_replaced": False,
+                "settings_differ": None,
+                "silent": None,
+                "report": None,
             }
         ],
         "min_insync": 1,
@@ -90,6 +93,9 @@ def test_status_as_json(command: Command) -> None:
                 "in_sync": ["n1"],
                 "final_seq": None,
                 "progress_seq": 9,
+                "ledger_seq": 0,
+                "told_by": None,
+                "replicas": [],
             },
             {
                 "wheel": "n1.2",
@@ -100,11 +106,15 @@ def test_status_as_json(command: Command) -> None:
                 "in_sync": [],
                 "final_seq": 4,
                 "progress_seq": 0,
+                "ledger_seq": 0,
+                "told_by": None,
+                "replicas": [],
             },
         ],
         "progress": {"due_ms": 1_900_000_000_123, "position": None},
         "floor": 1_899_999_000,
         "lateness_ms": 0,
+        "pending": None,
         "refusing": None,
         "levels": {"5s": 5_000},
         "limits": {
@@ -137,6 +147,134 @@ def test_status_says_why_the_node_takes_no_messages(command: Command, node: Scri
     assert "NO_WHEEL: STORAGE_REPLACED: why" in command("status").out
 
 
+def three_nodes() -> pb.DescribeClusterResponse:
+    """n1 leads and is on its own: n2 has no disk left, n3 is away."""
+    reports = {
+        "n1": pb.MemberReport(
+            version="0.1.0",
+            now_ms=DUE_MS,
+            role="leading",
+            kafka_error="topic orders takes nothing",
+            server_started_ms=DUE_MS - 7_200_000,
+            cleaner_started_ms=DUE_MS - 90_000,
+            elections=2,
+            in_sync_changes=1_234,
+            ledger=pb.LedgerReport(
+                place="s3://books/n1",
+                lag_frames=4_321,
+                failure="AccessDenied",
+                failing_since_ms=DUE_MS - 60_000,
+                gaps=1,
+                gap_messages=77,
+            ),
+            pending_messages=5,
+            pending_bytes=500,
+        ),
+        "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
+    }
+    members = [
+        pb.Member(node=node, address=f"{node}:7420", reachable=node != "n3", report=report)
+        for node, report in (*reports.items(), ("n3", None))
+    ]
+    members[1].settings_differ = "min_insync is 2 at n1, 3 at n2"
+    members[2].silent = "no answer from n3:7420 within 2.0 s"
+    replicas = [
+        pb.Replica(node="n1", state=pb.REPLICA_STATE_IN_SYNC, held_seq=9, lag_frames=0, lag_ms=0),
+        pb.Replica(
+            node="n2",
+            state=pb.REPLICA_STATE_INCOMPLETE,
+            held_seq=4,
+            lag_frames=5,
+            lag_ms=850,
+            told_ago_ms=70,
+        ),
+        pb.Replica(node="n3", state=pb.REPLICA_STATE_AWAY, told_ago_ms=65_000),
+    ]
+    wheel = pb.WheelStatus(
+        wheel="n1.1", node="n1", state=pb.WHEEL_STATE_OPEN, told_by="n1", replicas=replicas
+    )
+    pending = pb.Pending(messages=123_456, length_bytes=7, node="n1", at_least=True)
+    return pb.DescribeClusterResponse(node="n1", members=members, wheels=[wheel], pending=pending)
+
+
+def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> None:
+    node.describe = answer(three_nodes())
+    document = command("status", "--json").document
+    reports = [member["report"] for member in document["members"]]
+    assert reports[0] == {
+        "version": "0.1.0",
+        "now_ms": DUE_MS,
+        "refusing": None,
+        "role": "leading",
+        "kafka_error": "topic orders takes nothing",
+        "server_started_ms": DUE_MS - 7_200_000,
+        "cleaner_started_ms": DUE_MS - 90_000,
+        "elections": 2,
+        "in_sync_changes": 1_234,
+        "ledger": {
+            "place": "s3://books/n1",
+            "lag_frames": 4_321,
+            "failure": "AccessDenied",
+            "failing_since_ms": DUE_MS - 60_000,
+            "gaps": 1,
+            "gap_messages": 77,
+        },
+        "pending_messages": 5,
+        "pending_bytes": 500,
+    }
+    assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
+    assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
+    assert document["members"][1]["settings_differ"] == "min_insync is 2 at n1, 3 at n2"
+    assert document["members"][2]["silent"] == "no answer from n3:7420 within 2.0 s"
+    assert document["wheels"][0]["told_by"] == "n1"
+    assert document["wheels"][0]["replicas"][1:] == [
+        {
+            "node": "n2",
+            "state": "incomplete",
+            "held_seq": 4,
+            "lag_frames": 5,
+            "lag_ms": 850,
+            "told_ago_ms": 70,
+        },
+        {
+            "node": "n3",
+            "state": "away",
+            "held_seq": None,
+            "lag_frames": None,
+            "lag_ms": None,
+            "told_ago_ms": 65_000,
+        },
+    ]
+    assert document["pending"] == {
+        "messages": 123_456,
+        "length_bytes": 7,
+        "node": "n1",
+        "at_least": True,
+    }
+
+
+def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) -> None:
+    node.describe = answer(three_nodes())
+    told = command("status").out
+    for part in (
+        "at least 123,456 messages, 7 bytes, each once: on the disk of n1",
+        "2 in 90 s",
+        "1,234 in 2 h",
+        "n3 is silent: no answer from n3:7420 within 2.0 s",
+        "n3 is not heard by n1",
+        "n2 has other settings: min_insync is 2 at n1, 3 at n2",
+        "n2 takes no messages: DISK_FULL: why",
+        "n1 and Kafka: topic orders takes nothing",
+        "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
+        "incomplete, -5, 850 ms",
+        "away, told 65 s ago",
+        "s3://books/n1",
+        "4,321",
+    ):
+        assert part in told
+    assert node.described[-1].all_members
+
+
 @pytest.mark.usefixtures("node")
 def test_status_for_people(command: Command) -> None:
     told = command("status").out
@@ -146,7 +284,7 @@ def test_status_for_people(command: Command) -> None:
 
 def slots_of(*slots: int) -> list[pb.SlotRow]:
     return [
-        pb.SlotRow(slot=slot, messages=3, length_bytes=500, frames=2, cancels=1, wheels=1)
+        pb.SlotRow(slot=slot, messages=3, length_bytes=500, frames=2, cancels=1, wheels=1, copies=2)
         for slot in slots
     ]
 
@@ -156,6 +294,8 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
         pb.ListSlotsResponse(
             slots=slots_of(1_900_000_000),
             node="n1",
+            counted_by=["n1", "n2"],
+            silent=[pb.Silence(node="n3", why="no answer")],
             wheels=[pb.WheelStatus(wheel="n1.3", node="n1", state=pb.WHEEL_STATE_SPARE)],
             progress=pb.Progress(due_ms=5, position="n1.3/1/2"),
         )
@@ -164,6 +304,8 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
     assert document.pop("wheels")[0]["state"] == "spare"
     assert document == {
         "node": "n1",
+        "counted_by": ["n1", "n2"],
+        "silent": [{"node": "n3", "why": "no answer"}],
         "progress": {"due_ms": 5, "position": "n1.3/1/2"},
         "slots": [
             {
@@ -173,10 +315,15 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
                 "frames": 2,
                 "cancels": 1,
                 "wheels": 1,
+                "copies": 2,
             }
         ],
         "next_slot": None,
     }
+    told = command("slots").out
+    assert "3 messages in 1 seconds, each counted once, by n1, n2" in told
+    assert "not counted by n3: no answer" in told
+    assert node.asked[-1].all_members
 
 
 def test_slots_asks_page_after_page(command: Command, node: ScriptedNode) -> None:
@@ -194,6 +341,24 @@ def test_slots_asks_page_after_page(command: Command, node: ScriptedNode) -> Non
     assert [row["slot"] for row in document["slots"]] == [100, 101, 102]
     assert document["next_slot"] == 103
     assert "--from 103" in command("slots", "--from", "100", "--to", "105", "--limit", "3").out
+
+
+def test_who_missed_a_page_has_not_counted(command: Command, node: ScriptedNode) -> None:
+    def page(_node: object, request: pb.ListSlotsRequest, _context: object) -> object:
+        is_first = request.from_slot == 100
+        return pb.ListSlotsResponse(
+            node="n1",
+            slots=slots_of(request.from_slot),
+            counted_by=["n1", "n2"] if is_first else ["n1"],
+            silent=[] if is_first else [pb.Silence(node="n2", why="died")],
+            next_slot=101 if is_first else None,
+        )
+
+    node.list_slots = page
+    document = command("slots", "--from", "100", "--json").document
+    assert [row["slot"] for row in document["slots"]] == [100, 101]
+    assert document["counted_by"] == ["n1"]
+    assert document["silent"] == [{"node": "n2", "why": "died"}]
 
 
 def test_slots_takes_times(command: Command, node: ScriptedNode) -> None:

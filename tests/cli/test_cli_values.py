@@ -36,6 +36,23 @@ def test_durations() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (119_999, "119 s"),
+        (120_000, "2 min"),
+        (7_200_000, "2 h"),
+        (172_800_000, "2 d"),
+        (400 * 86_400_000, "400 d"),
+    ],
+)
+def test_roughly_how_long(ms: int, text: str) -> None:
+    assert values.about(ms) == text
+
+
+@pytest.mark.parametrize(
     ("parse", "text"),
     [
         (values.parse_time, "tomorrow"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -260,3 +261,20 @@ def test_pending_by_horizon() -> None:
 
 def test_two_scrapes_of_the_same_say_the_same() -> None:
     assert text(facts()) == text(facts())
+
+
+def test_the_ledger_and_how_long_it_has_failed() -> None:
+    told = {
+        name: labelled(facts(), f"ledger_{name}")[()]
+        for name in (
+            "lag_frames",
+            "failing_seconds",
+            "files_total",
+            "messages_total",
+            "gaps_total",
+            "gap_messages_total",
+        )
+    }
+    assert list(told.values()) == [5, 4.5, 3, 70, 1, 20]
+    well = replace(facts().books, failure=None, failing_since_ms=None)
+    assert labelled(facts(books=well), "ledger_failing_seconds") == {(): 0}

@@ -31,6 +31,7 @@ from delaywheel_replica.server.facts import Sources
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.processes import look_at
+from delaywheel_replica.server.publish import BooksState
 from delaywheel_replica.server.pulse import EVERY_S, Pulse
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.status import monotonic_ms
@@ -65,6 +66,7 @@ class Node:
             cleaner=lambda: self.cleaner,
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
+            books=lambda: BooksState("/books"),
         )
         return Monitoring(config_for(self.data, metrics_listen=listen), sources)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -13,9 +16,14 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.beat import Office
 from delaywheel_replica.core.status import PeerSight, ServerStatus
-from delaywheel_replica.peers.states import Connection, PeerState
+from delaywheel_replica.peers.states import (
+    Connection,
+    PeerReason,
+    PeerRefusal,
+    PeerState,
+)
 from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.passing import Passing, was_passed
+from delaywheel_replica.server.passing import Passing, Silent, was_passed
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.refusals import Refusal, RefusedError, abort
 from delaywheel_replica.server.status import NodeView
@@ -32,11 +40,13 @@ class LeadersNode(rpc.DelayWheelServicer):
     Attributes:
         answer: what it says; None: it ends the call without a reason.
         passed: of each call, whether it said that it was passed on.
+        delay_s: so long it thinks before it describes itself.
     """
 
     def __init__(self) -> None:
         self.answer: pb.CancelOutcome.ValueType | Refusal | None = pb.CANCEL_OUTCOME_CANCELLED
         self.passed: list[bool] = []
+        self.delay_s = 0.0
 
     async def Cancel(  # noqa: N802 - gRPC's names
         self,
@@ -51,6 +61,18 @@ class LeadersNode(rpc.DelayWheelServicer):
         if isinstance(self.answer, Refusal):
             await abort(context, self.answer)
         return pb.CancelResponse(outcome=self.answer)
+
+    async def DescribeCluster(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.DescribeClusterRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.DescribeClusterResponse:
+        """See the protocol."""
+        del request
+        await asyncio.sleep(self.delay_s)
+        if isinstance(self.answer, Refusal):
+            await abort(context, self.answer)
+        return pb.DescribeClusterResponse(node="n2")
 
 
 @pytest.fixture
@@ -122,3 +144,87 @@ def test_nobody_is_asked_whose_leadership_is_not_heard(view: NodeView) -> None:
 )
 def test_a_passed_call_is_known(metadata: tuple[tuple[str, str], ...] | None, passed: bool) -> None:
     assert was_passed(metadata) is passed
+
+
+def peer(address: str | None, refusal: PeerRefusal | None = None) -> PeerState:
+    return PeerState(Connection.CONNECTING, 0, "peer:1", refusal=refusal, client_address=address)
+
+
+async def asked(
+    peers: dict[str, PeerState], *, within_s: float = 0.3
+) -> dict[str, pb.DescribeClusterResponse | Silent]:
+    """What each of these answers to whoever asks them all."""
+    passing = Passing(NodeView(status=view_of(None).status, peers=lambda: peers))
+    try:
+        return await passing.ask_all(
+            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=s
+            ),
+            within_s=within_s,
+        )
+    finally:
+        await passing.close()
+
+
+async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nowhere = f"127.0.0.1:{nobody.getsockname()[1]}"
+        refused = PeerRefusal(PeerReason.SETTINGS_DISAGREE, "min_insync: 2 here, 1 there")
+        peers = {
+            "n2": peer(address),
+            "n3": peer(nowhere),
+            "n4": peer(None),
+            "n5": peer(address, refused),
+        }
+        answers = await asked(peers, within_s=5)
+    assert answers == {
+        "n2": pb.DescribeClusterResponse(node="n2"),
+        "n3": Silent(f"nobody is reached at {nowhere}"),
+        "n4": Silent("it was never reached, so its address for callers is not known"),
+        "n5": Silent("SETTINGS_DISAGREE: min_insync: 2 here, 1 there"),
+    }
+    node.answer = Refusal(Reason.INTERNAL)
+    silent = (await asked({"n2": peer(address)}))["n2"]
+    assert isinstance(silent, Silent)
+    assert silent.why.startswith(f"{address} answered INTERNAL: ")
+
+
+async def test_nobody_is_waited_for_longer_than_that(leader: tuple[LeadersNode, str]) -> None:
+    node, address = leader
+    node.delay_s = 60
+    began = time.monotonic()
+    answers = await asked({"n2": peer(address), "n3": peer(address)})
+    assert set(answers.values()) == {Silent(f"no answer from {address} within 0.3 s")}
+    assert time.monotonic() - began < 5
+
+
+async def test_who_came_back_is_found_at_once() -> None:
+    """Nothing is remembered of a time when nobody was there."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{place.getsockname()[1]}"
+        passing = Passing(
+            NodeView(status=view_of(None).status, peers=lambda: {"n2": peer(address)})
+        )
+
+    async def ask() -> pb.DescribeClusterResponse | Silent:
+        answers = await passing.ask_all(
+            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=s
+            ),
+            within_s=5,
+        )
+        return answers["n2"]
+
+    assert isinstance(await ask(), Silent)
+    server = grpc.aio.server()
+    rpc.add_DelayWheelServicer_to_server(LeadersNode(), server)  # type: ignore[abstract]
+    server.add_insecure_port(address)
+    await server.start()
+    assert await ask() == pb.DescribeClusterResponse(node="n2")
+    await passing.close()
+    await server.stop(0)

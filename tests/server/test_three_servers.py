@@ -63,6 +63,22 @@ class Cluster:
         folder = self[node].data / "wheels" / wheel
         return {path.name: path.read_bytes() for path in folder.rglob("*.slot")}
 
+    def whole(self, seer: str) -> pb.DescribeClusterResponse:
+        """The cluster as all nodes describe it, asked through one."""
+        request = pb.DescribeClusterRequest(all_members=True)
+        return self[seer].stub.DescribeCluster(request, timeout=10)
+
+    def replica(self, seer: str, wheel: str, node: str) -> pb.Replica:
+        """A node's copy of a wheel, as all describe it."""
+        rows = {row.wheel: row for row in self.whole(seer).wheels}
+        replicas = {each.node: each for each in rows[wheel].replicas}
+        return replicas[node]
+
+    def slots(self, seer: str, first: int, end: int) -> pb.ListSlotsResponse:
+        """Seconds as all have counted them."""
+        request = pb.ListSlotsRequest(from_slot=first, to_slot=end, all_members=True)
+        return self[seer].stub.ListSlots(request, timeout=10)
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -105,6 +121,40 @@ def test_every_node_tells_where_all_are_reached_and_who_leads(cluster: Cluster) 
         assert answer.leader.node == "n1"
 
 
+def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
+    """Of each wheel its own node, of each node itself, and every message once."""
+    for node in NODES:
+        cluster[node].produce(row(ahead_ms=444_000))
+    for seer in NODES:
+        answer = wait_until("all is held by all", lambda: _is_whole(cluster.whole(seer)))  # noqa: B023
+        assert answer.node == seer
+        rows = {row.wheel: row for row in answer.wheels if row.state == pb.WHEEL_STATE_OPEN}
+        assert {row.told_by for row in rows.values()} == set(NODES)
+        for member in answer.members:
+            report = member.report
+            assert (member.accepting, member.silent) == (True, "")
+            assert abs(report.now_ms - answer.now_ms) < 5_000
+            assert report.server_started_ms <= report.now_ms
+            assert report.role == ("leading" if member.node == "n1" else "standby")
+            assert report.ledger.place == cluster[member.node].config.ledger_place
+    pending = {seer: cluster.whole(seer).pending for seer in NODES}
+    assert len({each.messages for each in pending.values()}) == 1
+    assert not any(each.at_least for each in pending.values())
+    one_by_one = [
+        cluster[node].stub.DescribeCluster(pb.DescribeClusterRequest(details=True), timeout=10)
+        for node in NODES
+    ]
+    assert {each.pending.messages for each in one_by_one} == {pending["n1"].messages}
+
+
+def _is_whole(answer: pb.DescribeClusterResponse) -> pb.DescribeClusterResponse | None:
+    """It, when every copy that is told of lacks nothing."""
+    copies = [replica for row in answer.wheels for replica in row.replicas]
+    states = {(replica.state, replica.lag_frames, replica.lag_ms) for replica in copies}
+    wanted = len(copies) == len(answer.wheels) * len(NODES)
+    return answer if wanted and states == {(pb.REPLICA_STATE_IN_SYNC, 0, 0)} else None
+
+
 def test_a_message_is_found_wherever_it_is_asked_for_and_counted_once(cluster: Cluster) -> None:
     (result,) = cluster["n2"].produce(row(ahead_ms=333_000))
     slot = int(result.handle.split(":")[1])
@@ -116,6 +166,9 @@ def test_a_message_is_found_wherever_it_is_asked_for_and_counted_once(cluster: C
             pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1), timeout=10
         )
         assert [row.messages for row in listed.slots] == [1]
+        counted = cluster.slots(node, slot, slot + 1)
+        assert [(row.messages, row.copies) for row in counted.slots] == [(1, 3)]
+        assert sorted(counted.counted_by) == list(NODES)
 
 
 def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> None:
@@ -146,6 +199,7 @@ def test_what_operators_want_of_nodes_is_decided_by_the_leaders_node(cluster: Cl
 
 
 def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
+    wait_until("n3 told of all", lambda: not cluster.replica("n1", "n2.1", "n3").lag_frames)
     cluster["n3"].kill()
     ids = [os.urandom(16) for _ in range(30)]
     for id_ in ids:
@@ -153,6 +207,23 @@ def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> Non
         assert result.handle
     assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
     assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
+    before = cluster.replica("n1", "n2.1", "n3")
+    assert (before.state, before.lag_frames) == (pb.REPLICA_STATE_AWAY, 30)
+    after = cluster.replica("n1", "n2.1", "n3")
+    assert 0 < before.lag_ms < before.told_ago_ms, "the first was written after the last word"
+    assert after.told_ago_ms > before.told_ago_ms
+    assert cluster.replica("n1", "n2.1", "n1").state == pb.REPLICA_STATE_IN_SYNC
+    whole = cluster.whole("n1")
+    away = next(m for m in whole.members if m.node == "n3")
+    assert (away.accepting, away.HasField("report")) == (False, False)
+    assert away.silent == f"nobody is reached at {cluster['n3'].address}"
+    assert (whole.pending.at_least, whole.pending.node in {"n1", "n2"}) == (False, True)
+    changes = next(m for m in whole.members if m.node == "n2").report.in_sync_changes
+    assert changes >= 1
+    slot = int(result.handle.split(":")[1])
+    counted = cluster.slots("n1", slot, slot + 1)
+    assert [(row.slot, row.copies) for row in counted.slots] == [(slot, 2)]
+    assert [row.node for row in counted.silent] == ["n3"]
     cluster.start("n3")
     cluster.wait_accepting(*NODES)
     wait_until(
@@ -180,3 +251,18 @@ def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
         cluster.start(node)
     cluster.wait_accepting(*NODES)
     assert cluster["n1"].produce(row())[0].handle
+
+
+def test_what_only_the_node_itself_knows_is_told_by_it(cluster: Cluster) -> None:
+    """A full disk: from outside it looks like a node that takes messages."""
+    cluster["n2"].kill()
+    cluster["n2"].config = cluster["n2"].config.model_copy(update={"disk_reserve_bytes": 1 << 62})
+    cluster.start("n2")
+
+    def full() -> pb.Member | None:
+        member = next(m for m in cluster.whole("n1").members if m.node == "n2")
+        return member if member.report.refusing.reason == "DISK_FULL" else None
+
+    assert not wait_until("n2 says so", full).accepting
+    wait_until("n1 hears it with a wheel open", lambda: "n2" in cluster.accepting("n1"))
+    assert not wait_until("n2 says so still", full).accepting

@@ -26,6 +26,7 @@ from delaywheel_replica.peers.states import (
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.facts import DiskSpace, Facts
 from delaywheel_replica.server.processes import Process
+from delaywheel_replica.server.publish import BooksState
 from delaywheel_replica.server.pulse import LAG_BOUNDS_US
 from delaywheel_replica.server.refusals import Refusal
 from support.core_values import beat, wheel_beat
@@ -128,5 +129,6 @@ def facts(**changes: Any) -> Facts:
             "b": peer_state(),
             "c": peer_state(connection=Connection.REFUSED, refusal=refusal),
         },
+        books=BooksState("/books", "gone", NOW_MS - 4_500, 1, 20, 3, 70),
     )
     return replace(made, **changes)

@@ -175,7 +175,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.produced: list[pb.DelayProduceRequest] = []
         self.cancels: list[pb.CancelRequest] = []
         self.gets: list[pb.GetMessageRequest] = []
-        self.describes = 0
+        self.described: list[pb.DescribeClusterRequest] = []
         self.describe: Behaviour | None = None
         self.levels = {"30s": 30_000, "1m": 60_000}
         self.limits = pb.Limits(max_request_messages=10_000, max_request_bytes=16 << 20)
@@ -196,6 +196,11 @@ class FakeService(pb_grpc.DelayWheelServicer):
     def accept(self, rows: Sequence[Row]) -> None:
         with self._lock:
             self.accepted.update((row.id, row.due_ms) for row in rows)
+
+    @property
+    def describes(self) -> int:
+        """How often it was asked to describe itself."""
+        return len(self.described)
 
     @property
     def sent(self) -> list[list[Row]]:
@@ -257,7 +262,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
     def DescribeCluster(  # noqa: N802
         self, request: pb.DescribeClusterRequest, context: grpc.ServicerContext
     ) -> pb.DescribeClusterResponse:
-        self.describes += 1
+        self.described.append(request)
         if self.describe is not None:
             return self.describe(self, request, context)  # type: ignore[no-any-return]
         levels = [pb.Level(name=name, delay_ms=ms) for name, ms in self.levels.items()]

@@ -94,6 +94,47 @@ WHEEL_STATE_FENCED: WheelState.ValueType  # 3
 WHEEL_STATE_CLOSED: WheelState.ValueType  # 4
 Global___WheelState: _TypeAlias = WheelState  # noqa: Y015
 
+class _ReplicaState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReplicaStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReplicaState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REPLICA_STATE_UNSPECIFIED: _ReplicaState.ValueType  # 0
+    REPLICA_STATE_IN_SYNC: _ReplicaState.ValueType  # 1
+    """An open wheel's node waits for it before it acknowledges. Where that is not known, and of
+    wheels that are not open: it holds all that is known of the wheel.
+    """
+    REPLICA_STATE_BEHIND: _ReplicaState.ValueType  # 2
+    """It lacks frames, or holds all and is not waited for yet."""
+    REPLICA_STATE_INCOMPLETE: _ReplicaState.ValueType  # 3
+    """It may have lost what it acknowledged, or has frames that cannot be read."""
+    REPLICA_STATE_AWAY: _ReplicaState.ValueType  # 4
+    """Whoever tells does not hear it, or hears it on another data folder than the registered one.
+    What is told of it is old.
+    """
+    REPLICA_STATE_GONE: _ReplicaState.ValueType  # 5
+    """The folder was replaced, or the node taken out: this copy is given up for good."""
+
+class ReplicaState(_ReplicaState, metaclass=_ReplicaStateEnumTypeWrapper): ...
+
+REPLICA_STATE_UNSPECIFIED: ReplicaState.ValueType  # 0
+REPLICA_STATE_IN_SYNC: ReplicaState.ValueType  # 1
+"""An open wheel's node waits for it before it acknowledges. Where that is not known, and of
+wheels that are not open: it holds all that is known of the wheel.
+"""
+REPLICA_STATE_BEHIND: ReplicaState.ValueType  # 2
+"""It lacks frames, or holds all and is not waited for yet."""
+REPLICA_STATE_INCOMPLETE: ReplicaState.ValueType  # 3
+"""It may have lost what it acknowledged, or has frames that cannot be read."""
+REPLICA_STATE_AWAY: ReplicaState.ValueType  # 4
+"""Whoever tells does not hear it, or hears it on another data folder than the registered one.
+What is told of it is old.
+"""
+REPLICA_STATE_GONE: ReplicaState.ValueType  # 5
+"""The folder was replaced, or the node taken out: this copy is given up for good."""
+Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
+
 @_typing.final
 class Header(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -665,21 +706,27 @@ class ListSlotsRequest(_message.Message):
     FROM_SLOT_FIELD_NUMBER: _builtins.int
     TO_SLOT_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    ALL_MEMBERS_FIELD_NUMBER: _builtins.int
     from_slot: _builtins.int
     """Unix seconds, from ≤ slot < to. Absent: everything that is there."""
     to_slot: _builtins.int
     limit: _builtins.int
     """0 = 10,000, which is also the most."""
+    all_members: _builtins.bool
+    """Every member is asked, and of each second the fullest count is told: each message once. One
+    that does not answer within 2 s is told as such.
+    """
     def __init__(
         self,
         *,
         from_slot: _builtins.int | None = ...,
         to_slot: _builtins.int | None = ...,
         limit: _builtins.int = ...,
+        all_members: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "from_slot", b"from_slot", "to_slot", b"to_slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "from_slot", b"from_slot", "limit", b"limit", "to_slot", b"to_slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot", "_to_slot", b"_to_slot", "all_members", b"all_members", "from_slot", b"from_slot", "limit", b"limit", "to_slot", b"to_slot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_slot: _TypeAlias = _typing.Literal["from_slot"]  # noqa: Y015
     _WhichOneofArgType__from_slot: _TypeAlias = _typing.Literal["_from_slot", b"_from_slot"]  # noqa: Y015
@@ -702,6 +749,7 @@ class SlotRow(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
     WHEELS_FIELD_NUMBER: _builtins.int
+    COPIES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     messages: _builtins.int
     """As written: retries count again until they are dropped at the due."""
@@ -709,6 +757,8 @@ class SlotRow(_message.Message):
     frames: _builtins.int
     cancels: _builtins.int
     wheels: _builtins.int
+    copies: _builtins.int
+    """So many of the nodes that were asked hold exactly as much of this second."""
     def __init__(
         self,
         *,
@@ -718,14 +768,40 @@ class SlotRow(_message.Message):
         frames: _builtins.int = ...,
         cancels: _builtins.int = ...,
         wheels: _builtins.int = ...,
+        copies: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "frames", b"frames", "length_bytes", b"length_bytes", "messages", b"messages", "slot", b"slot", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "copies", b"copies", "frames", b"frames", "length_bytes", b"length_bytes", "messages", b"messages", "slot", b"slot", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SlotRow: _TypeAlias = SlotRow  # noqa: Y015
+
+@_typing.final
+class Silence(_message.Message):
+    """A member that was asked and told nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    why: _builtins.str
+    """For people: why."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Silence: _TypeAlias = Silence  # noqa: Y015
 
 @_typing.final
 class ListSlotsResponse(_message.Message):
@@ -736,16 +812,28 @@ class ListSlotsResponse(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     WHEELS_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    COUNTED_BY_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
     next_slot: _builtins.int
     """There are more: ask again with from_slot = this."""
     node: _builtins.str
-    """The answering node's view."""
+    """The answering node, and its view of the wheels."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotRow]: ...
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelStatus]: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def counted_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose counts are in it: the answering node's and, if all members were asked, those of all
+        that answered.
+        """
+
+    @_builtins.property
+    def silent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Silence]:
+        """Of all_members: who did not. What only these hold is not counted."""
+
     def __init__(
         self,
         *,
@@ -754,10 +842,12 @@ class ListSlotsResponse(_message.Message):
         node: _builtins.str = ...,
         wheels: _abc.Iterable[Global___WheelStatus] | None = ...,
         progress: Global___Progress | None = ...,
+        counted_by: _abc.Iterable[_builtins.str] | None = ...,
+        silent: _abc.Iterable[Global___Silence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "next_slot", b"next_slot", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "next_slot", b"next_slot", "node", b"node", "progress", b"progress", "slots", b"slots", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot", "_progress", b"_progress", "counted_by", b"counted_by", "next_slot", b"next_slot", "node", b"node", "progress", b"progress", "silent", b"silent", "slots", b"slots", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_slot: _TypeAlias = _typing.Literal["next_slot"]  # noqa: Y015
     _WhichOneofArgType__next_slot: _TypeAlias = _typing.Literal["_next_slot", b"_next_slot"]  # noqa: Y015
@@ -827,12 +917,24 @@ Global___GetSlotResponse: _TypeAlias = GetSlotResponse  # noqa: Y015
 class DescribeClusterRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    DETAILS_FIELD_NUMBER: _builtins.int
+    ALL_MEMBERS_FIELD_NUMBER: _builtins.int
+    details: _builtins.bool
+    """Also `replicas`, `report` and `pending`; the node looks at its disk for them."""
+    all_members: _builtins.bool
+    """With details, and every member is asked for what it knows itself: of a wheel the word of its
+    own node counts, of a node its own. One that does not answer within 2 s is told as such.
+    Without it all is told as the answering node hears it.
+    """
     def __init__(
         self,
+        *,
+        details: _builtins.bool = ...,
+        all_members: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_members", b"all_members", "details", b"details"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -871,19 +973,35 @@ class Member(_message.Message):
     ACCEPTING_FIELD_NUMBER: _builtins.int
     COMPLETE_FIELD_NUMBER: _builtins.int
     STORAGE_REPLACED_FIELD_NUMBER: _builtins.int
+    REPORT_FIELD_NUMBER: _builtins.int
+    SILENT_FIELD_NUMBER: _builtins.int
+    SETTINGS_DIFFER_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     address: _builtins.str
     """Where callers reach it; empty while the answering node does not know."""
     reachable: _builtins.bool
     accepting: _builtins.bool
     """It takes messages: not draining, a wheel is open, the disk has room. Clients believe it
-    of the answering node alone, and ask the others themselves.
+    of the answering node alone, and ask the others themselves. When all members were asked it
+    is what each says of itself: false of one that gave no answer.
     """
     complete: _builtins.bool
     storage_replaced: _builtins.bool
     """Another data folder answers under its name than the one that is registered: it gets no
     wheel until the right one is back, or the operator replaces the node.
     """
+    silent: _builtins.str
+    """Why it gave no answer, for people; empty: it did, or was not asked."""
+    settings_differ: _builtins.str
+    """In which of `members` and `min_insync` its settings differ from the answering node's, and how,
+    for people; empty: in none, or it is not connected.
+    """
+    @_builtins.property
+    def report(self) -> Global___MemberReport:
+        """What it says of itself. With details: of the answering node; if all members were asked: of
+        each that answered.
+        """
+
     def __init__(
         self,
         *,
@@ -893,14 +1011,128 @@ class Member(_message.Message):
         accepting: _builtins.bool = ...,
         complete: _builtins.bool = ...,
         storage_replaced: _builtins.bool = ...,
+        report: Global___MemberReport | None = ...,
+        silent: _builtins.str = ...,
+        settings_differ: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "address", b"address", "complete", b"complete", "node", b"node", "reachable", b"reachable", "storage_replaced", b"storage_replaced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepting", b"accepting", "address", b"address", "complete", b"complete", "node", b"node", "reachable", b"reachable", "report", b"report", "settings_differ", b"settings_differ", "silent", b"silent", "storage_replaced", b"storage_replaced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class MemberReport(_message.Message):
+    """What a node says of itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
+    REFUSING_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    KAFKA_ERROR_FIELD_NUMBER: _builtins.int
+    SERVER_STARTED_MS_FIELD_NUMBER: _builtins.int
+    CLEANER_STARTED_MS_FIELD_NUMBER: _builtins.int
+    ELECTIONS_FIELD_NUMBER: _builtins.int
+    IN_SYNC_CHANGES_FIELD_NUMBER: _builtins.int
+    LEDGER_FIELD_NUMBER: _builtins.int
+    PENDING_MESSAGES_FIELD_NUMBER: _builtins.int
+    PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    now_ms: _builtins.int
+    """Its wall clock."""
+    role: _builtins.str
+    """"standby", "candidate", "resting" or "leading"; empty while its cleaner is silent."""
+    kafka_error: _builtins.str
+    """What keeps it from leading or forwarding, for people; empty: nothing does."""
+    server_started_ms: _builtins.int
+    """When its server process started, Unix milliseconds. in_sync_changes counts from then."""
+    cleaner_started_ms: _builtins.int
+    """The same of its cleaner, with which elections counts; absent while that was never heard."""
+    elections: _builtins.int
+    """Times that it began to lead."""
+    in_sync_changes: _builtins.int
+    """Times that the set of members in sync with its open wheel changed, as seen ten times a second."""
+    pending_messages: _builtins.int
+    """On its disk and not done: copies of other nodes' messages included."""
+    pending_bytes: _builtins.int
+    @_builtins.property
+    def refusing(self) -> Global___Error:
+        """Why it takes no messages now; absent while it does."""
+
+    @_builtins.property
+    def ledger(self) -> Global___LedgerReport: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
+        refusing: Global___Error | None = ...,
+        role: _builtins.str = ...,
+        kafka_error: _builtins.str = ...,
+        server_started_ms: _builtins.int = ...,
+        cleaner_started_ms: _builtins.int | None = ...,
+        elections: _builtins.int = ...,
+        in_sync_changes: _builtins.int = ...,
+        ledger: Global___LedgerReport | None = ...,
+        pending_messages: _builtins.int = ...,
+        pending_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
+    _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cleaner_started_ms) -> _WhichOneofReturnType__cleaner_started_ms | None: ...
+
+Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class LedgerReport(_message.Message):
+    """How a node's publication of the ledger stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLACE_FIELD_NUMBER: _builtins.int
+    LAG_FRAMES_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    FAILING_SINCE_MS_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
+    GAP_MESSAGES_FIELD_NUMBER: _builtins.int
+    place: _builtins.str
+    """Where to."""
+    lag_frames: _builtins.int
+    """Frames of its own wheels that are not published yet."""
+    failure: _builtins.str
+    """Why the last try failed, for people; empty: it did not."""
+    failing_since_ms: _builtins.int
+    """Since when every try fails, Unix milliseconds."""
+    gaps: _builtins.int
+    """Ranges that were given up, and the messages in them."""
+    gap_messages: _builtins.int
+    def __init__(
+        self,
+        *,
+        place: _builtins.str = ...,
+        lag_frames: _builtins.int = ...,
+        failure: _builtins.str = ...,
+        failing_since_ms: _builtins.int | None = ...,
+        gaps: _builtins.int = ...,
+        gap_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_failing_since_ms", b"_failing_since_ms", "failing_since_ms", b"failing_since_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failing_since_ms", b"_failing_since_ms", "failing_since_ms", b"failing_since_ms", "failure", b"failure", "gap_messages", b"gap_messages", "gaps", b"gaps", "lag_frames", b"lag_frames", "place", b"place"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__failing_since_ms: _TypeAlias = _typing.Literal["failing_since_ms"]  # noqa: Y015
+    _WhichOneofArgType__failing_since_ms: _TypeAlias = _typing.Literal["_failing_since_ms", b"_failing_since_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__failing_since_ms) -> _WhichOneofReturnType__failing_since_ms | None: ...
+
+Global___LedgerReport: _TypeAlias = LedgerReport  # noqa: Y015
 
 @_typing.final
 class WheelStatus(_message.Message):
@@ -914,6 +1146,9 @@ class WheelStatus(_message.Message):
     IN_SYNC_FIELD_NUMBER: _builtins.int
     FINAL_SEQ_FIELD_NUMBER: _builtins.int
     PROGRESS_SEQ_FIELD_NUMBER: _builtins.int
+    LEDGER_SEQ_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    TOLD_BY_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     node: _builtins.str
     state: Global___WheelState.ValueType
@@ -926,8 +1161,18 @@ class WheelStatus(_message.Message):
     """Only when closed: no frame beyond it counts."""
     progress_seq: _builtins.int
     """Of the committed progress."""
+    ledger_seq: _builtins.int
+    """Frames up to here are in the published ledger."""
+    told_by: _builtins.str
+    """Whose word all of this row is: only when all members were asked."""
     @_builtins.property
     def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Replica]:
+        """Only with details: one for each member that the wheel was registered with. None while the
+        registration is not known.
+        """
+
     def __init__(
         self,
         *,
@@ -939,16 +1184,77 @@ class WheelStatus(_message.Message):
         in_sync: _abc.Iterable[_builtins.str] | None = ...,
         final_seq: _builtins.int | None = ...,
         progress_seq: _builtins.int = ...,
+        ledger_seq: _builtins.int = ...,
+        replicas: _abc.Iterable[Global___Replica] | None = ...,
+        told_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_final_seq", b"_final_seq", "final_seq", b"final_seq"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final_seq", b"_final_seq", "applied_seq", b"applied_seq", "final_seq", b"final_seq", "high_watermark", b"high_watermark", "in_sync", b"in_sync", "node", b"node", "progress_seq", b"progress_seq", "state", b"state", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_final_seq", b"_final_seq", "applied_seq", b"applied_seq", "final_seq", b"final_seq", "high_watermark", b"high_watermark", "in_sync", b"in_sync", "ledger_seq", b"ledger_seq", "node", b"node", "progress_seq", b"progress_seq", "replicas", b"replicas", "state", b"state", "told_by", b"told_by", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__final_seq: _TypeAlias = _typing.Literal["final_seq"]  # noqa: Y015
     _WhichOneofArgType__final_seq: _TypeAlias = _typing.Literal["_final_seq", b"_final_seq"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__final_seq) -> _WhichOneofReturnType__final_seq | None: ...
 
 Global___WheelStatus: _TypeAlias = WheelStatus  # noqa: Y015
+
+@_typing.final
+class Replica(_message.Message):
+    """One member's copy of a wheel, as the node sees it that tells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HELD_SEQ_FIELD_NUMBER: _builtins.int
+    LAG_FRAMES_FIELD_NUMBER: _builtins.int
+    LAG_MS_FIELD_NUMBER: _builtins.int
+    TOLD_AGO_MS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    state: Global___ReplicaState.ValueType
+    held_seq: _builtins.int
+    """It said that it holds everything up to here. Absent: nothing is known."""
+    lag_frames: _builtins.int
+    """Frames behind that, up to the end that is known: of a closed wheel final_seq."""
+    lag_ms: _builtins.int
+    """How long ago the oldest frame was accepted that it lacks and that is not finished yet, by the
+    wall clock of the node that tells; so also: how long since it held all that there was. 0: it
+    lacks none. Absent: that frame cannot be read there, or nothing is known.
+    """
+    told_ago_ms: _builtins.int
+    """How old its newest word is. Absent: nothing was ever heard of it."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        state: Global___ReplicaState.ValueType = ...,
+        held_seq: _builtins.int | None = ...,
+        lag_frames: _builtins.int | None = ...,
+        lag_ms: _builtins.int | None = ...,
+        told_ago_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_held_seq", b"_held_seq", "_lag_frames", b"_lag_frames", "_lag_ms", b"_lag_ms", "_told_ago_ms", b"_told_ago_ms", "held_seq", b"held_seq", "lag_frames", b"lag_frames", "lag_ms", b"lag_ms", "told_ago_ms", b"told_ago_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_held_seq", b"_held_seq", "_lag_frames", b"_lag_frames", "_lag_ms", b"_lag_ms", "_told_ago_ms", b"_told_ago_ms", "held_seq", b"held_seq", "lag_frames", b"lag_frames", "lag_ms", b"lag_ms", "node", b"node", "state", b"state", "told_ago_ms", b"told_ago_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__held_seq: _TypeAlias = _typing.Literal["held_seq"]  # noqa: Y015
+    _WhichOneofArgType__held_seq: _TypeAlias = _typing.Literal["_held_seq", b"_held_seq"]  # noqa: Y015
+    _WhichOneofReturnType__lag_frames: _TypeAlias = _typing.Literal["lag_frames"]  # noqa: Y015
+    _WhichOneofArgType__lag_frames: _TypeAlias = _typing.Literal["_lag_frames", b"_lag_frames"]  # noqa: Y015
+    _WhichOneofReturnType__lag_ms: _TypeAlias = _typing.Literal["lag_ms"]  # noqa: Y015
+    _WhichOneofArgType__lag_ms: _TypeAlias = _typing.Literal["_lag_ms", b"_lag_ms"]  # noqa: Y015
+    _WhichOneofReturnType__told_ago_ms: _TypeAlias = _typing.Literal["told_ago_ms"]  # noqa: Y015
+    _WhichOneofArgType__told_ago_ms: _TypeAlias = _typing.Literal["_told_ago_ms", b"_told_ago_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__held_seq) -> _WhichOneofReturnType__held_seq | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_frames) -> _WhichOneofReturnType__lag_frames | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lag_ms) -> _WhichOneofReturnType__lag_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__told_ago_ms) -> _WhichOneofReturnType__told_ago_ms | None: ...
+
+Global___Replica: _TypeAlias = Replica  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):
@@ -1047,6 +1353,7 @@ class DescribeClusterResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     NOW_MS_FIELD_NUMBER: _builtins.int
     REFUSING_FIELD_NUMBER: _builtins.int
+    PENDING_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     node: _builtins.str
     """The node that answers."""
@@ -1077,6 +1384,10 @@ class DescribeClusterResponse(_message.Message):
     def refusing(self) -> Global___Error:
         """Why the answering node takes no messages now; absent while it does."""
 
+    @_builtins.property
+    def pending(self) -> Global___Pending:
+        """Only with details."""
+
     def __init__(
         self,
         *,
@@ -1094,10 +1405,11 @@ class DescribeClusterResponse(_message.Message):
         limits: Global___Limits | None = ...,
         now_ms: _builtins.int = ...,
         refusing: Global___Error | None = ...,
+        pending: Global___Pending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "leader", b"leader", "limits", b"limits", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "leader", b"leader", "limits", b"limits", "pending", b"pending", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
@@ -1113,6 +1425,40 @@ class DescribeClusterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class Pending(_message.Message):
+    """Messages that are accepted and not done, each counted once; until its due a retry counts again,
+    and a cancelled one still.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    messages: _builtins.int
+    length_bytes: _builtins.int
+    node: _builtins.str
+    """On this node's disk: it is in sync with every wheel."""
+    at_least: _builtins.bool
+    """No node that was asked is: there may be more. The node is the one that holds the most."""
+    def __init__(
+        self,
+        *,
+        messages: _builtins.int = ...,
+        length_bytes: _builtins.int = ...,
+        node: _builtins.str = ...,
+        at_least: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "length_bytes", b"length_bytes", "messages", b"messages", "node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pending: _TypeAlias = Pending  # noqa: Y015
 
 @_typing.final
 class ReplaceNodeRequest(_message.Message):

@@ -103,7 +103,7 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListSlots(self, request, context):
-        """The seconds that hold messages, as the answering node sees them.
+        """The seconds that hold messages, as the answering node sees them, or all members together.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +117,7 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """Members, wheels, leader, progress, floor, limits.
+        """Members, wheels, leader, progress, floor, limits; with replicas and reports when asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

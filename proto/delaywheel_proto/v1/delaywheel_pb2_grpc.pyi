@@ -48,11 +48,11 @@ class DelayWheelStub:
     GetMessage: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]
     """Finds one message by handle, or by id and due."""
     ListSlots: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.ListSlotsRequest, _delaywheel_pb2.ListSlotsResponse]
-    """The seconds that hold messages, as the answering node sees them."""
+    """The seconds that hold messages, as the answering node sees them, or all members together."""
     GetSlot: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetSlotRequest, _delaywheel_pb2.GetSlotResponse]
     """The messages of one second, a page at a time."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.DescribeClusterRequest, _delaywheel_pb2.DescribeClusterResponse]
-    """Members, wheels, leader, progress, floor, limits."""
+    """Members, wheels, leader, progress, floor, limits; with replicas and reports when asked for."""
 
 @_typing.type_check_only
 class DelayWheelAsyncStub(DelayWheelStub):
@@ -66,11 +66,11 @@ class DelayWheelAsyncStub(DelayWheelStub):
     GetMessage: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]  # type: ignore[assignment]
     """Finds one message by handle, or by id and due."""
     ListSlots: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.ListSlotsRequest, _delaywheel_pb2.ListSlotsResponse]  # type: ignore[assignment]
-    """The seconds that hold messages, as the answering node sees them."""
+    """The seconds that hold messages, as the answering node sees them, or all members together."""
     GetSlot: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetSlotRequest, _delaywheel_pb2.GetSlotResponse]  # type: ignore[assignment]
     """The messages of one second, a page at a time."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.DescribeClusterRequest, _delaywheel_pb2.DescribeClusterResponse]  # type: ignore[assignment]
-    """Members, wheels, leader, progress, floor, limits."""
+    """Members, wheels, leader, progress, floor, limits; with replicas and reports when asked for."""
 
 class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -111,7 +111,7 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.ListSlotsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.ListSlotsResponse, _abc.Awaitable[_delaywheel_pb2.ListSlotsResponse]]:
-        """The seconds that hold messages, as the answering node sees them."""
+        """The seconds that hold messages, as the answering node sees them, or all members together."""
 
     @_abc_1.abstractmethod
     def GetSlot(
@@ -127,7 +127,7 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.DescribeClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.DescribeClusterResponse, _abc.Awaitable[_delaywheel_pb2.DescribeClusterResponse]]:
-        """Members, wheels, leader, progress, floor, limits."""
+        """Members, wheels, leader, progress, floor, limits; with replicas and reports when asked for."""
 
 def add_DelayWheelServicer_to_server(servicer: DelayWheelServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

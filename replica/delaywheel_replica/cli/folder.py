@@ -44,7 +44,7 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
     disk = PosixDisk()
     node = node_of(data)
     progress = read_progress(data)
-    answer = pb.ListSlotsResponse(node=node, progress=progress_message(progress))
+    answer = pb.ListSlotsResponse(node=node, progress=progress_message(progress), counted_by=[node])
     slots: dict[int, pb.SlotRow] = {}
     for wheel in list_wheels(disk, data):
         reader = WheelReader(disk, data, wheel)
@@ -96,7 +96,7 @@ def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
     for slot, messages, length_bytes, frames, cancels, wheels in zip(
         found.tolist(), *columns, strict=True
     ):
-        row = slots.setdefault(slot, pb.SlotRow(slot=slot))
+        row = slots.setdefault(slot, pb.SlotRow(slot=slot, copies=1))
         row.messages += messages
         row.length_bytes += length_bytes
         row.frames += frames

@@ -22,27 +22,14 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
         "version": answer.version,
         "now_ms": answer.now_ms,
         "leader": _if_set(answer, "leader", {"node": leader.node, "epoch": leader.epoch}),
-        "members": [
-            {
-                "node": member.node,
-                "address": member.address,
-                "reachable": member.reachable,
-                "accepting": member.accepting,
-                "complete": member.complete,
-                "storage_replaced": member.storage_replaced,
-            }
-            for member in answer.members
-        ],
+        "members": [_member(row) for row in answer.members],
         "min_insync": answer.min_insync,
         "wheels": wheels(answer.wheels),
         "progress": progress(answer),
         "floor": _if_set(answer, "floor", answer.floor),
         "lateness_ms": answer.lateness_ms,
-        "refusing": _if_set(
-            answer,
-            "refusing",
-            {"reason": answer.refusing.reason, "message": answer.refusing.message},
-        ),
+        "pending": _pending(answer),
+        "refusing": _refusing(answer),
         "levels": {level.name: level.delay_ms for level in answer.levels},
         "limits": {
             "span_seconds": answer.limits.span_seconds,
@@ -51,6 +38,64 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
             "max_request_messages": answer.limits.max_request_messages,
             "max_request_bytes": answer.limits.max_request_bytes,
         },
+    }
+
+
+def _member(row: pb.Member) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "address": row.address,
+        "reachable": row.reachable,
+        "accepting": row.accepting,
+        "complete": row.complete,
+        "storage_replaced": row.storage_replaced,
+        "settings_differ": row.settings_differ or None,
+        "silent": row.silent or None,
+        "report": _if_set(row, "report", _report(row.report)),
+    }
+
+
+def _report(report: pb.MemberReport) -> dict[str, Any]:
+    ledger = report.ledger
+    return {
+        "version": report.version,
+        "now_ms": report.now_ms,
+        "refusing": _refusing(report),
+        "role": report.role or None,
+        "kafka_error": report.kafka_error or None,
+        "server_started_ms": report.server_started_ms,
+        "cleaner_started_ms": _if_set(report, "cleaner_started_ms", report.cleaner_started_ms),
+        "elections": report.elections,
+        "in_sync_changes": report.in_sync_changes,
+        "ledger": {
+            "place": ledger.place,
+            "lag_frames": ledger.lag_frames,
+            "failure": ledger.failure or None,
+            "failing_since_ms": _if_set(ledger, "failing_since_ms", ledger.failing_since_ms),
+            "gaps": ledger.gaps,
+            "gap_messages": ledger.gap_messages,
+        },
+        "pending_messages": report.pending_messages,
+        "pending_bytes": report.pending_bytes,
+    }
+
+
+def _refusing(answer: pb.DescribeClusterResponse | pb.MemberReport) -> dict[str, Any] | None:
+    error = answer.refusing
+    if not answer.HasField("refusing"):
+        return None
+    return {"reason": error.reason, "message": error.message}
+
+
+def _pending(answer: pb.DescribeClusterResponse) -> dict[str, Any] | None:
+    pending = answer.pending
+    if not answer.HasField("pending"):
+        return None
+    return {
+        "messages": pending.messages,
+        "length_bytes": pending.length_bytes,
+        "node": pending.node,
+        "at_least": pending.at_least,
     }
 
 
@@ -65,7 +110,7 @@ def node_change(change: pb.NodeChange) -> dict[str, Any]:
 
 
 def wheels(rows: Iterable[pb.WheelStatus]) -> list[dict[str, Any]]:
-    """The wheels of a cluster as one node sees them."""
+    """The wheels of a cluster, or those of which a node has files."""
     return [
         {
             "wheel": row.wheel,
@@ -76,9 +121,28 @@ def wheels(rows: Iterable[pb.WheelStatus]) -> list[dict[str, Any]]:
             "in_sync": list(row.in_sync),
             "final_seq": _if_set(row, "final_seq", row.final_seq),
             "progress_seq": row.progress_seq,
+            "ledger_seq": row.ledger_seq,
+            "told_by": row.told_by or None,
+            "replicas": [_replica(replica) for replica in row.replicas],
         }
         for row in rows
     ]
+
+
+def _replica(row: pb.Replica) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "state": replica_state(row),
+        "held_seq": _if_set(row, "held_seq", row.held_seq),
+        "lag_frames": _if_set(row, "lag_frames", row.lag_frames),
+        "lag_ms": _if_set(row, "lag_ms", row.lag_ms),
+        "told_ago_ms": _if_set(row, "told_ago_ms", row.told_ago_ms),
+    }
+
+
+def replica_state(row: pb.Replica) -> str:
+    """How a member's copy of a wheel stands."""
+    return _state(pb.ReplicaState.Name(row.state), "REPLICA_STATE_")
 
 
 def progress(
@@ -95,6 +159,8 @@ def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
     """`delaywheel slots --json`."""
     return {
         "node": answer.node,
+        "counted_by": list(answer.counted_by),
+        "silent": [{"node": row.node, "why": row.why} for row in answer.silent],
         "progress": progress(answer),
         "wheels": wheels(answer.wheels),
         "slots": [
@@ -105,6 +171,7 @@ def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
                 "frames": row.frames,
                 "cancels": row.cancels,
                 "wheels": row.wheels,
+                "copies": row.copies,
             }
             for row in answer.slots
         ],

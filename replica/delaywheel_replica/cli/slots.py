@@ -40,10 +40,11 @@ def slots(
     as_json: AsJson = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """List the seconds that hold messages, as one node sees them.
+    """List the seconds that hold messages, of all nodes: each message once.
 
     Counts are as written: what was forwarded stays listed until its slot file is deleted, a
-    while after its second, and a message sent twice counts twice until its due.
+    while after its second, and a message sent twice counts twice until its due. Copies: so many
+    nodes hold as much of the second as is told.
     """
     from_slot = parse_second(from_text) if from_text is not None else 0
     to_slot = parse_second(to_text) if to_text is not None else None
@@ -56,18 +57,21 @@ def slots(
         print_json(shapes.slot_list(answer))
         return
     print_table(
-        ["second", "due", "messages", "bytes", "frames", "cancels", "wheels"],
+        ["second", "due", "messages", "bytes", "frames", "cancels", "wheels", "copies"],
         [
             (
                 *(str(row.slot), clock(row.slot), row.messages, row.length_bytes),
-                *(row.frames, row.cancels, row.wheels),
+                *(row.frames, row.cancels, row.wheels, row.copies),
             )
             for row in answer.slots
         ],
     )
     print()
     total = sum(row.messages for row in answer.slots)
-    print(f"{total:,} messages in {len(answer.slots):,} seconds, as node {answer.node} sees them")
+    nodes = ", ".join(answer.counted_by)
+    print(f"{total:,} messages in {len(answer.slots):,} seconds, each counted once, by {nodes}")
+    for row in answer.silent:
+        print(f"not counted by {row.node}: {row.why}")
     if answer.HasField("progress"):
         print(f"forwarded to {iso(answer.progress.due_ms)}")
     if answer.HasField("next_slot"):
@@ -83,17 +87,29 @@ def _ask_for_slots(
         rest = limit - len(whole.slots)
         page = _ask_for_page(server, whole.next_slot, to_slot, rest, timeout_s)
         whole.slots.extend(page.slots)
+        _join(whole, page)
         whole.ClearField("next_slot")
         if page.HasField("next_slot"):
             whole.next_slot = page.next_slot
     return whole
 
 
+def _join(whole: pb.ListSlotsResponse, page: pb.ListSlotsResponse) -> None:
+    """Who missed a page has not counted everything."""
+    known = {row.node for row in whole.silent}
+    whole.silent.extend(row for row in page.silent if row.node not in known)
+    missed = {row.node for row in whole.silent}
+    whole.counted_by[:] = [node for node in whole.counted_by if node not in missed]
+
+
 def _ask_for_page(
     server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
 ) -> pb.ListSlotsResponse:
     request = pb.ListSlotsRequest(
-        from_slot=from_slot, to_slot=to_slot, limit=min(limit, SLOTS_PER_CALL)
+        from_slot=from_slot,
+        to_slot=to_slot,
+        limit=min(limit, SLOTS_PER_CALL),
+        all_members=True,
     )
     return ask(server, lambda stub: stub.ListSlots(request, timeout=timeout_s))
 

@@ -1,6 +1,8 @@
-"""`delaywheel status`: who leads, who takes part, how far forwarding has come."""
+"""`delaywheel status`: who leads, who takes part, who holds what, how far forwarding has come."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import shapes
@@ -13,7 +15,7 @@ from delaywheel_replica.cli.options import (
     Timeout,
 )
 from delaywheel_replica.cli.output import print_facts, print_json, print_table
-from delaywheel_replica.cli.values import clock, iso
+from delaywheel_replica.cli.values import about, clock, iso
 
 
 def status(
@@ -21,47 +23,119 @@ def status(
     as_json: AsJson = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Show the leader, the members, the wheels and how far forwarding has come."""
-    answer = ask(
-        server,
-        lambda stub: stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s),
-    )
+    """Show the leader, the members, the wheels with their replicas, and how far forwarding is.
+
+    Every node is asked, through the one that answers. Elections and changes of who is in sync
+    are counted since the node's processes started.
+    """
+    request = pb.DescribeClusterRequest(all_members=True)
+    answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
     if as_json:
         print_json(shapes.cluster(answer))
         return
+    print_facts(_facts(answer))
+    print()
+    print_table(
+        ["node", "address", "role", "accepting", "complete", "elections", "in-sync changes"],
+        [_member_cells(member) for member in answer.members],
+    )
+    troubles = list(_troubles(answer))
+    if troubles:
+        print()
+    for trouble in troubles:
+        print(trouble)
+    print()
+    _print_wheels(answer)
+    print()
+    reports = [(m.node, m.report.ledger) for m in answer.members if m.HasField("report")]
+    print_table(
+        ["ledger of", "unpublished frames", "gaps", "messages in them", "published to"],
+        [(node, row.lag_frames, row.gaps, row.gap_messages, row.place) for node, row in reports],
+    )
+
+
+def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
     leader = f"{answer.leader.node} (epoch {answer.leader.epoch})"
-    refused = answer.refusing
-    refusing = [("takes no messages", f"{refused.reason}: {refused.message}")] * bool(
-        refused.reason
-    )
-    print_facts(
-        [
-            ("cluster", answer.cluster_id),
-            ("answered by", f"{answer.node}, version {answer.version}"),
-            ("leader", leader if answer.HasField("leader") else "nobody"),
-            ("forwarded to", iso(answer.progress.due_ms) if answer.HasField("progress") else None),
-            ("floor", clock(answer.floor) if answer.HasField("floor") else None),
-            ("lateness", f"{answer.lateness_ms:,} ms"),
-            ("least in sync", answer.min_insync),
-            *refusing,
-        ]
-    )
-    print()
-    print_table(
-        ["member", "address", "reachable", "accepting", "complete", "storage replaced"],
-        [
-            (m.node, m.address, m.reachable, m.accepting, m.complete, m.storage_replaced)
-            for m in answer.members
-        ],
-    )
-    print()
-    print_table(
-        ["wheel", "state", "applied", "high watermark", "forwarded", "in sync"],
-        [
-            (
-                *(row["wheel"], row["state"], row["applied_seq"], row["high_watermark"]),
-                *(row["progress_seq"], " ".join(row["in_sync"])),
-            )
-            for row in shapes.wheels(answer.wheels)
-        ],
-    )
+    return [
+        ("cluster", answer.cluster_id),
+        ("answered by", f"{answer.node}, version {answer.version}"),
+        ("leader", leader if answer.HasField("leader") else "nobody"),
+        ("forwarded to", iso(answer.progress.due_ms) if answer.HasField("progress") else None),
+        ("floor", clock(answer.floor) if answer.HasField("floor") else None),
+        ("lateness", f"{answer.lateness_ms:,} ms"),
+        ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
+        ("least in sync", answer.min_insync),
+    ]
+
+
+def _pending(pending: pb.Pending) -> str:
+    counted = f"{pending.messages:,} messages, {pending.length_bytes:,} bytes"
+    least = "at least " if pending.at_least else ""
+    return f"{least}{counted}, each once: on the disk of {pending.node}"
+
+
+def _member_cells(member: pb.Member) -> list[object]:
+    report = member.report
+    cells: list[object] = [member.node, member.address or None]
+    if not member.HasField("report"):
+        return [*cells, None, member.accepting, member.complete, None, None]
+    elections = None
+    if report.HasField("cleaner_started_ms"):
+        elections = _since(report.elections, report.now_ms - report.cleaner_started_ms)
+    changes = _since(report.in_sync_changes, report.now_ms - report.server_started_ms)
+    return [*cells, report.role or None, member.accepting, member.complete, elections, changes]
+
+
+def _since(count: int, ms: int) -> str:
+    return f"{count:,} in {about(max(0, ms))}"
+
+
+def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    """What is wrong with nodes, one a line."""
+    for member in answer.members:
+        node, report = member.node, member.report
+        if member.silent:
+            yield f"{node} is silent: {member.silent}"
+        if not member.reachable:
+            yield f"{node} is not heard by {answer.node}"
+        if member.storage_replaced:
+            yield f"{node} runs on another folder than the registered one, or was taken out"
+        if member.settings_differ:
+            yield f"{node} has other settings: {member.settings_differ}"
+        refused = answer.refusing if node == answer.node else report.refusing
+        if refused.reason:
+            yield f"{node} takes no messages: {refused.reason}: {refused.message}"
+        if report.kafka_error:
+            yield f"{node} and Kafka: {report.kafka_error}"
+        if report.ledger.failure:
+            since = iso(report.ledger.failing_since_ms)
+            yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"
+
+
+def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
+    """Each wheel with a column for every node that has, or should have, a copy."""
+    nodes = sorted({replica.node for row in answer.wheels for replica in row.replicas})
+    rows = []
+    for wheel in answer.wheels:
+        (shape,) = shapes.wheels([wheel])
+        copies = {replica.node: _copy(replica) for replica in wheel.replicas}
+        rows.append(
+            [
+                *(shape["wheel"], shape["state"], shape["applied_seq"], shape["high_watermark"]),
+                *(shape["progress_seq"], *(copies.get(node) for node in nodes), shape["told_by"]),
+            ]
+        )
+    columns = ["wheel", "state", "frames", "acknowledged", "forwarded"]
+    print_table([*columns, *(f"on {node}" for node in nodes), "told by"], rows)
+
+
+def _copy(replica: pb.Replica) -> str:
+    """How a copy stands, and by how much it is behind."""
+    told = [shapes.replica_state(replica).replace("_", " ")]
+    if replica.lag_frames:
+        told.append(f"-{replica.lag_frames:,}")
+    if replica.lag_ms:
+        told.append(about(replica.lag_ms))
+    if replica.state == pb.REPLICA_STATE_AWAY and replica.HasField("told_ago_ms"):
+        told.append(f"told {about(replica.told_ago_ms)} ago")
+    return ", ".join(told)

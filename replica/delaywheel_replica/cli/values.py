@@ -62,6 +62,19 @@ def from_ms(unix_ms: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
 
 
+def about(ms: int) -> str:
+    """How long, roughly: `850 ms`, `12 s`, `3 min`, `5 h`, `2 d`."""
+    for unit, of_ms, least in (
+        ("d", 86_400_000, 2),
+        ("h", 3_600_000, 2),
+        ("min", 60_000, 2),
+        ("s", 1_000, 1),
+    ):
+        if ms >= least * of_ms:
+            return f"{ms // of_ms:,} {unit}"
+    return f"{ms} ms"
+
+
 def iso(unix_ms: int) -> str:
     """Unix milliseconds as ISO 8601 in UTC."""
     return from_ms(unix_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")

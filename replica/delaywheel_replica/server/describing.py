@@ -1,6 +1,7 @@
 """What a node tells callers of its cluster: DescribeCluster, and the wheels beside lists of slots.
 
-Of each wheel the newest word counts: of an open one its own node's, as far as that is heard.
+Of each wheel the newest word counts: of an open one its own node's, as far as that is heard. What
+costs a look at the disk is in details.py, what it takes to ask the other nodes in asking.py.
 """
 
 from importlib.metadata import version
@@ -17,17 +18,18 @@ from delaywheel_replica.server.stored import progress_message
 
 
 def describe_cluster(
-    config: Config, view: NodeView, address: str, *, refusal: Refusal | None
+    config: Config, view: NodeView, status: ServerStatus, address: str, *, refusal: Refusal | None
 ) -> pb.DescribeClusterResponse:
     """Members, wheels, leader, progress, floor, limits.
 
     Args:
         config: of the node.
         view: what its parts know.
+        status: of its server.
         address: where callers reach it.
         refusal: why it takes no messages now; None: it does.
     """
-    status, cleaner = view.status(), view.cleaner.status
+    cleaner = view.cleaner.status
     progress = None if cleaner is None else cleaner.progress
     answer = pb.DescribeClusterResponse(
         cluster_id=config.cluster_id,
@@ -80,6 +82,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
             applied_seq=told.applied,
             high_watermark=told.high_watermark,
             progress_seq=progress.seq(wheel) if progress is not None else 0,
+            ledger_seq=told.ledger_seq,
         )
         origin = beats.get(wheel.node)
         if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
@@ -113,7 +116,8 @@ def _members(
     rows = []
     for node in sorted(config.members):
         beat, is_self = beats.get(node), node == config.node_id
-        told = peers[node].client_address if node in peers else None
+        peer = peers.get(node)
+        told = None if peer is None else peer.client_address
         others_accept = beat is not None and beat.open is not None and not beat.draining
         rows.append(
             pb.Member(
@@ -124,6 +128,7 @@ def _members(
                 complete=beat is not None and beat.complete,
                 storage_replaced=beat is not None
                 and storage_is_replaced(view.cleaner.status, node, beat.storage),
+                settings_differ=(None if peer is None else peer.rolling) or "",
             )
         )
     return rows

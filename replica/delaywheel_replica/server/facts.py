@@ -25,9 +25,10 @@ from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.processes import Process, look_at
+from delaywheel_replica.server.publish import BooksState
 from delaywheel_replica.server.pulse import Pulse
 from delaywheel_replica.server.refusals import Refusal
-from delaywheel_replica.server.status import monotonic_ms, wall_ms
+from delaywheel_replica.server.status import done_slot, monotonic_ms, wall_ms
 
 SERVER: Final = "server"
 CLEANER: Final = "cleaner"
@@ -44,6 +45,7 @@ class Sources:
         cleaner: what the cleaner told last in this boot of the machine.
         handles: the open slot files.
         counts: what was counted.
+        books: how the publication of the ledger stands.
         peers: how things stand with the connection to each peer.
     """
 
@@ -53,6 +55,7 @@ class Sources:
     cleaner: Callable[[], CleanerStatus | None]
     handles: HandleCache
     counts: Counts
+    books: Callable[[], BooksState]
     peers: Callable[[], Mapping[str, PeerState]] = dict
 
 
@@ -100,6 +103,7 @@ class Facts:
         max_slot_files: how many may be.
         processes: those that run: server and cleaner.
         peers: see `Sources`.
+        books: see `Sources`.
     """
 
     node: str
@@ -124,6 +128,7 @@ class Facts:
     max_slot_files: int
     processes: Mapping[str, Process]
     peers: Mapping[str, PeerState]
+    books: BooksState
 
     @property
     def own_open(self) -> WheelBeat | None:
@@ -166,12 +171,15 @@ class Gatherer:
             counts=sources.counts,
             loop_lags=pulse.lags.read(),
             greatest_lag_us=pulse.greatest_lag_us,
-            pending=self._dial.pending(now_ms // 1000, _done_slot(cleaner)),
+            pending=self._dial.pending(
+                now_ms // 1000, done_slot(None if cleaner is None else cleaner.progress)
+            ),
             disk=_space(self._disk, config),
             open_slot_files=len(sources.handles),
             max_slot_files=sources.handles.capacity,
             processes=_processes(cleaner),
             peers=sources.peers(),
+            books=sources.books(),
         )
 
     def _own_row(self) -> ServerStatus | None:
@@ -181,12 +189,6 @@ class Gatherer:
         except MalformedError:  # of a release before this one: the first beat replaces it
             return None
         return status if status is not None and status.pid == os.getpid() else None
-
-
-def _done_slot(cleaner: CleanerStatus | None) -> int:
-    """The first slot that may hold what is not done; a second that is done in part counts whole."""
-    progress = None if cleaner is None else cleaner.progress
-    return 0 if progress is None else (progress.due_ms + 1) // 1000
 
 
 def _space(disk: PosixDisk, config: Config) -> DiskSpace:

@@ -21,6 +21,7 @@ from delaywheel_replica.server.metric import (
     gauges,
     histogram,
 )
+from delaywheel_replica.server.metrics_books import BOOKS_METRICS
 from delaywheel_replica.server.metrics_cleaner import CLEANER_METRICS
 from delaywheel_replica.server.metrics_peers import PEER_METRICS
 
@@ -200,4 +201,6 @@ _MACHINE: tuple[Spec, ...] = (
     ),
 )
 
-METRICS: tuple[Spec, ...] = _NODE + _ACCEPTING + PEER_METRICS + CLEANER_METRICS + _MACHINE
+METRICS: tuple[Spec, ...] = (
+    _NODE + _ACCEPTING + BOOKS_METRICS + PEER_METRICS + CLEANER_METRICS + _MACHINE
+)

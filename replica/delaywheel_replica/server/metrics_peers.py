@@ -34,14 +34,6 @@ def _watermark_lag(facts: Facts) -> float | None:
     return None if told is None else told.applied - told.high_watermark
 
 
-def _ledger_lag(facts: Facts) -> float | None:
-    if facts.server is None:
-        return None
-    beat = facts.server.beat
-    own = (told for wheel, told in beat.wheels.items() if wheel.node == beat.node)
-    return sum(max(0, told.applied - told.ledger_seq) for told in own)
-
-
 def _lacking(facts: Facts) -> float | None:
     if facts.server is None:
         return None
@@ -126,11 +118,6 @@ PEER_METRICS: tuple[Spec, ...] = (
         _watermark_lag,
     ),
     gauge(
-        "ledger_lag_frames",
-        "Frames of own wheels that are not in the published ledger yet.",
-        _ledger_lag,
-    ),
-    gauge(
         "lacking_frames",
         "Frames that should be here and cannot be read; of one wheel 100 are counted at most.",
         _lacking,
@@ -175,6 +162,12 @@ PEER_METRICS: tuple[Spec, ...] = (
         "1 for the reason for which one of the two nodes refuses the other.",
         ("peer", "reason"),
         lambda f: _refused(f.peers),
+    ),
+    gauges(
+        "peer_settings_differ",
+        "1 while `members` or `min_insync` of a peer are not this node's.",
+        ("peer",),
+        lambda f: by_label({peer: float(s.rolling is not None) for peer, s in f.peers.items()}),
     ),
     _traffic("peer_sent_messages", "Messages sent to a peer.", lambda c: c.sent),
     _traffic("peer_sent_bytes", "Bytes of them.", lambda c: c.sent_bytes),

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Monitoring:
-    """The HTTP port, if one is configured. For the event loop's thread."""
+    """The pulse, and the HTTP port, if one is configured. For the event loop's thread."""
 
     def __init__(self, config: Config, sources: Sources) -> None:
         self._listen = config.metrics_listen
@@ -44,15 +44,23 @@ class Monitoring:
         self._runner: web.AppRunner | None = None
         self._pulsing: asyncio.Task[None] | None = None
 
+    @property
+    def in_sync_changes(self) -> int:
+        """How often the set of members in sync with the open wheel changed; see `Pulse`."""
+        return self._pulse.in_sync_changes
+
     async def start(self) -> str | None:
-        """Listens; returns the address, None when none is configured.
+        """Listens, and begins to count; returns the address, None when none is configured.
 
         Raises:
             ListenError: the address cannot be listened on.
         """
-        if self._listen is None:
-            return None
-        host, _, port = self._listen.rpartition(":")
+        address = None if self._listen is None else await self._bind(self._listen)
+        self._pulsing = asyncio.create_task(self._pulse.run())
+        return address
+
+    async def _bind(self, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
         self._runner = web.AppRunner(
             self._app(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
@@ -61,8 +69,7 @@ class Monitoring:
             await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
         except (OSError, OverflowError) as error:
             await self._runner.cleanup()
-            raise ListenError(f"metrics_listen {self._listen}: {error}") from error
-        self._pulsing = asyncio.create_task(self._pulse.run())
+            raise ListenError(f"metrics_listen {listen}: {error}") from error
         address = f"{host}:{self._runner.addresses[0][1]}"
         _log.info("metrics", address=address)
         return address

@@ -1,12 +1,16 @@
-"""Passes calls on to the leader's node, as a caller of it: once, for the passed call says so.
+"""Calls of this node to others, as a caller of them: passed on to the leader's, or asked of all.
 
 Nobody but the leader's node can answer a cancel, or do what an operator wants of a node. A call
 that arrives with `dw-passed` is never passed on again: while two nodes take each other for the
 leader, it would go round for ever.
+
+What each node knows best itself is asked of all at once; whoever says nothing in time is named
+with why, and nobody waits for it any longer.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -16,6 +20,7 @@ from google.rpc import error_details_pb2, status_pb2
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.refusals import DETAILS_KEY, RefusedError
 from delaywheel_replica.server.status import NodeView, leader_heard
 
@@ -31,8 +36,20 @@ _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
+_FRESH: Final = (*_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node that was asked and gave no answer.
+
+    Attributes:
+        why: for people.
+    """
+
+    why: str
 
 
 def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
@@ -41,7 +58,7 @@ def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
 
 
 class Passing:
-    """Where the leader's node is, and calls to it. For the event loop's thread."""
+    """Where the other nodes are, and calls to them. For the event loop's thread."""
 
     def __init__(self, view: NodeView) -> None:
         self._view = view
@@ -100,10 +117,54 @@ class Passing:
             words = (error.details() or "").removesuffix(reason.advice).strip(" .")
             raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
 
+    async def ask_all(
+        self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
+    ) -> dict[str, _Answer | Silent]:
+        """Asks every other member at once; never fails.
+
+        Args:
+            call: makes it, with this deadline in seconds.
+            within_s: the deadline.
+        """
+        peers = self._view.peers()
+        answers = await asyncio.gather(
+            *(self._ask(state, call, within_s) for state in peers.values())
+        )
+        return dict(zip(peers, answers, strict=True))
+
+    @staticmethod
+    async def _ask(
+        peer: PeerState,
+        call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]],
+        within_s: float,
+    ) -> _Answer | Silent:
+        if peer.refusal is not None:
+            return Silent(f"{peer.refusal.reason}: {peer.refusal.text}")
+        if peer.client_address is None:
+            return Silent("it was never reached, so its address for callers is not known")
+        address = peer.client_address
+        # A connection of its own: one that is kept rests after a failure, and for a while does not
+        # find a node that came back.
+        async with grpc.aio.insecure_channel(address, options=_FRESH) as channel:
+            try:
+                return await call(channel, within_s)
+            except grpc.aio.AioRpcError as error:
+                return Silent(_why(error, address, within_s))
+
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
         return self._channels[address]
+
+
+def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {address} within {within_s:.1f} s"
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"nobody is reached at {address}"
+        case code:
+            return f"{address} answered {code.name}: {error.details()}"
 
 
 def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:

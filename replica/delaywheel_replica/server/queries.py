@@ -102,7 +102,7 @@ class Queries:
 
     def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
         """The seconds that hold messages, from the dial."""
-        limit = min(request.limit or _SLOTS_AT_MOST, _SLOTS_AT_MOST)
+        limit = slots_at_most(request)
         status = self._view.status()
         to_slot = request.to_slot if request.HasField("to_slot") else None
         rows = self._dial.rows(request.from_slot if request.HasField("from_slot") else 0, to_slot)
@@ -115,12 +115,14 @@ class Queries:
                     frames=int(row["frames"]),
                     cancels=int(row["cancels"]),
                     wheels=int(row["wheels"]),
+                    copies=1,
                 )
                 for row in rows[:limit]
             ],
             node=status.beat.node,
             wheels=wheels_of(status, self._view, of_all=False),
             progress=progress_message(self._progress()),
+            counted_by=[status.beat.node],
         )
         if len(rows) > limit:
             answer.next_slot = int(rows[limit]["slot"])
@@ -194,6 +196,11 @@ class Queries:
                 length_bytes += answer.messages[-1].ByteSize()
             after = Position(frame.wheel, frame.seq, row)
         return answer
+
+
+def slots_at_most(request: pb.ListSlotsRequest) -> int:
+    """So many seconds are listed in one answer."""
+    return min(request.limit or _SLOTS_AT_MOST, _SLOTS_AT_MOST)
 
 
 def limits_of(status: ServerStatus) -> dict[WheelId, int]:

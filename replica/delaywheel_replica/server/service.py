@@ -15,6 +15,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.answering import Context, answered, defect
+from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.passing import was_passed
@@ -53,13 +54,12 @@ class DelayWheelService(rpc.DelayWheelServicer):
         accepting: Accepting,
         queries: Queries,
         cancels: Cancels,
-        *,
-        describe: Callable[[], pb.DescribeClusterResponse],
+        asking: Asking,
     ) -> None:
         self._accepting = accepting
         self._queries = queries
         self._cancels = cancels
-        self._describe = describe
+        self._asking = asking
 
     async def DelayProduce(  # noqa: N802 - gRPC's names
         self, request: pb.DelayProduceRequest, context: Context
@@ -100,8 +100,8 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.ListSlotsRequest, context: Context
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
-        del context
-        return self._queries.list_slots(request)
+        work = self._asking.list_slots(request, context.time_remaining())
+        return await self._answered(context, "ListSlots", work)
 
     async def GetSlot(  # noqa: N802 - gRPC's names
         self, request: pb.GetSlotRequest, context: Context
@@ -113,8 +113,8 @@ class DelayWheelService(rpc.DelayWheelServicer):
         self, request: pb.DescribeClusterRequest, context: Context
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
-        del request, context
-        return self._describe()
+        work = self._asking.describe(request, context.time_remaining())
+        return await self._answered(context, "DescribeCluster", work)
 
     async def _get_message(self, request: pb.GetMessageRequest) -> pb.GetMessageResponse:
         message = await self._queries.get_message(reference_of(request.message))

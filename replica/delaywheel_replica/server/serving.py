@@ -23,13 +23,15 @@ from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.counts import CountedLedger, Counts
-from delaywheel_replica.server.describing import describe_cluster
+from delaywheel_replica.server.details import Details, Said
 from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.facts import Sources
 from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.ledger import Ledger
+from delaywheel_replica.server.ledger_duty import publishable, registered
 from delaywheel_replica.server.listening import Listener
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.operator import (
@@ -38,12 +40,12 @@ from delaywheel_replica.server.operator import (
     storage_refusal,
 )
 from delaywheel_replica.server.passing import Passing
-from delaywheel_replica.server.publish import Books, publishable
+from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.requests import Rules
 from delaywheel_replica.server.service import Accepting, DelayWheelService
-from delaywheel_replica.server.status import CleanerRow, NodeView
+from delaywheel_replica.server.status import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.store import Store, StoreLimits
 from delaywheel_replica.server.surroundings import Surroundings
 from delaywheel_replica.server.threads import BeatThread, StoreThread
@@ -96,15 +98,7 @@ class Server:
             in_sync=lambda: self._driver.in_sync,
             peers=self._surroundings.peers,
         )
-        self._books = Books(
-            disk,
-            data,
-            ledger,
-            uri=config.ledger_place,
-            seal_seconds=config.ledger_seal_seconds,
-            publishable=lambda: publishable(self._view.status(), self._view.cleaner.status),
-            on_published=self._driver.published,
-        )
+        self._books = self._keep_books(disk, ledger)
         self._upkeep = Upkeep(
             disk,
             data,
@@ -114,6 +108,28 @@ class Server:
         )
         self._build_service(disk, cleaner_row)
         self._monitoring = Monitoring(config, self._sources())
+
+    def _keep_books(self, disk: PosixDisk, ledger: Ledger) -> Books:
+        config, view, started_ms = self._config, self._view, monotonic_ms()
+        links = BooksLinks(
+            publishable=lambda: publishable(
+                view.status(),
+                view.cleaner.status,
+                leads=view.cleaner.leading() is not None,
+                heard_for_ms=monotonic_ms() - started_ms,
+            ),
+            registered=lambda: registered(view.cleaner.fresh()),
+            is_full=lambda: self._upkeep.full is not None,
+            on_published=self._driver.published,
+            on_unreadable=self._driver.unreadable,
+        )
+        books = BooksConfig(
+            node=config.node_id,
+            uri=config.ledger_place,
+            seal_seconds=config.ledger_seal_seconds,
+            retention_hours=config.ledger_retention_hours,
+        )
+        return Books(disk, config.data_dir, ledger, books, links)
 
     def _build_service(self, disk: PosixDisk, cleaner_row: CleanerRow) -> None:
         config, data = self._config, self._config.data_dir
@@ -156,13 +172,27 @@ class Server:
                 ask=self._link.send,
                 next_word=self._hearing.next_word,
             ),
-            describe=lambda: describe_cluster(
-                config, self._view, self._address, refusal=self.refusal()
-            ),
+            self._asking(disk),
         )
         self._address = config.advertised or config.listen
         operator = Operator(self._view, self._passing, members=config.members, tell=self._link.send)
         self._listener = Listener(config, service, DelayWheelAdminService(operator, self._counts))
+
+    def _asking(self, disk: PosixDisk) -> Asking:
+        said = Said(
+            started_ms=wall_ms(),
+            in_sync_changes=lambda: self._monitoring.in_sync_changes,
+            books=self._books.state,
+        )
+        return Asking(
+            self._config,
+            self._view,
+            self._passing,
+            self._queries,
+            Details(disk, self._config.data_dir, self._view, said),
+            address=lambda: self._address,
+            refusal=self.refusal,
+        )
 
     def _sources(self) -> Sources:
         return Sources(
@@ -172,6 +202,7 @@ class Server:
             cleaner=lambda: self._view.cleaner.status,
             handles=self._store.handles,
             counts=self._counts,
+            books=self._books.state,
             peers=self._surroundings.peers,
         )
 

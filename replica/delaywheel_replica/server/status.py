@@ -11,6 +11,7 @@ from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import Leader
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.fitness import heard_beats
+from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.peers.states import PeerState
 
@@ -85,6 +86,17 @@ def leader_heard(status: ServerStatus) -> Leader | None:
         return None
     epoch, node = max(offices)
     return Leader(node, epoch)
+
+
+def ledger_lag_frames(beat: Beat) -> int:
+    """Frames of a node's own wheels that are not in the published ledger yet."""
+    own = (told for wheel, told in beat.wheels.items() if wheel.node == beat.node)
+    return sum(max(0, told.applied - told.ledger_seq) for told in own)
+
+
+def done_slot(progress: Progress | None) -> int:
+    """The first slot that may hold what is not done; a second that is done in part counts whole."""
+    return 0 if progress is None else (progress.due_ms + 1) // 1000
 
 
 class CleanerRow:
