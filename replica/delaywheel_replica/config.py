@@ -109,6 +109,8 @@ class Config(BaseSettings):
     # The books. None: a folder inside data_dir.
     ledger_uri: str | None = None
     ledger_seal_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    # How long published files are kept. 0: for ever.
+    ledger_retention_hours: Annotated[int, Field(ge=0)] = 0
 
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -181,7 +183,7 @@ class Config(BaseSettings):
 
     @property
     def agreed(self) -> dict[str, str]:
-        """What must be the same on all nodes, as text: peers with another value are refused.
+        """What nodes compare before they talk, as text; peers/handshake.py says what may differ.
 
         Of `members` only the ids: addresses may look different from elsewhere.
         """
@@ -264,7 +266,18 @@ class Config(BaseSettings):
             raise ValueError("max_request_bytes is above max_caller_in_flight_bytes")
         if self.max_caller_in_flight_bytes > self.max_in_flight_bytes:
             raise ValueError("max_caller_in_flight_bytes is above max_in_flight_bytes")
+        if 0 < self.ledger_retention_hours < self._least_retention_hours:
+            raise ValueError(
+                f"ledger_retention_hours {self.ledger_retention_hours}: at least"
+                f" {self._least_retention_hours} (span_seconds + late_window_seconds + a day), or"
+                " 0: what is still pending, or was just forwarded, could not be reconciled"
+            )
         return self
+
+    @property
+    def _least_retention_hours(self) -> int:
+        """From being accepted until a day after the end of the late window."""
+        return -(-(self.span_seconds + self.late_window_seconds) // 3600) + 24
 
 
 class _KafkaNamed(PydanticBaseSettingsSource):

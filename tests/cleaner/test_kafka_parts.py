@@ -82,13 +82,14 @@ def test_settings_that_keep_promises_are_refused_by_name() -> None:
 
 def test_forwarding_leaves_the_callers_headers_in_front(wheels: Wheels) -> None:
     sent = Sent(DUE_MS, bytes(16), headers=(("h", None), ("h", b"")), timestamp_ms=5, partition=2)
-    (record,) = forwarded(due_rows(wheels, [sent]))
+    (record,) = forwarded(due_rows(wheels, [sent]), 1_700_000_000_000)
     assert record.headers[:2] == [("h", None), ("h", b"")]
     assert [name for name, _ in record.headers[2:]] == [
         "dw-id",
         "dw-due",
         "dw-accepted",
         "dw-wheel",
+        "dw-forwarded",
     ]
     assert (record.partition, record.timestamp_ms) == (2, 5)
 

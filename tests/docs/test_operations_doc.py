@@ -18,9 +18,9 @@ from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, PROMISES, Kafka
 from delaywheel_replica.cleaner.trials import TRIAL_IDS
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.states import PeerReason
+from delaywheel_replica.server.ledger_place import SCHEMA
 from delaywheel_replica.server.metric import Kind
 from delaywheel_replica.server.metrics import METRICS
-from delaywheel_replica.server.publish import SCHEMA
 
 DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
 

@@ -91,6 +91,11 @@ def test_explicit_partition_and_timestamp(
         (got,) = reader.wait_for(1)
     assert got.partition() == 3
     assert got.timestamp()[1] == 1_700_000_000_123
+    # The record's time is the caller's: when it was forwarded is told beside.
+    *others, (name, forwarded_ms) = headers_of(got)
+    assert [own for own, _ in others] == OWN_HEADERS
+    assert name == "dw-forwarded"
+    assert int(dict(others)["dw-due"] or b"") <= int(forwarded_ms or b"") <= time.time() * 1000
 
 
 def test_nothing_is_visible_before_its_due(

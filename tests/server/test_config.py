@@ -103,6 +103,11 @@ def test_secrets_are_masked_when_shown() -> None:
     [
         ({"spam": "1"}, "spam"),
         ({"ledger_uri": "ftp://books"}, "ftp://"),
+        ({"ledger_retention_hours": "26"}, "ledger_retention_hours 26: at least 27"),
+        (
+            {"ledger_retention_hours": "191", "span_seconds": "604680"},
+            "ledger_retention_hours 191: at least 192",
+        ),
         ({"kafka.acks": "1"}, "acks"),
         ({"kafka.transactional.id": "mine"}, "transactional.id"),
         ({"kafka.bootstrap.servers": ""}, "bootstrap.servers is missing"),
@@ -137,3 +142,10 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     broken.write_text("= 1")
     with pytest.raises(ConfigError):
         Config.load(file=broken, flags=FLAGS)
+
+
+def test_what_is_kept_of_the_ledger_outlives_what_is_pending() -> None:
+    assert load().ledger_retention_hours == 0
+    assert load(ledger_retention_hours="27").ledger_retention_hours == 27
+    long = load(ledger_retention_hours="192", span_seconds="604680")
+    assert long.ledger_retention_hours == 192

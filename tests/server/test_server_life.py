@@ -67,7 +67,7 @@ def last_seq(data: Path, wheel: WheelId) -> int:
 
 
 def published(data: Path) -> list[bytes]:
-    files = (data / "ledger" / "published").glob("*.parquet")
+    files = (data / "ledger" / "published").rglob("*.parquet")
     ids: list[bytes] = []
     for file in files:
         ids += pq.read_table(file)["id"].to_pylist()  # type: ignore[arg-type]  # never null here

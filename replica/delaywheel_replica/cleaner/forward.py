@@ -193,7 +193,7 @@ class Forwarder:
         counted: Counter[str] = Counter(transactions=1)
         dues_ms = np.empty(0, np.int64)
         if planned is not None:
-            dues_ms, written = self._write(number, planned, timeout_ms)
+            dues_ms, written = self._write(number, planned, situation.now_ms, timeout_ms)
             counted += written
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += len(lost)
@@ -240,7 +240,7 @@ class Forwarder:
             self._reading = False  # its progress still names them: begin anew
 
     def _write(
-        self, number: int, planned: Planned, timeout_ms: int
+        self, number: int, planned: Planned, now_ms: int, timeout_ms: int
     ) -> tuple[NDArray[np.int64], Counter[str]]:
         """Everything of a step; what the client itself refuses becomes a dead letter too.
 
@@ -251,7 +251,7 @@ class Forwarder:
         dead = list(plan.dead)
         dues_ms = [np.empty(0, np.int64)]
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
-            refused = self._producers.write(number, outcomes.forwarded(rows))
+            refused = self._producers.write(number, outcomes.forwarded(rows, now_ms))
             written = rows.dues_ms
             if refused:
                 numbers = np.array([record.number for record in refused])

@@ -1,8 +1,10 @@
 """Everything that goes to Kafka about a message: itself, its dead letter, or what became of it.
 
 Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
-and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. A dead letter is the message as it was
-to be forwarded, with headers that say why it was not, so that it can be sent again from there.
+and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The time of the record is that of its
+forwarding, unless the caller gave the message one of its own: then a fifth header, `dw-forwarded`,
+tells when that was. A dead letter is the message as it was to be forwarded, with headers that say
+why it was not, so that it can be sent again from there.
 The outcomes topic gets one JSON record for each message that was done without being forwarded,
 and one for each lost frame; its key is the message's id, or the frame's name.
 """
@@ -33,6 +35,7 @@ _OWN_HEADERS_BYTES = sum(
         ("dw-due", 19),
         ("dw-accepted", 19),
         ("dw-wheel", _WHEEL_BYTES),
+        ("dw-forwarded", 19),
     )
 )
 FORWARD_ROOM_BYTES = BATCH_HEADER_BYTES + _RECORD_FIXED_BYTES + _OWN_HEADERS_BYTES
@@ -61,29 +64,41 @@ def _wheel_text(wheel: WheelId) -> bytes:
     return str(wheel).encode()
 
 
-def forwarded(messages: Iterable[DueMessage]) -> Iterator[Record]:
-    """The messages as they go to their topics."""
+def forwarded(messages: Iterable[DueMessage], now_ms: int) -> Iterator[Record]:
+    """The messages as they go to their topics.
+
+    Args:
+        messages: in order.
+        now_ms: the leader's wall clock.
+    """
     for message in messages:
-        headers = message.headers
-        headers.append(("dw-id", message.id.hex().encode()))
-        headers.append(("dw-due", b"%d" % message.due_ms))
-        headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
-        headers.append(("dw-wheel", _wheel_text(message.wheel)))
-        yield Record(
-            message.topic,
-            message.key,
-            message.value,
-            headers,
-            message.partition,
-            message.timestamp_ms,
-        )
+        record = _with_headers(message)
+        if message.timestamp_ms != NOW:
+            record.headers.append(("dw-forwarded", b"%d" % now_ms))
+        yield record
+
+
+def _with_headers(message: DueMessage) -> Record:
+    headers = message.headers
+    headers.append(("dw-id", message.id.hex().encode()))
+    headers.append(("dw-due", b"%d" % message.due_ms))
+    headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
+    headers.append(("dw-wheel", _wheel_text(message.wheel)))
+    return Record(
+        message.topic,
+        message.key,
+        message.value,
+        headers,
+        message.partition,
+        message.timestamp_ms,
+    )
 
 
 def dead_letter(
     names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
 ) -> list[Record]:
     """The dead letter of a message, and its outcome."""
-    (record,) = forwarded([message])
+    record = _with_headers(message)
     headers: list[tuple[str, bytes | None]] = [
         *record.headers,
         ("dw-dead-reason", reason.encode()),

@@ -46,7 +46,7 @@ def find_unsuited(
     _check_keys(rows, topics, found)
     _check_timestamps(rows, topics, now_ms, found)
     if not compresses:
-        _check_sizes(rows, topics, found)
+        _check_sizes(rows, topics, now_ms, found)
     return found
 
 
@@ -82,7 +82,7 @@ def _check_timestamps(
         found.setdefault(row, (DeadReason.TIMESTAMP_REFUSED, f"{int(given[row])}"))
 
 
-def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], found: Unsuited) -> None:
+def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], now_ms: int, found: Unsuited) -> None:
     limits = {
         name: topic.limits.max_message_bytes
         for name, topic in topics.items()
@@ -91,7 +91,7 @@ def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], found: Unsuited) ->
     allowed = _of_rows(rows, limits)
     perhaps = rows.lengths_bytes > allowed - FORWARD_ROOM_BYTES
     for row in np.flatnonzero(perhaps).tolist():
-        (record,) = forwarded(rows.take(slice(row, row + 1)))
+        (record,) = forwarded(rows.take(slice(row, row + 1)), now_ms)
         size = batch_bytes(record)
         if size > allowed[row]:
             detail = f"{size} bytes, and the topic takes {allowed[row]}"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
-from time import monotonic
+from time import monotonic, time_ns
 
 import numpy as np
 import structlog
@@ -163,7 +163,7 @@ class Trials:
         if not producer.flush(TRIAL_MS) or not producer.warm([topic], TRIAL_MS):
             self._producers.drop(stuck=True)
             return Trial(Answer.AWAY)
-        refused = producer.write(forwarded(rows))
+        refused = producer.write(forwarded(rows, time_ns() // 1_000_000))
         answered = producer.flush(TRIAL_MS)
         producer.write([self._guard])  # the client takes no more once the transaction failed
         cause = producer.cause()

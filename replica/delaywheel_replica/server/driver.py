@@ -181,6 +181,8 @@ class Driver:
         self._store = store
         self._outside = outside
         self._committer = Committer()
+        # When the last group was accepted, and into which wheel.
+        self._accepted: tuple[WheelId, int] | None = None
         self._lock = threading.Lock()
 
     # --- what is asked, on any thread
@@ -402,10 +404,19 @@ class Driver:
             return None
         return Group.of(requests, admission)
 
+    def _accept_at_ms(self, wheel: WheelId) -> int:
+        """Now; within a wheel it never goes back, whatever the clock does: the books go by it."""
+        before = self._accepted
+        now_ms = self._outside.wall_ms()
+        if before is not None and before[0] == wheel:
+            now_ms = max(now_ms, before[1])
+        self._accepted = wheel, now_ms
+        return now_ms
+
     def finish_group(self, group: Group) -> None:
         """Writes a group that was let in; whoever has frames in it waits until they are held."""
         store, wheel = self._store, group.admission.wheel
-        accepted_at_ms = self._outside.wall_ms()
+        accepted_at_ms = self._accept_at_ms(wheel)
         seq_before = store.last_seq
         wrote = write(store, group, accepted_at_ms)
         seq = wrote.places[-1].seq if wrote.places else seq_before

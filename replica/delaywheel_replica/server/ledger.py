@@ -7,9 +7,20 @@ sealed files and delete them (``publish.py``).
 
     <data>/ledger/rows/<wheel>/<first seq>.rows        blocks, one behind the other
 
-A block: head (magic, rows, first seq, last seq, accepted_at_ms, length of the topics, checksum
-over all the rest of the block), topics as a JSON list, rows (``LEDGER_ROW``). A file ends where
-a block is torn or its checksum is wrong: the rest is read from the frames.
+A block holds the messages of consecutive frames in columns, each ready for ``numpy.frombuffer``:
+
+======================  ==========  ==============================================
+head                    40 bytes    magic, checksum over all behind it, frames,
+                                    messages, length of the topics, first seq,
+                                    accepted_at_ms
+due_ms                  int64       of each message, by frame and row
+ids                     16 bytes    of each message
+topic numbers           uint32      of each message, in the block's topics
+counts                  uint32      messages of each frame; 0: it holds cancels
+topics                  JSON        a list of names
+======================  ==========  ==============================================
+
+A file ends where a block is torn or its checksum is wrong: the rest is read from the frames.
 """
 
 import json
@@ -29,25 +40,67 @@ from delaywheel.disk import Disk, File
 from delaywheel.identity import WheelId
 from delaywheel.wheel import FramePlace
 
-# seq counts from the first seq of the block; topic is a number in the block's list.
-LEDGER_ROW: Final[np.dtype[Any]] = np.dtype(
-    [("due_ms", "<i8"), ("seq", "<u4"), ("topic", "<u4"), ("id", "u1", 16)]
-)
-
-_MAGIC: Final = b"DWlb"
-_HEAD = struct.Struct("<4sIIIQQq")  # magic, checksum, rows, topics length, first, last, accepted
+_MAGIC: Final = b"DWlc"
+_HEAD = struct.Struct("<4sIIIIxxxxQq")  # magic, checksum, frames, rows, topics, first, accepted
 _CHECKED_FROM: Final = 8
+_ROW_BYTES: Final = 8 + 16 + 4
+_FRAME_BYTES: Final = 4
+_NO_TOPICS: Final = b"[]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The messages of the frames ``first_seq`` to ``last_seq``; perhaps none."""
+    """The messages of the consecutive frames from ``first_seq`` on; perhaps none.
+
+    Attributes:
+        first_seq: of the first frame.
+        accepted_at_ms: when they were accepted.
+        topics: names.
+        counts: messages of each frame.
+        due_ms: of each message, by frame and row.
+        ids: likewise, 16 bytes each.
+        topic_numbers: likewise, in `topics`.
+    """
 
     first_seq: int
-    last_seq: int
     accepted_at_ms: int
-    topics: list[str]
-    rows: NDArray[Any]
+    topics: Sequence[str]
+    counts: NDArray[Any]
+    due_ms: NDArray[Any]
+    ids: NDArray[Any]
+    topic_numbers: NDArray[Any]
+
+    def __len__(self) -> int:
+        """Messages."""
+        return len(self.due_ms)
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last frame."""
+        return self.first_seq + len(self.counts) - 1
+
+    def seqs(self) -> NDArray[np.int64]:
+        """Of each message."""
+        numbers = np.arange(self.first_seq, self.last_seq + 1, dtype=np.int64)
+        return np.repeat(numbers, self.counts)
+
+    def between(self, first_seq: int, last_seq: int) -> "Block":
+        """What of it lies in these frames; at least one does."""
+        if first_seq <= self.first_seq and last_seq >= self.last_seq:
+            return self
+        begin = max(first_seq - self.first_seq, 0)
+        end = min(last_seq, self.last_seq) - self.first_seq + 1
+        ends = np.cumsum(self.counts)
+        rows = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
+        return Block(
+            self.first_seq + begin,
+            self.accepted_at_ms,
+            self.topics,
+            self.counts[begin:end],
+            self.due_ms[rows],
+            self.ids[rows],
+            self.topic_numbers[rows],
+        )
 
 
 def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
@@ -58,55 +111,109 @@ def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
 
 def block_of(columns: Columns | None, places: Sequence[FramePlace], accepted_at_ms: int) -> Block:
     """The block of a group of consecutive frames; ``columns`` is None when they are cancels."""
-    first_seq, last_seq = places[0].seq, places[-1].seq
+    first_seq = places[0].seq
     if columns is None:
-        return Block(first_seq, last_seq, accepted_at_ms, [], np.empty(0, dtype=LEDGER_ROW))
-    order = np.concatenate([place.rows for place in places])
-    rows = np.empty(len(order), dtype=LEDGER_ROW)
-    rows["due_ms"] = columns.due_ms[order]
-    rows["seq"] = np.repeat(np.arange(len(places)), [place.messages for place in places])
-    rows["topic"] = columns.topic_numbers[order]
-    rows["id"] = columns.ids[order]
-    return Block(first_seq, last_seq, accepted_at_ms, list(columns.topics), rows)
+        return _without_rows(first_seq, len(places), accepted_at_ms)
+    counts = np.array([place.messages for place in places], dtype="<u4")
+    order = places[0].rows if len(places) == 1 else np.concatenate([p.rows for p in places])
+    return Block(
+        first_seq,
+        accepted_at_ms,
+        columns.topics,
+        counts,
+        columns.due_ms[order],
+        columns.ids[order],
+        columns.topic_numbers[order],
+    )
 
 
-def encode_block(block: Block) -> bytes:
+def block_of_frame(seq: int, accepted_at_ms: int, columns: Columns | None) -> Block:
+    """The block of one frame as it is read from its wheel; None: it holds cancels.
+
+    It keeps nothing else of the frame in memory.
+    """
+    if columns is None:
+        return _without_rows(seq, 1, accepted_at_ms)
+    return Block(
+        seq,
+        accepted_at_ms,
+        columns.topics,
+        np.array([len(columns)], dtype="<u4"),
+        columns.due_ms.copy(),
+        columns.ids.copy(),
+        columns.topic_numbers.copy(),
+    )
+
+
+def _without_rows(first_seq: int, frames: int, accepted_at_ms: int) -> Block:
+    nothing = np.empty(0, dtype="<i8")
+    counts = np.zeros(frames, dtype="<u4")
+    ids = np.empty((0, 16), dtype="u1")
+    return Block(first_seq, accepted_at_ms, (), counts, nothing, ids, nothing)
+
+
+def encode_block(block: Block) -> bytearray:
     """The bytes of a block."""
-    topics = json.dumps(block.topics).encode()
+    topics = json.dumps(list(block.topics)).encode() if len(block) else _NO_TOPICS
     head = _HEAD.pack(
         _MAGIC,
         0,
-        len(block.rows),
+        len(block.counts),
+        len(block),
         len(topics),
         block.first_seq,
-        block.last_seq,
         block.accepted_at_ms,
     )
-    body = bytearray().join((head, topics, block.rows.tobytes()))
+    body = bytearray().join(
+        (
+            head,
+            block.due_ms.astype("<i8", copy=False).tobytes(),
+            block.ids.tobytes(),
+            block.topic_numbers.astype("<u4", copy=False).tobytes(),
+            block.counts.tobytes(),
+            topics,
+        )
+    )
     body[4:8] = crc32c(memoryview(body)[_CHECKED_FROM:]).to_bytes(4, "little")
-    return bytes(body)
+    return body
 
 
 def read_blocks(disk: Disk, path: Path) -> Iterator[Block]:
-    """The whole blocks of a file, up to the first that is not."""
+    """The whole blocks of a file, up to the first that is not; one at a time is in memory."""
     file = disk.open_read(path)
     try:
         size, at = file.size(), 0
         while at + _HEAD.size <= size:
-            head = file.read_at(_HEAD.size, at)
-            magic, checksum, rows, topics_length, first, last, accepted = _HEAD.unpack(head)
-            length = _HEAD.size + topics_length + rows * LEDGER_ROW.itemsize
-            if magic != _MAGIC or at + length > size:
+            content = _whole_block(file, at, size)
+            if content is None:
                 return
-            body = file.read_at(length, at)
-            if crc32c(memoryview(body)[_CHECKED_FROM:]) != checksum:
-                return
-            topics = json.loads(body[_HEAD.size : _HEAD.size + topics_length])
-            table = np.frombuffer(body, LEDGER_ROW, rows, _HEAD.size + topics_length)
-            yield Block(first, last, accepted, topics, table)
-            at += length
+            yield _decode(content)
+            at += len(content)
     finally:
         file.close()
+
+
+def _whole_block(file: File, at: int, size: int) -> bytes | None:
+    magic, checksum, frames, rows, topics, _, _ = _HEAD.unpack(file.read_at(_HEAD.size, at))
+    length = _HEAD.size + rows * _ROW_BYTES + frames * _FRAME_BYTES + topics
+    if magic != _MAGIC or at + length > size:
+        return None
+    content = file.read_at(length, at)
+    return content if crc32c(memoryview(content)[_CHECKED_FROM:]) == checksum else None
+
+
+def _decode(content: bytes) -> Block:
+    _, _, frames, rows, _, first_seq, accepted_at_ms = _HEAD.unpack_from(content)
+    at = _HEAD.size
+    due_ms = np.frombuffer(content, "<i8", rows, at)
+    at += due_ms.nbytes
+    ids = np.frombuffer(content, "u1", rows * 16, at).reshape(rows, 16)
+    at += ids.nbytes
+    topic_numbers = np.frombuffer(content, "<u4", rows, at)
+    at += topic_numbers.nbytes
+    counts = np.frombuffer(content, "<u4", frames, at)
+    topics = json.loads(content[at + counts.nbytes :])
+    return Block(first_seq, accepted_at_ms, topics, counts, due_ms, ids, topic_numbers)
 
 
 @dataclass(frozen=True, slots=True)

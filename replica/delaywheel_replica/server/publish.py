@@ -1,133 +1,109 @@
-"""Publishes the ledger: sealed rows, as Parquet, into a folder on any pyarrow file system.
+"""Publishes the ledger: sealed rows, as Parquet, into a place on any pyarrow file system.
 
-    <wheel>-<first seq>-<last seq>.parquet        seqs with 19 digits, so that names sort
+What is published is found from the names there (``ledger_place.py``) and from a note of the node's
+own (``ledger_notes.py``); what local rows lack (a restart, a full disk, another node's wheel) is
+read again from the frames. Each wheel is gone through in order, so its names follow one another
+without hole or overlap, whatever ends in between. Which wheels are this node's to publish, and how
+far, is in ``ledger_duty.py``.
 
-The files of a wheel follow one another without gap or overlap, and a file is there whole or not
-at all: so its names say what is published, and nothing is published twice, whatever ends in
-between. What was published is found from the names at start; what local rows lack (a restart, a
-full disk) is read again from the frames. Frames that cannot be read leave a gap in the rows of
-their file, and a warning.
+A frame counts as published once a file or a gap with its seq is in place, or when all that is
+published up to it has no rows (cancels: they become part of the next file's range). Then the
+machine is told, which tells it to all: the floor waits for it.
 
-A frame counts as published once a file with its seq is in place, or when its file would have no
-rows at all (cancels). Then the machine is told, which tells it to all: the floor waits for it.
-
-========================  ======================================================================
-a wheel of this node      is published up to
-========================  ======================================================================
-open, or left             what W members hold: its high watermark
-closed at T               T, as far as it is held here; lost frames are gaps
-========================  ======================================================================
-
-Wheels of other nodes are not published here, though this node may hold them: that a leader
-publishes what a lost node left unpublished is still to come, and belongs into ``publishable``.
+========================================  ========================================================
+while the place does not answer           then
+========================================  ========================================================
+and the disk has room                     rows and frames are kept: the floor waits
+and the disk is at its reserve            what is publishable is given up: the gap is noted here,
+                                          durably, and counts as published; the floor goes on
+and it answers again                      gaps go there first, then what came after them
+========================================  ========================================================
 """
 
-import os
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import structlog
-from pyarrow import fs
 
 from delaywheel.disk import Disk
-from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
-from delaywheel_replica.server.ledger import (
-    LEDGER_ROW,
-    Block,
-    Ledger,
-    read_blocks,
-    rows_folder,
-)
+from delaywheel_replica.server.ledger import Ledger, rows_folder
+from delaywheel_replica.server.ledger_duty import Publishable
+from delaywheel_replica.server.ledger_notes import Gap, GapReason, Notes
+from delaywheel_replica.server.ledger_pages import Pages
+from delaywheel_replica.server.ledger_place import UNREACHED, Place, shown
+from delaywheel_replica.server.ledger_retention import Retention
+from delaywheel_replica.server.ledger_source import Source, Unreadable
+
+_RETRY_S: Final = 5.0
+_PATIENCE_S: Final = 10.0
+"""A place that fails for less keeps nobody from anything: no rows are given up for it."""
 
 _log = structlog.get_logger(__name__)
 
-_FIELDS: Final[Mapping[str, pa.DataType]] = {
-    "id": pa.binary(16),
-    "due_ms": pa.int64(),
-    "accepted_at_ms": pa.int64(),
-    "topic": pa.dictionary(pa.int32(), pa.string()),
-    "wheel": pa.dictionary(pa.int32(), pa.string()),
-    "seq": pa.int64(),
-}
-SCHEMA: Final = pa.schema(_FIELDS)
-_FILE = re.compile(r"(?P<wheel>.+)-(?P<first>\d{19})-(?P<last>\d{19})\.parquet")
-_ROWS_PER_GROUP: Final = 100_000
-_RETRY_S: Final = 5.0
-# File systems where a file appears whole when its stream is closed, and where moving copies.
-_OBJECT_STORES: Final = {"s3", "gcs", "abfs"}
+
+@dataclass(frozen=True, slots=True)
+class BooksState:
+    """How the publication stands.
+
+    Attributes:
+        place: where to; without secrets.
+        failure: why the last try failed; None: it did not.
+        failing_since_ms: since when every try fails, Unix milliseconds.
+        gaps: how often rows were given up since the process started; and those from before that
+            are not in place yet.
+        gap_messages: in these.
+        files: that were put in place since the process started.
+        rows: in these.
+    """
+
+    place: str
+    failure: str | None = None
+    failing_since_ms: int | None = None
+    gaps: int = 0
+    gap_messages: int = 0
+    files: int = 0
+    rows: int = 0
 
 
-class Place:
-    """The folder where the ledger is published."""
+@dataclass(frozen=True, slots=True)
+class BooksConfig:
+    """As the operator wishes.
 
-    def __init__(self, uri: str) -> None:
-        if "://" in uri:
-            self._fs, self._folder = fs.FileSystem.from_uri(uri)
-        else:
-            self._fs, self._folder = fs.LocalFileSystem(), uri
-        self._moves = self._fs.type_name not in _OBJECT_STORES
+    Attributes:
+        node: this one.
+        uri: the place.
+        seal_seconds: how often rows are sealed and published.
+        retention_hours: how long files are kept there; 0: for ever.
+    """
 
-    def published(self) -> dict[WheelId, int]:
-        """Up to which seq each wheel is published, from the names of the files."""
-        self._fs.create_dir(self._folder, recursive=True)
-        found: dict[WheelId, int] = {}
-        for info in self._fs.get_file_info(fs.FileSelector(self._folder)):
-            match = _FILE.fullmatch(info.base_name)
-            if match is not None:
-                wheel = WheelId.parse(match["wheel"])
-                found[wheel] = max(int(match["last"]), found.get(wheel, 0))
-        return found
-
-    def publish(self, wheel: WheelId, tables: Iterable[pa.Table], first: int, last: int) -> None:
-        """Puts one file in place, whole or not at all, and durably."""
-        final = f"{self._folder}/{wheel}-{first:019}-{last:019}.parquet"
-        # One name a node: what a crash leaves is overwritten by the next file.
-        writing = f"{self._folder}/.{wheel.node}.tmp" if self._moves else final
-        with (
-            self._fs.open_output_stream(writing) as stream,
-            pq.ParquetWriter(stream, SCHEMA, compression="zstd") as writer,
-        ):
-            for table in tables:
-                writer.write_table(table)
-        if self._moves:
-            self._sync(writing)
-            self._fs.move(writing, final)
-            self._sync(self._folder)
-
-    def _sync(self, path: str) -> None:
-        """The floor hangs on what is published: after it, the frames are gone."""
-        if not isinstance(self._fs, fs.LocalFileSystem):
-            return
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    node: str
+    uri: str
+    seal_seconds: float
+    retention_hours: int = 0
 
 
-def publishable(status: ServerStatus, cleaner: CleanerStatus | None) -> dict[WheelId, int]:
-    """The wheels of this node that are here, and up to which seq each may be published."""
-    beat = status.beat
-    found: dict[WheelId, int] = {}
-    for wheel, told in beat.wheels.items():
-        if wheel.node != beat.node or wheel == beat.spare:
-            continue
-        record = None if cleaner is None else cleaner.wheels.get(wheel)
-        closed_at = None if record is None else record.closed_at
-        end = told.prefix
-        while cleaner is not None and (wheel, end + 1) in cleaner.lost:
-            end += 1
-        found[wheel] = min(end, told.high_watermark if closed_at is None else closed_at)
-    return found
+@dataclass(frozen=True, slots=True)
+class BooksLinks:
+    """What the books ask of the node, and tell it. All are called on the books' thread.
+
+    Attributes:
+        publishable: which wheels are this node's to publish, and how far.
+        registered: the registered wheels; None: they are not known now.
+        is_full: the disk is at its reserve.
+        on_published: a wheel is published, or given up, to a seq.
+        on_unreadable: a frame cannot be read, and nobody has said that it is lost.
+    """
+
+    publishable: Callable[[], Mapping[WheelId, Publishable]]
+    registered: Callable[[], Collection[WheelId] | None]
+    is_full: Callable[[], bool]
+    on_published: Callable[[WheelId, int], None]
+    on_unreadable: Callable[[WheelId, int], None]
 
 
 class Books:
@@ -138,11 +114,10 @@ class Books:
         disk: Disk,
         data: Path,
         ledger: Ledger,
+        config: BooksConfig,
+        links: BooksLinks,
         *,
-        uri: str,
-        seal_seconds: float,
-        publishable: Callable[[], Mapping[WheelId, int]],
-        on_published: Callable[[WheelId, int], None],
+        place_at: Callable[[], Place] | None = None,
     ) -> None:
         """Prepares; ``start`` starts the thread.
 
@@ -150,23 +125,34 @@ class Books:
             disk: where the data folder lies.
             data: the data folder.
             ledger: writes the rows.
-            uri: where they are published.
-            seal_seconds: how often.
-            publishable: which wheels of this node there are, and up to where.
-            on_published: a wheel is published up to a seq.
+            config: where to, how often, for how long.
+            links: to the rest of the node.
+            place_at: finds the place; None: as `config` says.
         """
         self._disk = disk
         self._data = data
         self._ledger = ledger
-        self._uri = uri
-        self._seal_seconds = seal_seconds
-        self._publishable = publishable
-        self._on_published = on_published
-        self._published: dict[WheelId, int] = {}
+        self._config = config
+        self._links = links
+        self._place_at = place_at or self._configured
         self._place: Place | None = None
-        self._files: dict[WheelId, list[Path]] = {}
+        self._notes = Notes(disk, data)
+        self._retention = Retention(config.retention_hours, registered=links.registered)
+        # Of each wheel: up to where names reach, and up to where the machine was told.
+        self._placed: dict[WheelId, int] = {}
+        self._told: dict[WheelId, int] = {}
+        self._files = self._files_found()
+        waiting = self._notes.gaps.values()
+        self._state = BooksState(
+            shown(config.uri), gaps=len(waiting), gap_messages=sum(gap.messages for gap in waiting)
+        )
+        self._failing_since_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="books", daemon=True)
+
+    def state(self) -> BooksState:
+        """How it stands; any thread may ask."""
+        return self._state
 
     def start(self) -> None:
         """Starts the thread."""
@@ -178,166 +164,239 @@ class Books:
         self._thread.join()
 
     def _run(self) -> None:
-        for wheel in self._wheels_with_rows():
-            folder = rows_folder(self._data, wheel)
-            names = self._disk.list_folder(folder)
-            self._files[wheel] = sorted((folder / name for name in names), key=_first_seq)
         while True:
-            wait_s = self._seal_seconds
-            try:
-                self.work()
-            except OSError as error:
-                _log.warning("ledger not published", place=self._uri, error=str(error))
+            wait_s = self._config.seal_seconds
+            if not self.work():
                 wait_s = min(_RETRY_S, wait_s)
             if self._ended.is_set():
                 return
             self._ended.wait(wait_s)
 
-    def work(self) -> None:
-        """Seals and publishes what there is.
+    # --- one go
 
-        Raises:
-            OSError: the place does not answer; nothing is lost, the next call goes on.
+    def work(self) -> bool:
+        """Seals and publishes what there is; False: not all could be.
+
+        Nothing is lost then: the next call goes on.
         """
         # Before sealing: what is held now has its rows in the files sealed then.
-        wheels = self._publishable()
+        wheels = self._links.publishable()
         for sealed in self._ledger.seal():
             self._files.setdefault(sealed.wheel, []).append(sealed.path)
+        for wheel in wheels:
+            self._tell(wheel, self._noted(wheel))
+        try:
+            self._work(wheels)
+        except UNREACHED as error:
+            self._failed(str(error))
+            try:
+                self._give_up(wheels)
+            except OSError as refused:
+                _log.warning("rows not given up", error=str(refused))
+            return False
+        if self._failing_since_s is not None:
+            _log.info("ledger published again", place=self._state.place)
+        self._failing_since_s = None
+        self._state = replace(self._state, failure=None, failing_since_ms=None)
+        return True
+
+    def _work(self, wheels: Mapping[WheelId, Publishable]) -> None:
         if self._place is None:
-            place = Place(self._uri)
-            self._published = place.published()
-            self._place = place
-            for wheel in wheels:
-                self._tell(wheel)
-        for wheel, last_seq in wheels.items():
-            if last_seq > self._published.get(wheel, 0):
-                self._publish(wheel, last_seq)
+            self._place = self._place_at()
+        place = self._place
+        place.reach()
+        self._put_gaps(place)
+        open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._told.get(w, 0)}
+        self._look_at_names(place, open_ends)
+        for wheel, found in open_ends.items():
+            self._publish(place, wheel, found)
+        self._retention.look(place, _wall_ms())
+        if not self._links.is_full():
+            self._notes.take_ballast()
         self._forget_wheels()
 
-    def _tell(self, wheel: WheelId) -> None:
-        published = self._published.get(wheel, 0)
-        if published:
-            self._on_published(wheel, published)
+    def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
+        """Of a wheel that no other node publishes they are known from then on."""
+        asked = {
+            wheel: found.born_ms
+            for wheel, found in wheels.items()
+            if wheel not in self._placed or not found.is_sole
+        }
+        names = place.newest(asked) if asked else {}
+        for wheel in asked:
+            known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
+            # Nothing here, but somewhere: in a place of another node's own.
+            self._placed[wheel] = known or wheels[wheel].told_seq
 
-    def _publish(self, wheel: WheelId, last_seq: int) -> None:
-        assert self._place is not None
-        first_seq = self._published.get(wheel, 0) + 1
-        source = _Source(self._disk, self._data, wheel, self._files.get(wheel, []))
-        tables = source.tables(first_seq, last_seq)
-        # A file without rows says nothing: frames of cancels pass without one.
-        first_table = next(tables, None)
-        if first_table is not None:
-            self._place.publish(wheel, _chain(first_table, tables), first_seq, last_seq)
-        self._published[wheel] = last_seq
-        self._tell(wheel)
-        for path in source.read_whole(last_seq):
+    def _noted(self, wheel: WheelId) -> int:
+        gap = self._notes.gaps.get(wheel)
+        return self._notes.placed(wheel) if gap is None else gap.last_seq
+
+    def _publish(self, place: Place, wheel: WheelId, found: Publishable) -> None:
+        pages = Pages(
+            place,
+            wheel,
+            self._placed[wheel] + 1,
+            node=self._config.node,
+            born_ms=found.born_ms,
+            now_ms=_wall_ms(),
+            on_file=lambda last_seq, rows: self._filed(wheel, last_seq, rows),
+            on_gap=lambda gap: self._gapped(wheel, gap),
+        )
+        source = self._source(wheel)
+        last_seq = found.last_seq
+        try:
+            for piece in source.blocks(self._placed[wheel] + 1, last_seq):
+                if isinstance(piece, Unreadable) and not _is_gone(piece.seq, found):
+                    # Another member may have it: the machine fetches it, or has it declared lost.
+                    self._links.on_unreadable(wheel, piece.seq)
+                    last_seq = piece.seq - 1
+                    break
+                pages.add(piece)
+            pages.finish(last_seq)
+        finally:
+            pages.abandon()
+        self._tell(wheel, last_seq)
+        self._delete_files(wheel, source.files_up_to(self._placed[wheel]))
+
+    def _filed(self, wheel: WheelId, last_seq: int, rows: int) -> None:
+        state = self._state
+        self._state = replace(state, files=state.files + 1, rows=state.rows + rows)
+        self._is_placed(wheel, last_seq)
+
+    def _gapped(self, wheel: WheelId, gap: Gap) -> None:
+        self._count(gap)
+        self._is_placed(wheel, gap.last_seq)
+
+    def _is_placed(self, wheel: WheelId, seq: int) -> None:
+        self._placed[wheel] = seq
+        self._notes.place(wheel, seq)
+        self._tell(wheel, seq)
+
+    def _tell(self, wheel: WheelId, seq: int) -> None:
+        if seq > self._told.get(wheel, 0):
+            self._told[wheel] = seq
+            self._links.on_published(wheel, seq)
+
+    # --- gaps
+
+    def _put_gaps(self, place: Place) -> None:
+        """But for what is there: another node may have had the rows, and published them."""
+        gaps = dict(self._notes.gaps)
+        names = place.newest({w: gap.accepted_from_ms for w, gap in gaps.items()}) if gaps else {}
+        for wheel, gap in gaps.items():
+            placed = names.get(wheel, 0)
+            if placed < gap.last_seq:
+                place.put_gap(replace(gap, first_seq=max(placed + 1, gap.first_seq)))
+            self._is_placed(wheel, max(placed, gap.last_seq))
+
+    def _give_up(self, wheels: Mapping[WheelId, Publishable]) -> None:
+        """The business goes on; only what is at hand is given up, not what is accepted later."""
+        assert self._failing_since_s is not None
+        if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._links.is_full():
+            return
+        for wheel, found in wheels.items():
+            if found.last_seq > self._told.get(wheel, 0):
+                self._give_up_wheel(wheel, found)
+
+    def _give_up_wheel(self, wheel: WheelId, found: Publishable) -> None:
+        known = max(self._placed.get(wheel, 0), self._noted(wheel)) or found.told_seq
+        source = self._source(wheel)
+        gap = self._gap(source, wheel, known + 1, found.last_seq)
+        if gap.messages:
+            self._notes.give_up(gap)
+            self._placed[wheel] = gap.last_seq
+            self._count(gap)
+            self._delete_files(wheel, source.files_up_to(gap.last_seq))
+        self._tell(wheel, found.last_seq)
+
+    def _gap(self, source: Source, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
+        """What would be missing: counted from the rows."""
+        now_ms = _wall_ms()
+        messages, from_ms, to_ms = 0, now_ms, 0
+        for piece in source.blocks(first_seq, last_seq):
+            if isinstance(piece, Unreadable):
+                messages += piece.messages
+            elif len(piece):
+                messages += len(piece)
+                from_ms = min(piece.accepted_at_ms, from_ms)
+                to_ms = max(piece.accepted_at_ms, to_ms)
+        return Gap(
+            wheel=wheel,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            accepted_from_ms=from_ms,
+            accepted_to_ms=to_ms or now_ms,
+            messages=messages,
+            reason=GapReason.DISK_RESERVE,
+            node=self._config.node,
+            recorded_at_ms=now_ms,
+        )
+
+    def _count(self, gap: Gap) -> None:
+        state = self._state
+        self._state = replace(
+            state, gaps=state.gaps + 1, gap_messages=state.gap_messages + gap.messages
+        )
+        _log.error(
+            "gap in the ledger",
+            wheel=str(gap.wheel),
+            first_seq=gap.first_seq,
+            last_seq=gap.last_seq,
+            messages=gap.messages,
+            reason=gap.reason.value,
+        )
+
+    def _failed(self, failure: str) -> None:
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+            self._state = replace(self._state, failing_since_ms=_wall_ms())
+        self._state = replace(self._state, failure=failure)
+        _log.warning("ledger not published", place=self._state.place, error=failure)
+
+    # --- local rows
+
+    def _configured(self) -> Place:
+        staging = self._data / "ledger" / "upload.parquet"
+        return Place(self._config.uri, node=self._config.node, staging=staging)
+
+    def _source(self, wheel: WheelId) -> Source:
+        return Source(self._disk, self._data, wheel, self._files.get(wheel, []))
+
+    def _delete_files(self, wheel: WheelId, files: Collection[Path]) -> None:
+        for path in files:
             self._disk.delete(path)
             self._files[wheel].remove(path)
 
+    def _files_found(self) -> dict[WheelId, list[Path]]:
+        """What an earlier life left, in order."""
+        found = {}
+        for name in self._disk.list_folder(rows_folder(self._data)):
+            folder = rows_folder(self._data) / name
+            paths = [folder / each for each in self._disk.list_folder(folder)]
+            found[WheelId.parse(name)] = sorted(paths, key=_first_seq)
+        return found
+
     def _forget_wheels(self) -> None:
         """Wheels that are gone leave nothing behind; the open one may have no rows yet."""
-        wheels = self._publishable()
+        wheels = self._links.publishable()
         for wheel in [wheel for wheel in self._files if wheel not in wheels]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
             del self._files[wheel]
-
-    def _wheels_with_rows(self) -> list[WheelId]:
-        names = self._disk.list_folder(rows_folder(self._data))
-        return [WheelId.parse(name) for name in names]
-
-
-class _Source:
-    """The rows of one wheel: from the local files, and from the frames where those have gaps."""
-
-    def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: list[Path]) -> None:
-        self._disk = disk
-        self._data = data
-        self._wheel = wheel
-        self._files = files
-        self._ends: dict[Path, int] = {}
-
-    def tables(self, first_seq: int, last_seq: int) -> Iterator[pa.Table]:
-        """All rows of the frames ``first_seq`` to ``last_seq``, some at a time."""
-        blocks: list[Block] = []
-        rows = 0
-        for block in self._blocks(first_seq, last_seq):
-            if not len(block.rows):
-                continue
-            blocks.append(block)
-            rows += len(block.rows)
-            if rows >= _ROWS_PER_GROUP:
-                yield _table(self._wheel, blocks)
-                blocks, rows = [], 0
-        if blocks:
-            yield _table(self._wheel, blocks)
-
-    def read_whole(self, last_seq: int) -> list[Path]:
-        """The files all of whose blocks lie within what was read."""
-        return [path for path, end in self._ends.items() if end <= last_seq]
-
-    def _blocks(self, first_seq: int, last_seq: int) -> Iterator[Block]:
-        next_seq = first_seq
-        for path in self._files:
-            self._ends[path] = 0
-            for block in read_blocks(self._disk, path):
-                self._ends[path] = block.last_seq
-                if block.first_seq < next_seq or block.last_seq > last_seq:
-                    continue  # published before, or not yet held by enough members
-                yield from self._from_frames(next_seq, block.first_seq - 1)
-                yield block
-                next_seq = block.last_seq + 1
-        yield from self._from_frames(next_seq, last_seq)
-
-    def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block]:
-        if first_seq > last_seq:
-            return
-        reader = WheelReader(self._disk, self._data, self._wheel)
-        try:
-            for seq in range(first_seq, last_seq + 1):
-                frame = reader.frame(seq) if reader.has(seq) else None
-                if isinstance(frame, Frame):
-                    if frame.kind is Kind.MESSAGES:
-                        yield _block_of_frame(frame)
-                elif frame is None or frame.messages:
-                    _log.warning("gap in the ledger", wheel=str(self._wheel), seq=seq)
-        finally:
-            reader.close()
+        for known in (self._placed, self._told):
+            for wheel in known.keys() - wheels.keys():
+                del known[wheel]
+        self._notes.keep_only(wheels.keys())
 
 
-def _block_of_frame(frame: Frame) -> Block:
-    columns = frame.columns
-    rows = np.zeros(len(columns), dtype=LEDGER_ROW)
-    rows["due_ms"] = columns.due_ms
-    rows["topic"] = columns.topic_numbers
-    rows["id"] = columns.ids
-    return Block(frame.seq, frame.seq, frame.accepted_at_ms, list(columns.topics), rows)
-
-
-def _table(wheel: WheelId, blocks: list[Block]) -> pa.Table:
-    topics: dict[str, int] = {}
-    numbers = []
-    for block in blocks:
-        table = [topics.setdefault(topic, len(topics)) for topic in block.topics]
-        numbers.append(np.array(table, dtype=np.int32)[block.rows["topic"]])
-    rows = np.concatenate([block.rows for block in blocks])
-    counts = [len(block.rows) for block in blocks]
-    columns: Mapping[str, Any] = {
-        "id": pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(16), len(rows), [None, pa.py_buffer(rows["id"].tobytes())]
-        ),
-        "due_ms": rows["due_ms"],
-        "accepted_at_ms": np.repeat([block.accepted_at_ms for block in blocks], counts),
-        "topic": pa.DictionaryArray.from_arrays(np.concatenate(numbers), list(topics)),
-        "wheel": pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int32), [str(wheel)]),
-        "seq": np.repeat([block.first_seq for block in blocks], counts) + rows["seq"],
-    }
-    return pa.table(columns, schema=SCHEMA)
-
-
-def _chain(first: pa.Table, others: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    yield first
-    yield from others
+def _is_gone(seq: int, found: Publishable) -> bool:
+    """A frame that cannot be read, and never will be: lost, or finished and deleted."""
+    return seq in found.lost or seq <= found.told_seq
 
 
 def _first_seq(path: Path) -> int:
     return int(path.stem)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,80 @@
+"""Old files of the published ledger go, where an operator wants that.
+
+Each node does it now and then in its own place: of a place that all share, whoever comes first.
+What goes lies in hours that ended longer ago than is to be kept, and gaps that end so. But of each
+registered wheel the last of these stays: by it a node knows after a restart what is published.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+import structlog
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.server.ledger_place import HOUR_MS, Name, Place
+
+_EVERY_MS: Final = HOUR_MS // 4
+
+_log = structlog.get_logger(__name__)
+
+
+class Retention:
+    """Deletes them. For the books' thread."""
+
+    def __init__(self, hours: int, *, registered: Callable[[], Collection[WheelId] | None]) -> None:
+        """Prepares.
+
+        Args:
+            hours: how long files are kept; 0: for ever.
+            registered: the registered wheels; None: they are not known now.
+        """
+        self._hours = hours
+        self._registered = registered
+        self._looked_ms: int | None = None
+
+    def look(self, place: Place, now_ms: int) -> int:
+        """Deletes what is too old, if it is time to look; returns how many files and gaps went.
+
+        Raises:
+            OSError: the place does not answer.
+        """
+        if not self._hours or not self._is_time(now_ms):
+            return 0
+        registered = self._registered()
+        if registered is None:
+            return 0
+        before_ms = now_ms - self._hours * HOUR_MS
+        hours = [hour_ms for hour_ms in place.hours() if hour_ms + HOUR_MS <= before_ms]
+        files = [file for hour_ms in hours for file in place.files(hour_ms)]
+        gaps = [gap for gap in place.gaps() if _ended_ms(place, gap) <= before_ms]
+        kept = _last_ones([*files, *gaps], registered)
+        gone = [name for name in (*files, *gaps) if name not in kept]
+        for name in gone:
+            place.delete(name)
+        for hour_ms in hours:
+            place.delete_hour(hour_ms)
+        if gone:
+            _log.info("old ledger deleted", files=len(gone))
+        self._looked_ms = now_ms
+        return len(gone)
+
+    def _is_time(self, now_ms: int) -> bool:
+        return self._looked_ms is None or not 0 <= now_ms - self._looked_ms < _EVERY_MS
+
+
+def _ended_ms(place: Place, gap: Name) -> int:
+    """A gap that cannot be read is nobody's to delete."""
+    try:
+        return place.read_gap(gap).accepted_to_ms
+    except MalformedError:
+        return 1 << 62
+
+
+def _last_ones(names: Collection[Name], wheels: Collection[WheelId]) -> set[Name]:
+    last: dict[WheelId, Name] = {}
+    for name in names:
+        known = last.get(name.wheel)
+        if name.wheel in wheels and (known is None or name.last_seq > known.last_seq):
+            last[name.wheel] = name
+    return set(last.values())
