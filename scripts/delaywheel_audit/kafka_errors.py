@@ -1,0 +1,141 @@
+"""What can go wrong when Kafka is read, by name.
+
+A text is `REASON: what happened and what to do`. Spark wraps what a source raises into exceptions
+of its own, tracebacks and all; `reason_of` finds the name again.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from confluent_kafka import KafkaError
+
+
+class Reason(StrEnum):
+    """Why nothing, or not everything, was read."""
+
+    ACCESS_DENIED = "ACCESS_DENIED"
+    AUTHENTICATION_FAILED = "AUTHENTICATION_FAILED"
+    """Kafka refuses the credentials, or TLS fails: trying again does not help."""
+    BROKER_AWAY = "BROKER_AWAY"
+    CLIENT_REFUSED = "CLIENT_REFUSED"
+    """The Kafka client does not take the `kafka.` settings."""
+    KAFKA_FAILED = "KAFKA_FAILED"
+    """Anything else that Kafka or its client says and that does not pass by itself."""
+    OFFSETS_GONE = "OFFSETS_GONE"
+    """Retention, or somebody, deleted records of the range before they were read."""
+    OFFSETS_NOT_THERE = "OFFSETS_NOT_THERE"
+    """The partition ends before the range does."""
+    OPTION_INVALID = "OPTION_INVALID"
+    RECORD_UNREADABLE = "RECORD_UNREADABLE"
+    """A record batch is damaged, or compressed in a way that the client does not know."""
+    SETTINGS_UNREADABLE = "SETTINGS_UNREADABLE"
+    TOPIC_GONE = "TOPIC_GONE"
+    """The topic, or one of its partitions, was deleted since planning."""
+    TOPIC_MISSING = "TOPIC_MISSING"
+    TOPIC_RECREATED = "TOPIC_RECREATED"
+    """The topic of this name is another one than at planning."""
+
+
+class KafkaSourceError(Exception):
+    """Kafka could not be read as it was asked for.
+
+    Attributes:
+        reason: Stable; see `Reason`.
+        message: What happened, and what to do.
+    """
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(reason, message)
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+
+_TOLD = re.compile(r"KafkaSourceError: ([A-Z_]+): (.*)")
+
+
+def reason_of(error: BaseException) -> KafkaSourceError | None:
+    """The source's own error inside one of Spark's; None if there is none."""
+    if isinstance(error, KafkaSourceError):
+        return error
+    for name, message in reversed(_TOLD.findall(str(error))):
+        if name in Reason.__members__:
+            return KafkaSourceError(Reason[name], message.strip())
+    return None
+
+
+TOPIC_CODES = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own codes begin so
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - as above
+    }
+)
+"""Kafka does not know the topic or partition, at this moment."""
+
+RANGE_CODES = frozenset(
+    {
+        KafkaError.OFFSET_OUT_OF_RANGE,
+        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - as above
+        KafkaError._LOG_TRUNCATION,  # noqa: SLF001 - as above
+    }
+)
+"""An offset is not in the partition."""
+
+REFUSALS = {
+    KafkaError._AUTHENTICATION: Reason.AUTHENTICATION_FAILED,  # noqa: SLF001 - as above
+    KafkaError.SASL_AUTHENTICATION_FAILED: Reason.AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM: Reason.AUTHENTICATION_FAILED,
+    KafkaError._SSL: Reason.AUTHENTICATION_FAILED,  # noqa: SLF001 - as above
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: Reason.ACCESS_DENIED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: Reason.ACCESS_DENIED,
+    KafkaError.INVALID_MSG: Reason.RECORD_UNREADABLE,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE: Reason.RECORD_UNREADABLE,
+    KafkaError._BAD_MSG: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
+    KafkaError._BAD_COMPRESSION: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
+}
+"""What no waiting mends."""
+
+_PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - as above
+        KafkaError._RESOLVE,  # noqa: SLF001 - as above
+        KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
+        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - as above
+        KafkaError._TRANSPORT,  # noqa: SLF001 - as above
+        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - as above
+        KafkaError._WAIT_COORD,  # noqa: SLF001 - as above
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        # No group is used; a client that has a name for one asks for its coordinator all the same.
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+
+
+def final_reason(error: KafkaError) -> Reason | None:
+    """What this is when waiting does not help; None: it may pass."""
+    code = error.code()
+    if code in REFUSALS:
+        return REFUSALS[code]
+    if code in _PASSING or code in TOPIC_CODES:
+        return None
+    return None if error.retriable() else Reason.KAFKA_FAILED
