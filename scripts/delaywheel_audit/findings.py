@@ -1,0 +1,85 @@
+"""The kinds of findings: what each means, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of finding, for people.
+
+    Attributes:
+        means: What is so.
+        then: What to do.
+        is_error: Whether the books do not balance with it: exit code 1.
+    """
+
+    means: str
+    then: str
+    is_error: bool
+
+
+KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
+    {
+        "missing": Kind(
+            "Accepted, due and done, but neither in its topic nor among the outcomes.",
+            "Look first whether the topic's retention or somebody's deletion took it. If not, "
+            "a promise was broken: keep data folders, ledger and topics, and send it again.",
+            is_error=True,
+        ),
+        "duplicated": Kind(
+            "More than once in Kafka, by id and due. One row for each copy beyond the first.",
+            "See which producer wrote the copies (`partition` and `offset`): the service's own "
+            "carry the same `dw-wheel` and `dw-accepted` as the ledger.",
+            is_error=True,
+        ),
+        "early": Kind(
+            "Visible before its due, by the forwarding node's clock.",
+            "Compare the clocks of nodes and brokers; where the topic stamps with the broker's "
+            "time, only a difference beyond `--clock-tolerance` is told.",
+            is_error=True,
+        ),
+        "lost": Kind(
+            "In a frame that no member could read any more; the cluster has said so itself.",
+            "`wheel` and `seq` name the frame, `detail` the reason. The message must be sent "
+            "again by whoever made it.",
+            is_error=True,
+        ),
+        "changed": Kind(
+            "In Kafka, but not as it was accepted: another due, topic, time of acceptance or "
+            "wheel, or headers that cannot be read. `detail` says what.",
+            "See who wrote it, or changed it on its way: mirroring tools and transforming "
+            "proxies are the usual ones.",
+            is_error=True,
+        ),
+        "unexpected": Kind(
+            "In Kafka with headers of ours, and never accepted.",
+            "Somebody else wrote it: forged, or copied from another cluster or topic with its "
+            "headers. Give the topic's write right to the service alone.",
+            is_error=True,
+        ),
+        "ledger_gap": Kind(
+            "A part of the ledger is not there. Messages are not lost by it, but what was "
+            "accepted there cannot be proven.",
+            "Bring the file back from a backup and run again. Where the ledger was given up for "
+            "want of disk (`detail` says so), nothing can be done: give its place more room.",
+            is_error=True,
+        ),
+        "late": Kind(
+            "Forwarded later than its due by more than `--late-tolerance`.",
+            "Compare with failovers, outages of Kafka and the rate at that time.",
+            is_error=False,
+        ),
+        "content_differs": Kind(
+            "A second message with the id and due of another was dropped as its duplicate, "
+            "though key, value or headers differ.",
+            "A caller gives one id to different messages: have it make a new id for each.",
+            is_error=False,
+        ),
+    }
+)
+"""By name, in the order in which they are shown."""

@@ -1,0 +1,75 @@
+"""What a page says first: whether the books balance, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delaywheel_audit.findings import KINDS
+from delaywheel_audit.page.words import PARTS, count, kind_name, listed
+from delaywheel_audit.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The look of the page's head, its headline, and what is said below it."""
+
+    look: str  # good, bad, or nothing: there was nothing to look at
+    headline: str
+    remarks: list[str]
+
+
+def found(summary: Summary) -> dict[str, int]:
+    """How many findings of each kind, in the order they are shown; none is left out."""
+    kinds = {kind: summary.findings.get(kind, 0) for kind in KINDS}
+    return kinds | {kind: n for kind, n in summary.findings.items() if kind not in kinds}
+
+
+def equation(counts: Mapping[str, int]) -> str:
+    """What was accepted, and what became of it."""
+    parts = [f"{count(counts[key])} {name}" for key, name in PARTS.items() if counts.get(key)]
+    return f"{count(counts.get('accepted', 0))} accepted = {' + '.join(parts) or '0'}"
+
+
+def difference(counts: Mapping[str, int]) -> int:
+    """What the parts have more than was accepted: 0, or the job itself is wrong."""
+    return sum(counts.get(part, 0) for part in PARTS) - counts.get("accepted", 0)
+
+
+def verdict(summary: Summary) -> Verdict:
+    """In words."""
+    counts = summary.counts
+    errors = _told(summary, are_errors=True)
+    remarks = _remarks(summary)
+    if difference(counts):
+        told = [f"Found: {listed(errors)}."] if errors else []
+        headline = f"The numbers do not add up: {equation(counts)}"
+        return Verdict("bad", headline, [*told, *remarks])
+    if errors or not summary.balanced:
+        headline = f"Not balanced: {listed(errors) or equation(counts)}"
+        return Verdict("bad", headline, [f"{equation(counts)}.", *remarks])
+    if not counts.get("accepted"):
+        return Verdict("nothing", "Nothing was accepted in this range", remarks)
+    return Verdict("good", f"Balanced: {equation(counts)}", remarks)
+
+
+def _told(summary: Summary, *, are_errors: bool) -> list[str]:
+    return [
+        f"{count(number)} {_name(kind, number)}"
+        for kind, number in found(summary).items()
+        if number and (kind not in KINDS or KINDS[kind].is_error) is are_errors
+    ]
+
+
+def _remarks(summary: Summary) -> list[str]:
+    notes = _told(summary, are_errors=False)
+    told = [f"Found too, and no error: {listed(notes)}."] if notes else []
+    if pending := summary.counts.get("pending"):
+        told.append(f"{count(pending)} still pending when it was looked at.")
+    return told
+
+
+def _name(kind: str, number: int) -> str:
+    if kind == "ledger_gap":
+        return "gap in the ledger" if number == 1 else "gaps in the ledger"
+    return kind_name(kind)
