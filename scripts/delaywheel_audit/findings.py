@@ -32,9 +32,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             is_error=True,
         ),
         "duplicated": Kind(
-            "More than once in Kafka, by id and due. One row for each copy beyond the first.",
-            "See which producer wrote the copies (`partition` and `offset`): the service's own "
-            "carry the same `dw-wheel` and `dw-accepted` as the ledger.",
+            "More than once in Kafka, by id and due: `detail` names the first copy, `partition` "
+            "and `offset` the last.",
+            "See who else may write to the topic. Consumers must drop one of the copies.",
             is_error=True,
         ),
         "early": Kind(

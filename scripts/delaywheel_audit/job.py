@@ -1,0 +1,334 @@
+"""`scripts/reconcile`, `delaywheel reconcile`, and what spark-submit runs.
+
+Exit codes: 0, the books balance; 1, they do not; 2, it could not run, and why.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from delaywheel_audit.control import ControlMissingError, read_done
+from delaywheel_audit.findings import KINDS
+from delaywheel_audit.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
+from delaywheel_audit.kafka_errors import KafkaSourceError, reason_of
+from delaywheel_audit.kafka_plan import Plan
+from delaywheel_audit.kafka_source import register, ship_package
+from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError, moment
+from delaywheel_audit.options import Options
+from delaywheel_audit.output import Output, OutputUnwritableError
+from delaywheel_audit.progress import Progress
+from delaywheel_audit.reconcile import Books, Inputs, Say, outcomes_of, reconcile
+from delaywheel_audit.settings import Setting, SettingsUnreadableError
+from delaywheel_audit.summary import COUNTS, Summary
+from delaywheel_audit.terminal import print_summary
+from delaywheel_audit.terms import Facts, Terms
+from delaywheel_replica.cleaner.settings import KafkaNames
+
+BALANCED, NOT_BALANCED, COULD_NOT_RUN = 0, 1, 2
+_ROWS_PER_TASK = 250_000
+_RESTING_S = 10.0
+"""A leader tells its progress three times a second, if nothing else."""
+
+
+class CouldNotRun(Exception):  # noqa: N818 - a named answer to the user, not a defect
+    """Why there is no answer.
+
+    Attributes:
+        reason: Stable, UPPER_SNAKE_CASE.
+        message: What happened, and what to do.
+    """
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+        self.message = message
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one reconciliation from a command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        options = Options.parse(given)
+    except SystemExit as ended:  # --help, or wrong usage, which argparse has told
+        return ended.code if isinstance(ended.code, int) else COULD_NOT_RUN
+    command = shlex.join(["reconcile", *given])
+    try:
+        with _session(options) as spark:
+            summary = run(spark, options, command=command, say=_say)
+    except CouldNotRun as why:
+        print(f"error: {why}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except Exception as error:  # noqa: BLE001 - the last one there is
+        # Python's own exit code for it would be 1: the books do not balance.
+        if os.environ.get("DELAYWHEEL_TRACEBACK"):
+            traceback.print_exc()
+        print(f"error: DEFECT: {type(error).__name__}: {error}", file=sys.stderr)
+        return COULD_NOT_RUN
+    return BALANCED if summary.balanced else NOT_BALANCED
+
+
+def run(
+    spark: SparkSession, options: Options, *, command: str = "", say: Say = lambda _: None
+) -> Summary:
+    """Runs one reconciliation in a session that is there; writes tables, summary and page.
+
+    Args:
+        spark: The session; its settings are left as they are, but for the number of tasks.
+        options: What is asked.
+        command: How it was asked, for the summary.
+        say: Is told what is done, for people.
+
+    Raises:
+        CouldNotRun: and why.
+    """
+    try:
+        return _Run(spark, options, command, say).run()
+    except KafkaSourceError as error:
+        raise CouldNotRun(error.reason.value, error.message) from error
+    except SettingsUnreadableError as error:
+        raise CouldNotRun("SETTINGS_UNREADABLE", str(error)) from error
+    except ControlMissingError as error:
+        raise CouldNotRun("CONTROL_UNREADABLE", f"{error}; is --cluster right?") from error
+    except LedgerUnreadableError as error:
+        raise CouldNotRun("LEDGER_UNREADABLE", str(error)) from error
+    except HeldBackError as error:
+        raise CouldNotRun("KAFKA_HELD_BACK", str(error)) from error
+    except OutputUnwritableError as error:
+        raise CouldNotRun("OUTPUT_UNWRITABLE", str(error)) from error
+    except (PySparkException, Py4JError) as error:
+        source = reason_of(error)
+        if source is not None:
+            raise CouldNotRun(source.reason.value, source.message) from error
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise CouldNotRun("SPARK_FAILED", lines[0]) from error
+
+
+class _Run:
+    """One reconciliation, step by step."""
+
+    def __init__(self, spark: SparkSession, options: Options, command: str, say: Say) -> None:
+        self._spark = spark
+        self._options = options
+        self._command = command
+        self._say = say
+        self._began = time.time()
+        self._notes: list[str] = []
+
+    def run(self) -> Summary:
+        options = self._options
+        setting = Setting.of(options)
+        terms = setting.terms
+        place = KafkaPlace(setting.client)
+        output = Output(self._spark, options.output)
+        output.check()
+        if not str(self._spark.sparkContext.master).startswith("local"):
+            ship_package(self._spark)
+        register(self._spark)
+
+        began_ms = int(self._began * 1000)
+        self._say(f"reading the control topic of cluster {setting.cluster}")
+        done = read_done(setting.cluster, setting.client)
+        folder = LedgerFolder(setting.ledger)
+        everything = folder.listing()
+        chosen = everything.between(*terms.accepted_range())
+        self._say(
+            f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
+            f"{chosen.rows_guess:,} rows; done up to {moment(done.due_ms)}"
+        )
+        self._shape(chosen.rows_guess)
+        facts = Facts(done, began_ms, folder.extents(everything), folder.holes(everything))
+        ledger = read_ledger(self._spark, folder, chosen)
+        topics = list(terms.topics) or topics_in(ledger)
+        plan, read = self._read_kafka(place, setting.cluster, topics, terms)
+        behind_s = (began_ms - done.due_ms) / 1000
+        if behind_s > _RESTING_S:
+            self._note(f"nothing was forwarded for {behind_s:,.0f} s when this began: does it run?")
+        inputs = Inputs(ledger, read.messages, read.outcomes, read.all_messages)
+        books = reconcile(inputs, terms, facts, self._say)
+        try:
+            return self._write(output, setting, books, topics, plan, done.due_ms)
+        finally:
+            books.release()
+
+    def _shape(self, rows: int) -> None:
+        """As many tasks as the rows want, so that each sorts in memory."""
+        cores = self._spark.sparkContext.defaultParallelism
+        tasks = max(cores, min(4_096, -(-rows // _ROWS_PER_TASK)))
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
+
+    def _read_kafka(
+        self, place: KafkaPlace, cluster: str, topics: list[str], terms: Terms
+    ) -> tuple[Plan, _KafkaInputs]:
+        options, spark = self._options, self._spark
+        told = KafkaNames(cluster).outcomes
+        place.wait_for_transactions([*topics, told])
+        margin = options.kafka_margin_ms
+        from_ms = None
+        # That a frame is lost is known, and told, when it should be read: perhaps long before due.
+        told_from_ms = None
+        if terms.from_ms is not None and margin is not None:
+            from_ms = max(0, terms.start_ms - margin)
+            told_from_ms = max(0, terms.accepted_range()[0] - margin)
+        outcomes = place.pin([told], told_from_ms, None)
+        messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
+        for line in (*messages.told(), *outcomes.told()):
+            self._note(line)
+        self._say(
+            f"Kafka: {_size(messages):,} offsets of {len(messages.topics)} topics, "
+            f"{_size(outcomes):,} outcomes"
+        )
+
+        def all_kafka() -> DataFrame:
+            if from_ms is None and options.kafka_to_ms is None:
+                return place.records(spark, messages)
+            return place.records(spark, place.pin(topics, None, None))
+
+        inputs = _KafkaInputs(
+            place.records(spark, messages),
+            outcomes_of(place.read(spark, outcomes, "value")),
+            all_kafka,
+        )
+        return messages, inputs
+
+    def _note(self, line: str) -> None:
+        self._notes.append(line)
+        self._say(line)
+
+    def _write(
+        self, output: Output, setting: Setting, books: Books, topics: list[str], plan: Plan,
+        progress_ms: int,
+    ) -> Summary:  # fmt: skip
+        self._say(f"writing the tables to {self._options.output}")
+        output.write_table("buckets", books.buckets)
+        output.write_table("findings", books.findings)
+        kinds = output.findings_by_kind()
+        totals, terms = books.totals, setting.terms
+        self._explain(books, plan)
+        summary = Summary(
+            cluster=setting.cluster,
+            from_ms=terms.from_ms,
+            to_ms=terms.to_ms,
+            by=terms.by,
+            interval_ms=terms.interval_ms,
+            late_tolerance_ms=terms.late_tolerance_ms,
+            topics=topics,
+            made_at_ms=int(self._began * 1000),
+            progress_ms=progress_ms,
+            kafka_ends=plan.ends(),
+            counts={name: totals[name] for name in (*COUNTS, "unpublished", "unbooked")},
+            lateness={name: totals[f"lateness_{name}_ms"] for name in ("p50", "p99", "max")},
+            findings=kinds,
+            ledger_gaps=[{**hole.to_json(), "messages": n} for hole, n in books.gaps],
+            balanced=not any(self._is_error(kind) for kind in kinds),
+            seconds=round(time.time() - self._began, 1),
+            command=self._command,
+            notes=self._notes,
+        )
+        output.write_text("summary.json", summary.to_json() + "\n")
+        page = output.write_page(summary, setting.ledger) if self._options.wants_page else None
+        print_summary(summary, output, page, as_json=self._options.wants_json)
+        return summary
+
+    def _explain(self, books: Books, plan: Plan) -> None:
+        """What a reader of the figures should know beside them."""
+        totals = books.totals
+        if totals["unpublished"]:
+            self._note(
+                f"{totals['unpublished']:,} messages were forwarded whose acceptance is not "
+                "published yet: the ledger follows within ledger_seal_seconds"
+            )
+        if books.gaps:
+            self._note(
+                "The ledger is not whole, so these books cannot be proven: "
+                f"{totals['unbooked']:,} forwarded messages fall into its gaps. They are neither "
+                "lost nor unexpected"
+            )
+        if totals["missing"]:
+            begun = [t.name for t in plan.topics if any(r.start > 0 for r in t.ranges)]
+            if begun and (self._options.terms.from_ms is None or not self._options.kafka_margin_ms):
+                self._note(
+                    f"{', '.join(begun)}: Kafka has deleted the oldest records (retention), so "
+                    "what was forwarded there is told as missing"
+                )
+        if books.sought_too_many:
+            self._note("too many are missing to look for each under another due")
+
+    def _is_error(self, kind: str) -> bool:
+        return KINDS[kind].is_error or (kind == "late" and self._options.is_late_an_error)
+
+
+class _KafkaInputs(NamedTuple):
+    """What is read of Kafka."""
+
+    messages: DataFrame
+    outcomes: DataFrame
+    all_messages: Callable[[], DataFrame]
+
+
+def _size(plan: Plan) -> int:
+    return sum(r.end - r.start for topic in plan.topics for r in topic.ranges)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class _session:  # noqa: N801 - used like a function
+    """Spark, made for this job and stopped behind it; spark-submit's own where it runs there."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def __enter__(self) -> SparkSession:
+        options = self._options
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.appName("delaywheel reconcile")
+        settings = {
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.adaptive.enabled": "true",
+            # A ledger is many small files: some of them together are one task.
+            "spark.sql.files.openCostInBytes": str(256 * 1024),
+            "spark.ui.showConsoleProgress": "false",
+        }
+        submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+        if not submitted:
+            settings |= {
+                "spark.driver.memory": options.memory,
+                "spark.ui.enabled": "false",
+                "spark.log.level": "ERROR",
+                "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),
+            }
+            builder = builder.master(options.master or "local[*]")
+        elif options.master is not None:
+            builder = builder.master(options.master)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        try:
+            self._spark = builder.getOrCreate()
+        except Exception as error:
+            raise CouldNotRun("SPARK_FAILED", f"Spark does not start: {error}") from error
+        self._progress = Progress(self._spark.sparkContext)
+        self._progress.start()
+        return self._spark
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            self._spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Where tables, summary and page go: a folder on any file system that Spark has."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.page import write_page
+from delaywheel_audit.summary import Summary
+
+SHOWN_PER_KIND = 200
+SHOWN_BUCKETS = 20_000
+PAGE = "page.html"
+
+
+class OutputUnwritableError(Exception):
+    """The folder cannot be made or written."""
+
+
+class Output:
+    """The folder. Through Spark's file systems: on a cluster its URI means the same to all."""
+
+    def __init__(self, spark: SparkSession, uri: str) -> None:
+        self._spark = spark
+        self.uri = uri
+
+    def check(self) -> None:
+        """Sees before all the work whether it can be written.
+
+        Raises:
+            OutputUnwritableError: it cannot.
+        """
+        try:
+            self.write_text("summary.json", "")
+        except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise OutputUnwritableError(f"{self.uri}: {lines[0]}") from error
+
+    def write_table(self, name: str, table: DataFrame) -> None:
+        """Writes a table over that of before."""
+        table.write.mode("overwrite").parquet(self._path(name))
+
+    def read_table(self, name: str) -> DataFrame:
+        """What was written."""
+        return self._spark.read.parquet(self._path(name))
+
+    def findings_by_kind(self) -> dict[str, int]:
+        """How many there are of each kind that there is."""
+        counted = self.read_table("findings").groupBy("kind").count().collect()
+        return {row["kind"]: row["count"] for row in sorted(counted)}
+
+    def some_findings(self, kinds: dict[str, int], most: int) -> list[dict[str, Any]]:
+        """The first of each kind, by due."""
+        table = self.read_table("findings")
+        found: list[dict[str, Any]] = []
+        for kind in kinds:
+            of_kind = table.where(F.col("kind") == kind).orderBy("due_ms", "id", "seq").limit(most)
+            found += [row.asDict() for row in of_kind.collect()]
+        return found
+
+    def write_text(self, name: str, text: str) -> str:
+        """Writes a small file; returns its place."""
+        jvm = self._spark.sparkContext._jvm  # noqa: SLF001 - the way to Hadoop's file systems
+        configuration = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+        assert jvm is not None
+        path = jvm.org.apache.hadoop.fs.Path(self._path(name))
+        stream = path.getFileSystem(configuration).create(path, True)  # noqa: FBT003 - Java's own
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        return self._path(name)
+
+    def write_page(self, summary: Summary, ledger: str) -> str:
+        """Writes the page for people."""
+        buckets, interval_ms = self._some_buckets(summary.interval_ms)
+        findings = self.some_findings(dict(summary.findings), SHOWN_PER_KIND)
+        text = io.StringIO()
+        write_page(
+            text,
+            summary,
+            buckets,
+            findings,
+            ledger=ledger,
+            output=self.uri,
+            interval_ms=interval_ms,
+        )
+        return self.write_text(PAGE, text.getvalue())
+
+    def _some_buckets(self, interval_ms: int) -> tuple[list[dict[str, Any]], int]:
+        """The rows of the table, merged to longer intervals until they are few enough.
+
+        A percentile of a longer interval is shown as the greatest of its parts.
+        """
+        table = self.read_table("buckets")
+        rows = table.count()
+        merged_ms = interval_ms * -(-rows // SHOWN_BUCKETS) if rows else interval_ms
+        if merged_ms > interval_ms:
+            most = [name for name in table.columns if name.endswith("_ms") and name != "bucket_ms"]
+            summed = [n for n in table.columns if n not in (*most, "bucket_ms", "topic")]
+            begin = F.col("bucket_ms") - F.col("bucket_ms") % merged_ms
+            table = table.groupBy("topic", begin.alias("bucket_ms")).agg(
+                *(F.sum(name).alias(name) for name in summed),
+                *(F.max(name).alias(name) for name in most),
+            )
+        ordered = table.orderBy("bucket_ms", "topic")
+        return [row.asDict() for row in ordered.collect()], merged_ms
+
+    def _path(self, name: str) -> str:
+        return f"{self.uri}/{name}"

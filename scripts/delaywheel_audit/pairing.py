@@ -1,0 +1,123 @@
+"""A message that is missing, and a record that nobody sent: often they are one message, changed.
+
+Done only when something is missing, so only then does it cost a look at Kafka a second time: at
+all records there are, whatever their time, for the ids that are missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.matching import KEY, copy_struct, is_ours
+
+MAX_SOUGHT = 100_000
+"""More missing messages than this are no matter of single records: a topic is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What was found.
+
+    Attributes:
+        found: id, due_ms of a missing message, and the copy that is it.
+        used: id, due_ms of what was told as unexpected and is such a copy.
+    """
+
+    found: DataFrame
+    used: DataFrame
+
+
+def pair(judged: DataFrame, kafka: DataFrame) -> Pairs:
+    """Looks for the missing messages among all records of Kafka.
+
+    Args:
+        judged: The messages with their fates.
+        kafka: All records there are: also those of times that were not asked for.
+    """
+    missing = judged.where("missing > 0 and copies = 0").select(
+        "id", F.col("due_ms").alias("wanted_due_ms"), "row"
+    )
+    # What some acceptance has sent, or may have sent, is no other message changed.
+    taken = judged.where("copies > 0 and not (unexpected > 0 and rows = 0)").select(*KEY)
+    records = (
+        is_ours(kafka)
+        .select("id", "due_ms", "dw_id", copy_struct().alias("copy"))
+        .join(F.broadcast(taken_ids(taken, missing)), list(KEY), "left_anti")
+    )
+    by_id = missing.join(records.where("dw_id is not null"), "id")
+    nameless = records.where("dw_id is null").select(
+        F.col("id").alias("copy_id"), F.col("due_ms").alias("copy_due_ms"), "copy"
+    )
+    by_place = missing.join(
+        nameless,
+        (F.col("copy.due_ms") == F.col("wanted_due_ms"))
+        & (F.col("copy.accepted_ms") == F.col("row.accepted_at_ms"))
+        & (F.col("copy.wheel") == F.col("row.wheel")),
+    )
+    candidates = by_id.select(
+        "id",
+        "wanted_due_ms",
+        "copy",
+        F.col("id").alias("copy_id"),
+        F.col("due_ms").alias("copy_due_ms"),
+    ).unionByName(by_place.select("id", "wanted_due_ms", "copy", "copy_id", "copy_due_ms"))
+    return _one_to_one(candidates)
+
+
+def taken_ids(taken: DataFrame, missing: DataFrame) -> DataFrame:
+    """Those with the id of a missing message: few."""
+    return taken.join(F.broadcast(missing.select("id").distinct()), "id", "left_semi")
+
+
+def _one_to_one(candidates: DataFrame) -> Pairs:
+    """Each missing message takes one copy, and each copy is of one message."""
+    exact_first = F.col("copy_due_ms") != F.col("wanted_due_ms")
+    of_message = Window.partitionBy("id", "wanted_due_ms").orderBy(exact_first, "copy")
+    of_copy = Window.partitionBy("copy.topic", "copy.partition", "copy.offset").orderBy(
+        exact_first, "wanted_due_ms", "id"
+    )
+    chosen = (
+        candidates.withColumn("of_copy", F.row_number().over(of_copy))
+        .where("of_copy = 1")
+        .withColumn("of_message", F.row_number().over(of_message))
+        .where("of_message = 1")
+    )
+    return Pairs(
+        chosen.select(
+            "id",
+            F.col("wanted_due_ms").alias("due_ms"),
+            F.col("copy").alias("found_copy"),
+            (F.col("copy_id") != F.col("id")).alias("is_nameless"),
+        ),
+        chosen.select(
+            F.col("copy_id").alias("id"), F.col("copy_due_ms").alias("due_ms")
+        ).distinct(),
+    )
+
+
+def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
+    """The messages, where missing ones that were found are forwarded; counts are made anew."""
+    used = pairs.used.withColumn("is_used", F.lit(col=True))
+    found = F.col("found_copy").isNotNull()
+    same_wheel = F.col("found_copy.wheel").eqNullSafe(F.col("row.wheel"))
+    same_time = F.col("found_copy.accepted_ms").eqNullSafe(F.col("row.accepted_at_ms"))
+    same_due = F.col("found_copy.due_ms").eqNullSafe(F.col("due_ms"))
+    return (
+        judged.join(F.broadcast(pairs.found), list(KEY), "left")
+        .join(F.broadcast(used), list(KEY), "left")
+        # A record that was told as unexpected is now told with the message that it is.
+        .where(~((F.col("rows") == 0) & F.coalesce("is_used", F.lit(col=False))))
+        .withColumn(
+            "matches", F.when(found, same_wheel & same_time & same_due).otherwise(F.col("matches"))
+        )
+        .withColumn("copies", F.when(found, 1).otherwise(F.col("copies")).cast("long"))
+        .withColumn("copy", F.coalesce("found_copy", "copy"))
+        .withColumn("last_copy", F.coalesce("found_copy", "last_copy"))
+        .withColumn("forwarded", F.when(found, 1).otherwise(F.col("forwarded")).cast("long"))
+        .withColumn("missing", F.when(found, F.col("missing") - 1).otherwise(F.col("missing")))
+        .withColumn("malformed", F.coalesce("is_nameless", "malformed"))
+        .drop("found_copy", "is_used", "is_nameless")
+    )

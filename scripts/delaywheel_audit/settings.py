@@ -1,0 +1,67 @@
+"""Where everything is: from the options, and from a node's settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from delaywheel.identity import NameInvalidError, check_name
+from delaywheel_audit.options import Options
+from delaywheel_audit.terms import Terms
+from delaywheel_replica.config import Config, ConfigError
+
+
+class SettingsUnreadableError(Exception):
+    """The settings file, or an option, does not say what is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is reconciled with what.
+
+    Attributes:
+        cluster: Its id.
+        ledger: Where its ledger is published.
+        client: Settings of Kafka's client.
+        terms: What is asked, with what the settings know beside it.
+    """
+
+    cluster: str
+    ledger: str
+    client: Mapping[str, str]
+    terms: Terms
+
+    @classmethod
+    def of(cls, options: Options) -> Setting:
+        """Puts both together; options win.
+
+        Raises:
+            SettingsUnreadableError: something is missing or refused.
+        """
+        if options.settings is None:
+            assert options.cluster is not None
+            assert options.ledger is not None
+            return cls(
+                _checked(options.cluster), options.ledger, dict(options.kafka), options.terms
+            )
+        try:
+            config = Config.load(file=options.settings)
+        except (ConfigError, OSError) as error:
+            told = "; ".join(str(error).splitlines())
+            raise SettingsUnreadableError(f"{options.settings}: {told}") from error
+        terms = replace(options.terms, late_window_ms=config.late_window_seconds * 1000)
+        if terms.span_ms is None:
+            terms = replace(terms, span_ms=config.span_seconds * 1000)
+        return cls(
+            _checked(options.cluster or config.cluster_id),
+            options.ledger or config.ledger_place,
+            {**config.kafka, **options.kafka},
+            terms,
+        )
+
+
+def _checked(cluster: str) -> str:
+    try:
+        return check_name(cluster, what="cluster")
+    except NameInvalidError as error:
+        raise SettingsUnreadableError(str(error)) from error

@@ -1,0 +1,77 @@
+"""What a person sees in the end: the figures, the findings, and what they mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from delaywheel_audit.findings import KINDS
+from delaywheel_audit.ledger_files import moment
+from delaywheel_audit.summary import Summary
+
+if TYPE_CHECKING:
+    from delaywheel_audit.output import Output
+
+_SHOWN = 5
+_FATES = ("forwarded", "cancelled", "duplicates_dropped", "dead", "lost", "pending", "missing")
+
+
+def print_summary(summary: Summary, output: Output, page: str | None, *, as_json: bool) -> None:
+    """Prints a summary to the terminal, or as JSON to whoever reads the output."""
+    if as_json:
+        print(summary.to_json())
+        return
+    console = Console(markup=False, highlight=False)
+    console.print(_title(summary), style="bold")
+    console.print(_figures(summary))
+    for kind, count in summary.findings.items():
+        _print_kind(console, output, kind, count)
+    for note in summary.notes:
+        console.print(f"note: {note}")
+    console.print(f"tables and summary in {output.uri}" + (f", page {page}" if page else ""))
+    console.print(verdict(summary), style="bold")
+
+
+def verdict(summary: Summary) -> str:
+    """The answer, in one line."""
+    if summary.balanced:
+        return f"balanced: {summary.counts['accepted']:,} acceptances, each with its one fate"
+    wrong = ", ".join(f"{count:,} {kind}" for kind, count in summary.findings.items())
+    return f"not balanced: {wrong}"
+
+
+def _title(summary: Summary) -> str:
+    first = "the first" if summary.from_ms is None else moment(summary.from_ms)
+    last = "the last" if summary.to_ms is None else moment(summary.to_ms)
+    return f"cluster {summary.cluster}, {summary.by} from {first} to {last}"
+
+
+def _figures(summary: Summary) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    counts = summary.counts
+    table.add_row("accepted", f"{counts['accepted']:,}", style="bold")
+    for name in _FATES:
+        table.add_row(f"  {name.replace('_', ' ')}", f"{counts[name]:,}")
+    table.add_row("acknowledged (different messages)", f"{counts['acknowledged']:,}")
+    for name in ("duplicated", "unexpected", "early", "late", "unpublished", "unbooked"):
+        table.add_row(name, f"{counts[name]:,}")
+    for name, value in summary.lateness.items():
+        table.add_row(f"lateness {name}", "-" if value is None else f"{value:,} ms")
+    return table
+
+
+def _print_kind(console: Console, output: Output, kind: str, count: int) -> None:
+    known = KINDS[kind]
+    console.print(f"{count:,} {kind}", style="bold")
+    console.print(f"  {known.means} {known.then}".replace("`", ""))
+    for row in output.some_findings({kind: count}, _SHOWN):
+        told = {name: value for name, value in row.items() if value not in (None, "", kind)}
+        if "due_ms" in told:
+            told["due"] = moment(told["due_ms"])
+        console.print("  " + "  ".join(f"{name}={value}" for name, value in told.items()))
+    if count > _SHOWN:
+        console.print(f"  … and {count - _SHOWN:,} more in {output.uri}/findings")

@@ -1,0 +1,75 @@
+"""What a reconciliation is asked, and what it knows beside the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from delaywheel_audit.control import Done
+from delaywheel_audit.ledger_files import END_MS, Extent, Hole
+from delaywheel_audit.summary import By
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What is looked at, and how strictly.
+
+    Attributes:
+        by: The time of a message that range and buckets go by.
+        from_ms: From here on; None: from the first.
+        to_ms: Not included; None: to the last.
+        topics: None named: all of the ledger.
+        interval_ms: The length of a bucket.
+        late_tolerance_ms: What is later than this after its due is told.
+        clock_tolerance_ms: By how much the clocks of brokers and nodes may differ. Counts for
+            topics that stamp with the broker's time, and for what was forwarded at the moment of
+            the progress record.
+        span_ms: How long before its due a message is accepted at most; None: not known.
+        late_window_ms: How long after its due at most.
+    """
+
+    by: By = "due"
+    from_ms: int | None = None
+    to_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    interval_ms: int = 60_000
+    late_tolerance_ms: int = 1_000
+    clock_tolerance_ms: int = 1_000
+    span_ms: int | None = None
+    late_window_ms: int = 86_400_000
+
+    @property
+    def start_ms(self) -> int:
+        """`from_ms` as a number."""
+        return 0 if self.from_ms is None else self.from_ms
+
+    @property
+    def end_ms(self) -> int:
+        """`to_ms` as a number."""
+        return END_MS if self.to_ms is None else self.to_ms
+
+    def accepted_range(self) -> tuple[int, int]:
+        """Between which times the messages that are asked for were accepted; the end excluded."""
+        if self.by == "accepted":
+            return self.start_ms, self.end_ms
+        from_ms = 0 if self.span_ms is None else self.start_ms - self.span_ms
+        # By its node's clock: a little more on both sides.
+        slack = self.late_window_ms + self.clock_tolerance_ms
+        return max(0, from_ms - self.clock_tolerance_ms), min(END_MS, self.end_ms + slack)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the cluster and its ledger, from before Kafka was read.
+
+    Attributes:
+        done: What the cluster said was done, before the ledger was listed.
+        began_ms: When that was.
+        extents: Wheel -> what its files cover, the whole ledger over.
+        holes: What its files lack, the whole ledger over.
+    """
+
+    done: Done
+    began_ms: int
+    extents: Mapping[str, Extent] = field(default_factory=dict)
+    holes: Sequence[Hole] = ()

@@ -1,0 +1,405 @@
+"""Each kind of finding, and each way for none, from small frames; two runs of Spark: some 40 s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.control import Done
+from delaywheel_audit.ledger_files import Extent, Hole
+from delaywheel_audit.reconcile import Books, Inputs, outcomes_schema, reconcile
+from delaywheel_audit.terms import Facts, Terms
+
+NOW = 1_800_000_000_000
+"""Of the progress record; the floor is two minutes before."""
+FLOOR = NOW // 1000 - 120
+DUE = NOW - 600_000
+ACCEPTED = DUE - 60_000
+
+LEDGER = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
+KAFKA = (
+    "topic string, partition int, offset long, timestamp_ms long, timestamp_type string,"
+    " dw_id binary, dw_due_ms long, dw_accepted_ms long, dw_wheel string, dw_forwarded_ms long,"
+    " dw_malformed boolean"
+)
+
+
+def id_of(name: str) -> bytes:
+    return blake2b(name.encode(), digest_size=16).digest()
+
+
+@dataclass
+class World:
+    """Rows of all three kinds; what a case does not say is as it always is."""
+
+    ledger: list[tuple[Any, ...]] = field(default_factory=list)
+    kafka: list[tuple[Any, ...]] = field(default_factory=list)
+    outcomes: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def accept(
+        self, name: str, *, due: int = DUE, at: int = ACCEPTED, wheel: str = "n1.1", seq: int = 5
+    ) -> None:
+        self.ledger.append((id_of(name), due, at, "orders", wheel, seq))
+
+    def forward(self, name: str | None, *, late: int = 2, **changes: Any) -> None:
+        due = changes.get("due", DUE)
+        self.kafka.append(
+            (
+                changes.get("topic", "orders"),
+                0,
+                len(self.kafka),
+                changes.get("timestamp", (due or DUE) + late),
+                changes.get("timestamp_type", "CREATE_TIME"),
+                None if name is None else id_of(name),
+                due,
+                changes.get("at", ACCEPTED),
+                changes.get("wheel", "n1.1"),
+                changes.get("forwarded"),
+                changes.get("malformed", False),
+            )
+        )
+
+    def end(self, name: str, outcome: str, *, due: int = DUE, **place: Any) -> None:
+        self.outcomes.append(
+            (
+                outcome,
+                place.get("reason"),
+                place.get("differs"),
+                id_of(name),
+                due,
+                place.get("at", ACCEPTED),
+                "orders",
+                place.get("wheel", "n1.1"),
+                place.get("seq", 5),
+            )
+        )
+
+
+def good(world: World) -> None:
+    world.accept("good")
+    world.forward("good")
+
+
+def forwarded_after_the_record(world: World) -> None:
+    world.accept("after", due=NOW + 5_000, seq=99)
+    world.forward("after", due=NOW + 5_000)
+
+
+def pending(world: World) -> None:
+    world.accept("pending", due=NOW + 60_000)
+    world.accept("not taken", due=NOW - 50, seq=91)
+    world.accept("split, behind", due=NOW + 1, seq=80)
+
+
+def done_or_missing(world: World) -> None:
+    world.accept("split, done", due=NOW + 1, seq=70)
+    world.accept("gone wheel", wheel="n2.1")
+    world.accept("missing")
+
+
+def cancelled(world: World) -> None:
+    world.accept("cancelled")
+    world.end("cancelled", "cancelled")
+
+
+def cancelled_twice_accepted(world: World) -> None:
+    for wheel in ("n1.1", "n3.1"):
+        world.accept("cancelled twice", wheel=wheel)
+        world.end("cancelled twice", "cancelled", wheel=wheel)
+
+
+def cancelled_and_forwarded(world: World) -> None:
+    world.accept("cancel broken")
+    world.end("cancel broken", "cancelled")
+    world.forward("cancel broken")
+
+
+def twice_accepted(world: World) -> None:
+    world.accept("retry")
+    world.accept("retry", wheel="n3.1", seq=7)
+    world.end("retry", "duplicate", wheel="n3.1", seq=7)
+    world.forward("retry")
+
+
+def twice_in_one_frame(world: World) -> None:
+    world.accept("same frame")
+    world.accept("same frame")
+    world.end("same frame", "duplicate")
+    world.forward("same frame")
+
+
+def duplicate_before_the_first_is_published(world: World) -> None:
+    due = NOW - 1_000
+    world.accept("first unpublished", due=due)
+    world.end("first unpublished", "duplicate", due=due)
+    world.forward("first unpublished", due=due, wheel="n3.2", at=NOW - 100)
+
+
+def outcome_before_its_row(world: World) -> None:
+    world.accept("second unpublished")
+    world.end("second unpublished", "duplicate", wheel="n3.2", seq=1, at=NOW - 100)
+    world.forward("second unpublished")
+
+
+def acceptance_without_an_outcome(world: World) -> None:
+    world.accept("one fate of two")
+    world.accept("one fate of two", wheel="n3.1", seq=7)
+    world.forward("one fate of two")
+
+
+def differing(world: World) -> None:
+    world.accept("differs")
+    world.accept("differs", seq=6)
+    world.end("differs", "duplicate", seq=6, differs=True)
+    world.forward("differs")
+
+
+def dead(world: World) -> None:
+    world.accept("dead")
+    world.end("dead", "dead-lettered", reason="TOPIC_MISSING")
+
+
+def lost(world: World) -> None:
+    for name in ("lost", "lost, forwarded before", "lost, cancelled"):
+        world.accept(name, seq=13)
+    world.forward("lost, forwarded before")
+    world.end("lost, cancelled", "cancelled", seq=13)
+    world.outcomes.append(("lost", "nobody holds it", None, None, None, None, None, "n1.1", 13))
+
+
+def duplicated(world: World) -> None:
+    world.accept("duplicated")
+    for _ in range(3):
+        world.forward("duplicated")
+
+
+def early_and_late(world: World) -> None:
+    for name, late in (("early", -1), ("late", 1_001), ("in time", 1_000)):
+        world.accept(name)
+        world.forward(name, late=late)
+    world.accept("broker clock")
+    world.forward("broker clock", late=-900, timestamp_type="LOG_APPEND_TIME")
+    world.accept("own timestamp")
+    world.forward("own timestamp", timestamp=77, forwarded=DUE + 3)
+
+
+def changed(world: World) -> None:
+    for name in ("due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond"):
+        world.accept(f"changed {name}", at=ACCEPTED + (9 if name == "id lost" else 0))
+    world.forward("changed due", due=DUE + 1)
+    world.forward("changed topic", topic="bills")
+    world.forward("changed time", at=ACCEPTED - 5)
+    world.forward("changed wheel", wheel="n3.1")
+    world.forward("changed header", malformed=True)
+    world.forward("changed due lost", due=None)
+    world.forward(None, at=ACCEPTED + 9, malformed=True)
+    world.forward("changed due beyond", due=NOW + 86_400_000)
+
+
+def unexpected(world: World) -> None:
+    world.forward("forged")
+    world.forward("forged wheel", wheel="evil.7", at=NOW - 60_000)
+    world.forward("forged number", wheel="n1.9", at=NOW - 60_000)
+    world.forward("forged behind", at=NOW - 300_000)
+    world.forward("forged twice")
+    world.forward("forged twice")
+
+
+def unpublished(world: World) -> None:
+    world.forward("behind", due=NOW - 10, at=NOW - 5_000, wheel="n3.1")
+    world.forward("new wheel", due=NOW - 10, at=NOW - 500, wheel="n9.1")
+
+
+def in_a_hole(world: World) -> None:
+    for number in range(3):
+        world.forward(f"hole {number}", wheel="n4.1", at=ACCEPTED + number)
+
+
+def behind_the_last_file(world: World) -> None:
+    world.forward("end lost", wheel="n5.1", at=ACCEPTED + 1)
+
+
+def foreign(world: World) -> None:
+    world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 5, False))
+
+
+CASES: list[Callable[[World], None]] = [
+    good, forwarded_after_the_record, pending, done_or_missing, cancelled,
+    cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
+    duplicate_before_the_first_is_published, outcome_before_its_row,
+    acceptance_without_an_outcome, differing, dead, lost, duplicated, early_and_late, changed,
+    unexpected, unpublished, in_a_hole, behind_the_last_file, foreign,
+]  # fmt: skip
+
+FACTS = Facts(
+    done=Done(
+        due_ms=NOW,
+        seqs={"n1.1": 90, "n3.1": 20, "n4.1": 20, "n5.1": 20},
+        split_seqs={"n1.1": 75},
+        floor=FLOOR,
+        closed={},
+        numbers={"n1": 1, "n2": 1, "n3": 2, "n4": 1, "n5": 1},
+    ),
+    began_ms=NOW,
+    extents={
+        # All of n1.1 that was done is published, of n3.1 and n5.1 not.
+        "n1.1": Extent(1, 95, ACCEPTED - 1_000, NOW - 400_000),
+        "n2.1": Extent(1, 9, ACCEPTED - 1_000, ACCEPTED + 1_000),
+        "n3.1": Extent(1, 10, ACCEPTED - 1_000, NOW - 60_000),
+        "n4.1": Extent(1, 20, ACCEPTED - 1_000, NOW - 60_000),
+        "n5.1": Extent(1, 10, ACCEPTED - 1_000, ACCEPTED),
+    },
+    holes=[Hole("n4.1", 5, 9, ACCEPTED - 10, ACCEPTED + 10, "no file")],
+)
+TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000)
+
+
+def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset: int = 0) -> Books:
+    """Reconciles; records before `first_offset` are of a time that is not looked at first."""
+    kafka = spark.createDataFrame(world.kafka, KAFKA)
+    inputs = Inputs(
+        spark.createDataFrame(world.ledger, LEDGER),
+        kafka.where(F.col("offset") >= first_offset),
+        spark.createDataFrame(world.outcomes, outcomes_schema().replace("id string", "id binary")),
+        lambda: kafka,
+    )
+    return reconcile(inputs, terms, FACTS)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one run over all cases found."""
+
+    by_kind: dict[str, dict[str | None, list[dict[str, Any]]]]
+    totals: dict[str, Any]
+    buckets: list[dict[str, Any]]
+
+    def names(self, kind: str) -> set[str | None]:
+        return set(self.by_kind.get(kind, {}))
+
+    def one(self, kind: str, name: str) -> dict[str, Any]:
+        (row,) = self.by_kind[kind][name]
+        return row
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> Found:
+    world = World()
+    for case in CASES:
+        case(world)
+    books = run(spark, world)
+    by_kind: dict[str, dict[str | None, list[dict[str, Any]]]] = {}
+    known = {id_of(name).hex(): name for name in NAMES}
+    for row in books.findings.collect():
+        name = known.get(row["id"], row["id"])
+        by_kind.setdefault(row["kind"], {}).setdefault(name, []).append(row.asDict())
+    buckets = [row.asDict() for row in books.buckets.collect()]
+    books.release()
+    return Found(by_kind, books.totals, buckets)
+
+
+NAMES = [
+    "split, done", "gone wheel", "missing", "cancel broken", "one fate of two", "differs", "lost",
+    "duplicated", "early", "late", "changed due", "changed topic", "changed time",
+    "changed wheel", "changed header", "changed due lost", "changed id lost",
+    "changed due beyond", "forged", "forged wheel", "forged number", "forged behind",
+    "forged twice",
+]  # fmt: skip
+
+
+def test_every_kind_has_exactly_its_messages(found: Found) -> None:
+    assert {kind: found.names(kind) for kind in found.by_kind} == {
+        "missing": {"split, done", "gone wheel", "missing", "one fate of two"},
+        "duplicated": {"duplicated"},
+        "early": {"early"},
+        "late": {"late", "changed due beyond"},
+        "lost": {"lost"},
+        "content_differs": {"differs"},
+        "changed": {
+            f"changed {what}"
+            for what in (
+                "due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond",
+            )
+        },
+        "unexpected": {
+            "cancel broken", "forged", "forged wheel", "forged number", "forged behind",
+            "forged twice",
+        },
+        "ledger_gap": {None},
+    }  # fmt: skip
+
+
+def test_a_finding_says_all_that_is_known(found: Found) -> None:
+    assert found.one("duplicated", "duplicated")["detail"].startswith("3 copies; the first in")
+    lost = found.one("lost", "lost")
+    assert (lost["wheel"], lost["seq"], lost["detail"]) == ("n1.1", 13, "nobody holds it")
+    assert found.one("early", "early")["lateness_ms"] == -1
+    due = found.one("changed", "changed due")
+    assert due["detail"] == f"due was {DUE}, is {DUE + 1}"
+    assert found.one("changed", "changed topic")["detail"] == "topic was orders, is bills"
+    assert "is not readable" in found.one("changed", "changed due lost")["detail"]
+    assert "1 cancelled" in found.one("unexpected", "cancel broken")["detail"]
+    assert found.one("missing", "missing")["accepted_at_ms"] == ACCEPTED
+
+
+def test_holes_of_the_ledger_tell_how_many_messages_fall_into_them(found: Found) -> None:
+    told = {row["wheel"]: row["detail"] for row in found.by_kind["ledger_gap"][None]}
+    assert set(told) == {"n4.1", "n5.1"}
+    assert told["n4.1"].startswith("seqs 5 to 9:")
+    assert told["n4.1"].endswith("3 forwarded messages fall into it")
+    assert told["n5.1"].endswith("1 forwarded messages fall into it")
+    assert found.totals["unbooked"] == 4
+    assert found.totals["unpublished"] == 3
+
+
+def test_every_acceptance_has_one_fate(found: Found) -> None:
+    fates = ("forwarded", "cancelled", "duplicates_dropped", "dead", "lost", "pending", "missing")
+    for row in (*found.buckets, found.totals):
+        assert row["accepted"] == sum(row[fate] for fate in fates)
+    for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
+        assert found.totals[name] == sum(row[name] for row in found.buckets)
+    expected = {
+        "pending": 3, "cancelled": 5, "duplicates_dropped": 4, "dead": 1, "lost": 1,
+        "missing": 4, "duplicated": 2, "unexpected": 7, "early": 1, "late": 2,
+    }  # fmt: skip
+    assert {name: found.totals[name] for name in expected} == expected
+
+
+def test_buckets_are_closed_to_the_left(found: Found) -> None:
+    assert all(row["bucket_ms"] % 60_000 == 0 for row in found.buckets)
+    bucket = next(
+        row
+        for row in found.buckets
+        if row["topic"] == "orders" and row["bucket_ms"] == DUE - DUE % 60_000
+    )
+    assert bucket["lateness_max_ms"] == 87_000_002  # of "changed due beyond"
+    assert bucket["delay_p50_ms"] == 60_002
+
+
+def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSession) -> None:
+    world = World()
+    world.accept("far from its time")
+    world.forward("far from its time", timestamp=5, forwarded=DUE + 7)
+    world.accept("missing")
+    world.accept("too old", at=ACCEPTED - 3_600_000)
+    world.accept("too new", at=ACCEPTED + 1)
+    world.accept("good")
+    world.forward("good")
+    world.forward("too new", at=ACCEPTED + 1)
+    terms = Terms(by="accepted", from_ms=ACCEPTED - 60_000, to_ms=ACCEPTED + 1, interval_ms=3_000)
+    books = run(spark, world, terms, first_offset=1)
+    counts = {name: books.totals[name] for name in ("accepted", "forwarded", "missing")}
+    assert counts == {"accepted": 3, "forwarded": 2, "missing": 1}
+    assert books.totals["unexpected"] == 0
+    assert books.totals["lateness_max_ms"] == 7
+    (found,) = books.findings.where("kind != 'ledger_gap'").collect()
+    assert (found["kind"], found["id"]) == ("missing", id_of("missing").hex())
+    (bucket,) = books.buckets.collect()
+    assert bucket["bucket_ms"] == ACCEPTED - ACCEPTED % 3_000
+    books.release()

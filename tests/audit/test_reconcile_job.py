@@ -1,0 +1,73 @@
+"""The whole job on real Kafka and Spark, over made-up books: some 60 s."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from delaywheel_audit.job import CouldNotRun, run
+from delaywheel_audit.options import Options
+from delaywheel_audit.summary import COUNTS, Summary
+from local.books import make
+from local.kafka import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
+    ledger = tmp_path / "ledger"
+    topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
+    make(6_000, ledger, kafka.address, cluster=cluster_id, topics=topics, rows_per_file=400)
+    return Options.parse(
+        [
+            *("--kafka", kafka.address, "--cluster", cluster_id, "--ledger", str(ledger)),
+            *("--output", str(tmp_path / "output")),
+        ]
+    )
+
+
+def test_books_that_balance_and_books_with_a_file_lost(
+    spark: SparkSession, options: Options, tmp_path: Path
+) -> None:
+    summary = run(spark, options)
+    assert summary.balanced
+    assert summary.findings == {}
+    expected = {"accepted": 6_000, "acknowledged": 6_000, "forwarded": 5_940, "cancelled": 60}
+    assert summary.counts == dict.fromkeys((*COUNTS, "unpublished", "unbooked"), 0) | expected
+    assert Summary.from_json((tmp_path / "output" / "summary.json").read_text()) == summary
+    assert "balance" in (tmp_path / "output" / "page.html").read_text().lower()
+    written = spark.read.parquet(str(tmp_path / "output" / "buckets")).collect()
+    assert sum(row["accepted"] for row in written) == 6_000
+    assert {row["lateness_max_ms"] for row in written} == {8}
+
+    files = sorted((tmp_path / "ledger").rglob("n2.1-*.parquet"))
+    files[len(files) // 2].unlink()
+    summary = run(spark, replace(options, wants_page=False, wants_json=True))
+    assert not summary.balanced
+    assert summary.findings == {"ledger_gap": 1}
+    (gap,) = summary.ledger_gaps
+    assert gap["wheel"] == "n2.1"
+    assert gap["last_seq"] - gap["first_seq"] == 19
+    assert gap["messages"] == summary.counts["unbooked"] == 396
+    assert summary.counts["missing"] == summary.counts["unexpected"] == 0
+
+
+def test_what_cannot_run_says_why(spark: SparkSession, options: Options) -> None:
+    with pytest.raises(CouldNotRun, match="CONTROL_UNREADABLE"):
+        run(spark, replace(options, cluster="nobody"))
+    with pytest.raises(CouldNotRun, match="LEDGER_UNREADABLE"):
+        run(spark, replace(options, ledger="/nowhere/at/all"))
+    with pytest.raises(CouldNotRun, match="OUTPUT_UNWRITABLE"):
+        run(spark, replace(options, output="/proc/nothing"))
+
+
+def test_a_topic_that_nobody_sent_to_has_empty_books(spark: SparkSession, options: Options) -> None:
+    terms = replace(options.terms, topics=("nothing",))
+    summary = run(spark, replace(options, terms=terms))
+    assert summary.balanced
+    assert set(summary.counts.values()) == {0}
+    assert any("nothing is not there" in note for note in summary.notes)

@@ -1,0 +1,143 @@
+"""What the names of a ledger's files prove; without Spark, under two seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.identity import WheelId
+from delaywheel_audit.ledger_files import (
+    HOUR_MS,
+    Hole,
+    LedgerFile,
+    LedgerFolder,
+    LedgerUnreadableError,
+    Listing,
+    parse_path,
+)
+from delaywheel_replica.server.ledger_place import SCHEMA
+
+HOUR = 500_000 * HOUR_MS
+WHEEL = WheelId("n1", 1)
+
+
+def file(first: int, last: int, *, hour: int = HOUR, wheel: WheelId = WHEEL) -> LedgerFile:
+    return LedgerFile(wheel, first, last, hour, f"{wheel}-{first}-{last}")
+
+
+def holes(listing: Listing) -> set[tuple[str, int, int]]:
+    return {(str(b.wheel), first, last) for b, first, last, _ in listing.inner_holes()}
+
+
+ranges = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(ranges, ranges)
+def test_holes_are_the_seqs_between_names_that_nothing_has(
+    files: list[tuple[int, int]], given_up: list[tuple[int, int]]
+) -> None:
+    listing = Listing(
+        [file(*names) for names in set(files)],
+        [Hole(str(WHEEL), first, last, 0, 0, "given up") for first, last in set(given_up)],
+    )
+    covered = {seq for first, last in files for seq in range(first, last + 1)}
+    between = set(range(min(covered), max(covered) + 1))
+    said = {seq for first, last in given_up for seq in range(first, last + 1)}
+    found = [seq for _, first, last in holes(listing) for seq in range(first, last + 1)]
+    assert sorted(found) == sorted(between - covered - said)
+
+
+@given(ranges)
+def test_every_seq_is_read_exactly_once_however_names_overlap(files: list[tuple[int, int]]) -> None:
+    listing = Listing([file(*names) for names in set(files)])
+    read = [
+        seq
+        for part in listing.reads()
+        for one in part.files
+        for seq in range(one.first_seq, one.last_seq + 1)
+        if seq > part.behind_seq
+    ]
+    assert sorted(read) == sorted({s for first, last in files for s in range(first, last + 1)})
+
+
+def test_wheels_do_not_fill_each_others_holes() -> None:
+    other = WheelId("n1", 10)
+    listing = Listing([file(1, 4), file(9, 9), file(1, 20, wheel=other)])
+    assert holes(listing) == {("n1.1", 5, 8)}
+
+
+def test_hours_are_chosen_as_a_whole() -> None:
+    listing = Listing([file(n, n, hour=HOUR + n * HOUR_MS) for n in range(1, 5)])
+    chosen = listing.between(HOUR + 2 * HOUR_MS + 1, HOUR + 3 * HOUR_MS + 1)
+    assert [f.first_seq for f in chosen.files] == [2, 3]
+    assert [f.first_seq for f in listing.between(HOUR + 2 * HOUR_MS, HOUR + 3 * HOUR_MS).files] == [
+        2
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/x/date=2026-01-02/hour=03/.n1.tmp",
+        "/x/date=2026-01-02/hour=03/n1.1-1-2.parquet",
+        "/x/n1.1-0000000000000000001-0000000000000000002.parquet",
+        "/x/date=2026-01-02/hour=03/n1-0000000000000000001-0000000000000000002.parquet",
+    ],
+)
+def test_what_is_no_ledger_file_is_left_alone(path: str) -> None:
+    assert parse_path(path) is None
+
+
+def write(folder: Path, first: int, last: int, accepted: list[int]) -> None:
+    hour = folder / "date=2027-01-15" / "hour=08"
+    hour.mkdir(parents=True, exist_ok=True)
+    rows = {
+        "id": [b"i" * 16] * len(accepted),
+        "due_ms": accepted,
+        "accepted_at_ms": accepted,
+        "topic": ["t"] * len(accepted),
+        "wheel": [str(WHEEL)] * len(accepted),
+        "seq": list(range(first, first + len(accepted))),
+    }
+    name = f"{WHEEL}-{first:019}-{last:019}.parquet"
+    pq.write_table(pa.table(rows, schema=SCHEMA), hour / name)
+
+
+def test_a_lost_file_is_a_hole_with_the_times_around_it(tmp_path: Path) -> None:
+    write(tmp_path, 1, 4, [1_800_000_000_001, 1_800_000_000_004])
+    write(tmp_path, 9, 12, [1_800_000_000_009, 1_800_000_000_012])
+    write(tmp_path, 20, 22, [1_800_000_000_020])
+    (tmp_path / "gaps").mkdir()
+    told = {
+        "wheel": "n1.1", "first_seq": 13, "last_seq": 19, "accepted_from_ms": 13,
+        "accepted_to_ms": 19, "messages": 70, "reason": "disk full", "node": "n1",
+        "recorded_at_ms": 1,
+    }  # fmt: skip
+    name = f"n1.1-{13:019}-{19:019}.json"
+    (tmp_path / "gaps" / name).write_text(json.dumps(told))
+    folder = LedgerFolder(str(tmp_path))
+    lost, given_up = folder.holes(folder.listing())
+    assert (lost.first_seq, lost.last_seq) == (5, 8)
+    assert (lost.from_ms, lost.to_ms) == (1_800_000_000_004, 1_800_000_000_009)
+    assert (given_up.first_seq, given_up.from_ms) == (13, 13)
+    assert "disk full" in given_up.why
+    extent = folder.extents(folder.listing())["n1.1"]
+    assert (extent.first_seq, extent.last_seq) == (1, 22)
+    assert (extent.from_ms, extent.to_ms) == (13, 1_800_000_000_020)
+
+
+def test_a_place_that_is_not_there_is_an_error_and_no_empty_ledger(tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnreadableError, match="nowhere"):
+        LedgerFolder(str(tmp_path / "nowhere")).listing()
+    with pytest.raises(LedgerUnreadableError):
+        LedgerFolder("gopher://x/y")

@@ -1,0 +1,116 @@
+"""The command line, and how a reconciliation that cannot run says so; without Spark, 2 s."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from delaywheel.identity import WheelId
+from delaywheel_audit import cli, job
+from delaywheel_audit.control import ControlMissingError, Done
+from delaywheel_audit.options import Options, duration_ms, interval_ms, moment_ms
+from delaywheel_audit.settings import Setting, SettingsUnreadableError
+from delaywheel_audit.summary import Summary
+from delaywheel_audit.terms import Terms
+from delaywheel_replica.core.control import ControlState, NodeRecord
+from delaywheel_replica.core.progress import Position, Progress
+
+NEEDED = ["--kafka", "k:9092", "--cluster", "c", "--ledger", "/ledger"]
+
+
+def test_times_are_utc_unless_they_name_a_zone() -> None:
+    assert moment_ms("2026-05-01T10:00:00Z") == moment_ms("2026-05-01 10:00") == 1_777_629_600_000
+    assert moment_ms("2026-05-01T12:00:00+02:00") == 1_777_629_600_000
+    assert moment_ms("1777629600000") == 1_777_629_600_000
+    assert 0 <= moment_ms("now") - moment_ms("now-2h") - 7_200_000 + 1_000 <= 2_000
+    for wrong in ("yesterday", "12", "now-2", "2026-13-01"):
+        with pytest.raises(ArgumentTypeError):
+            moment_ms(wrong)
+
+
+def test_lengths_name_their_unit() -> None:
+    lengths = {text: duration_ms(text) for text in ("5ms", "2s", "3m", "1h", "7d")}
+    assert list(lengths.values()) == [5, 2_000, 180_000, 3_600_000, 604_800_000]
+    for wrong in ("5", "s", "-1s", "1.5s"):
+        with pytest.raises(ArgumentTypeError):
+            duration_ms(wrong)
+    with pytest.raises(ArgumentTypeError):
+        interval_ms("0s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--cluster", "c", "--ledger", "/l"], "--kafka ADDRESS, or --settings FILE"),
+        (["--kafka", "k:1"], "without --settings, say --cluster and --ledger"),
+        ([*NEEDED, "--from", "2000000000", "--to", "2000000000"], "the range is empty"),
+        ([*NEEDED, "--by", "luck"], "invalid choice"),
+        ([*NEEDED, "--interval", "1"], "a number with ms, s, m, h or d"),
+        ([*NEEDED, "--kafka-setting", "x"], "NAME=VALUE"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_says_why(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.main(arguments) == job.COULD_NOT_RUN
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_passes_everything_on(capsys: pytest.CaptureFixture[str]) -> None:
+    ended = CliRunner().invoke(cli.app, ["--topic", "orders", "--from", "soon"])
+    assert ended.exit_code == job.COULD_NOT_RUN
+    assert "'soon'" in ended.output + capsys.readouterr().err
+
+
+def test_options_win_over_the_settings_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'cluster_id = "shop"\nnode_id = "n1"\ndata_dir = "/data"\nspan_seconds = 60\n'
+        'late_window_seconds = 30\n[kafka]\n"bootstrap.servers" = "k1:9092"\n'
+    )
+    plain = Setting.of(Options.parse(["--settings", str(file)]))
+    assert (plain.cluster, plain.ledger) == ("shop", "/data/ledger/published")
+    assert plain.client == {"bootstrap.servers": "k1:9092"}
+    assert (plain.terms.span_ms, plain.terms.late_window_ms) == (60_000, 30_000)
+    told = Setting.of(Options.parse(["--settings", str(file), *NEEDED, "--span", "2m"]))
+    assert (told.cluster, told.ledger, told.terms.span_ms) == ("c", "/ledger", 120_000)
+    assert told.client == {"bootstrap.servers": "k:9092"}
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsUnreadableError, match="no such file"):
+        Setting.of(Options.parse(["--settings", str(tmp_path / "none.toml")]))
+    with pytest.raises(SettingsUnreadableError, match="cluster"):
+        Setting.of(Options.parse([*NEEDED, "--cluster", "Not A Name"]))
+
+
+def test_a_range_of_dues_looks_at_acceptances_from_its_span_before() -> None:
+    terms = Terms(from_ms=10_000_000, to_ms=20_000_000, span_ms=2_000_000, late_window_ms=5_000)
+    assert terms.accepted_range() == (7_999_000, 20_006_000)
+    assert Terms(from_ms=10, to_ms=20).accepted_range()[0] == 0
+    assert Terms(by="accepted", from_ms=10, to_ms=20, span_ms=5).accepted_range() == (10, 20)
+
+
+def test_what_is_done_follows_the_progress_record() -> None:
+    one, two, ten = WheelId("n1", 1), WheelId("n1", 2), WheelId("n1", 10)
+    progress = Progress(500, Position(two, 7, 3), {one: 4, two: 9, ten: 6}, 0)
+    done = Done.of(ControlState(progress=progress, nodes={"n1": NodeRecord("disk", 10)}))
+    # Messages of one frame may be on both sides of the position.
+    assert done.split_seqs == {"n1.1": 4, "n1.2": 6, "n1.10": 0}
+    assert done.was_given("n1.10")
+    assert not done.was_given("n1.11")
+    assert not done.was_given("n2.1")
+    with pytest.raises(ControlMissingError, match="nobody ever led"):
+        Done.of(ControlState())
+
+
+def test_a_summary_comes_back_as_it_went() -> None:
+    summary = Summary(
+        "c", 1, None, "due", 60_000, 1_000, ["t"], 5, 4, {"t": {0: 9}}, {"accepted": 1},
+        {"p50": None}, {"lost": 2}, [{"wheel": "n1.1"}], balanced=False, seconds=0.5,
+        command="x", notes=["y"],
+    )  # fmt: skip
+    assert Summary.from_json(summary.to_json()) == summary
