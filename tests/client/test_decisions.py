@@ -14,7 +14,7 @@ from delaywheel.client.batching import Accumulator, split
 from delaywheel.client.channel import parse_addresses
 from delaywheel.client.delivery import Delivery
 from delaywheel.client.encoding import encode_request
-from delaywheel.client.facts import ASK_AGAIN_S, Facts
+from delaywheel.client.facts import ASK_AGAIN_S, Description, Facts
 from delaywheel.client.retry import Failure
 from delaywheel.client.settings import Settings
 from delaywheel.message import Result
@@ -390,6 +390,15 @@ def test_levels_are_asked_for_when_not_known_but_not_too_often() -> None:
     assert not known.want_levels([Message("t", b"", level="30s")], 1e9)
     assert not known.want_levels(lacking, ASK_AGAIN_S - 1)
     assert known.want_levels(lacking, ASK_AGAIN_S)
+
+
+def test_members_whose_address_is_not_known_are_members_all_the_same() -> None:
+    addresses = {"n1": "10.0.0.1:7420", "n2": "", "n3": "0.0.0.0:7420"}
+    response = pb.DescribeClusterResponse(
+        members=[pb.Member(node=node, address=address) for node, address in addresses.items()]
+    )
+    members = Description.of(response, 0.0).said.members
+    assert members == {"n1": "10.0.0.1:7420", "n2": "", "n3": ""}
 
 
 def test_a_node_that_hangs_leaves_time_for_another() -> None:

@@ -195,6 +195,17 @@ class TestFinding:
         of.told("b", said("n2", n1="a", n2="b"), 1.0)
         assert of.addresses == {"front", "a", "b"}
 
+    def test_one_whose_address_is_not_known_there_stays_as_it_was_found(self) -> None:
+        of = endpoints("a")
+        of.told("a", said("n1", n1="a", n2="b", n3="c"), 0.0)
+        of.told("b", said("n2"), 0.0)
+        of.told("a", said("n1", n1="a", n2=""), 1.0)
+        assert of.addresses == {"a", "b"}, "n3 is gone, and no address was made of nothing"
+        fail(of, "a", started_s=1.0, now_s=1.0)
+        assert address_at(of, 1.0) == "b", "it stayed proven"
+        of.told("a", said("n1", n1="a", n2="b2"), 2.0)
+        assert of.addresses == {"a", "b2"}
+
     def test_an_address_that_changed_hands_has_to_answer_again(self) -> None:
         of = endpoints("a")
         of.told("a", said("n1", n2="b"), 0.0)

@@ -126,6 +126,34 @@ async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str])
 
 
 @pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (Reason.DRAINING, Reason.NO_LEADER),
+        (Reason.NO_WHEEL, Reason.NO_LEADER),
+        (Reason.NOT_ENOUGH_REPLICAS, Reason.NO_LEADER),
+        (Reason.DISK_FULL, Reason.NO_LEADER),
+        (Reason.WHEEL_LOST, Reason.CANCEL_UNKNOWN),
+        (Reason.INTERNAL, Reason.CANCEL_UNKNOWN),
+        (Reason.CANCEL_UNKNOWN, Reason.CANCEL_UNKNOWN),
+        (Reason.SLOT_FULL, Reason.SLOT_FULL),
+    ],
+)
+async def test_how_the_leaders_node_is_says_nothing_of_this_one(
+    leader: tuple[LeadersNode, str], there: Reason, here: Reason
+) -> None:
+    """A client leaves whoever drains: it is to leave that node, not all who pass its words on."""
+    node, address = leader
+    node.answer = Refusal(there)
+    passing = Passing(view_of(address))
+    with pytest.raises(RefusedError) as caught:
+        await passing.cancel(address, REQUEST)
+    assert caught.value.refusal.reason is here
+    if here is not there:
+        assert caught.value.refusal.detail == f"The leader's node cannot write it: {there}"
+    await passing.close()
+
+
+@pytest.mark.parametrize(
     "view",
     [
         view_of(None),

@@ -28,8 +28,10 @@ After writing (`after_writing`), for each committed progress seen:
 | no | not done | WAIT |
 
 UNKNOWN stands where the progress record does not say which came first, or where a cancel that
-counted may lie in what could not be read. UNKNOWN, and a WAIT whose leader or deadline goes, are
-answered UNAVAILABLE.
+counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
+when the node holds every frame up to V of the progress that says so: a cancel may have been written
+and taken since the last scan. A WAIT goes on when its leader goes, for the next one's progress may
+decide; UNKNOWN, and a WAIT whose deadline goes, are answered UNAVAILABLE.
 """
 
 from collections.abc import Collection

@@ -22,6 +22,7 @@ from delaywheel_replica.core.cancelling import (
     after_writing,
     before_writing,
 )
+from delaywheel_replica.core.holding import holds_progress
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.queries import Queries
@@ -94,16 +95,20 @@ class Cancels:
         found = await self._queries.find(reference)
         due_ms = _due_of(reference, found)
         decision = before_writing(self._sight(due_ms, found))
+        if decision is CancelDecision.ALREADY_DELIVERED:
+            decision = await self._delivered(reference, due_ms)
         if decision is CancelDecision.WRITE:
             written = await self._writing.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
             for refusal in written.failed.values():
                 raise RefusedError(refusal.reason, refusal.detail)
             found = await self._queries.find(reference)
             decision = CancelDecision.WAIT
-        elif decision is CancelDecision.UNKNOWN:
+        elif decision is CancelDecision.UNKNOWN:  # nothing was written
             raise RefusedError(Reason.NOT_UP_TO_DATE)
         if decision is CancelDecision.WAIT:
             decision = await self._wait(due_ms, found)
+            if decision is CancelDecision.ALREADY_DELIVERED:
+                decision = await self._delivered(reference, due_ms)
         if decision is CancelDecision.NO_LEADER:
             raise RefusedError(Reason.NO_LEADER)
         outcome = _OUTCOMES.get(decision)
@@ -123,6 +128,19 @@ class Cancels:
                     await self._next_word()
         except TimeoutError:
             return CancelDecision.UNKNOWN
+
+    async def _delivered(self, reference: Reference, due_ms: int) -> CancelDecision:
+        """Decides once more that a message was delivered, by what is held now that it is done.
+
+        Since the last scan a cancel of another caller may have been written and taken: here, or by
+        a next leader, in a wheel of which this node may lack frames.
+        """
+        cleaner = self._view.cleaner.status
+        if cleaner is None or not holds_progress(cleaner.control, self._view.status().beat):
+            return CancelDecision.UNKNOWN
+        decision = after_writing(self._sight(due_ms, await self._queries.find(reference)))
+        # The message is done: not to be found any more it is when its second was deleted meanwhile.
+        return CancelDecision.UNKNOWN if decision is CancelDecision.WAIT else decision
 
     def _sight(self, due_ms: int, found: Found) -> CancelView:
         status = self._view.cleaner.status

@@ -31,6 +31,9 @@ AS_PASSED: Final = ((PASSED, "1"),)
 
 _Answer = TypeVar("_Answer")
 
+# They say how a cancel stands; others that pass say how the leader's node does.
+_OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+
 _TIMEOUT_S: Final = 12.0
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -83,14 +86,24 @@ class Passing:
 
         Raises:
             RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
+                One that speaks of that node (DRAINING) becomes NO_LEADER or, where the cancel may
+                have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
-        return await self.call(
-            address,
-            lambda channel: rpc.DelayWheelStub(channel).Cancel(
-                request, timeout=_TIMEOUT_S, metadata=AS_PASSED
-            ),
-            unknown=Reason.CANCEL_UNKNOWN,
-        )
+        try:
+            return await self.call(
+                address,
+                lambda channel: rpc.DelayWheelStub(channel).Cancel(
+                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.CANCEL_UNKNOWN,
+            )
+        except RefusedError as error:
+            reason = error.refusal.reason
+            if reason in _OF_A_CANCEL or not reason.retry_helps:
+                raise
+            of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
+            detail = f"The leader's node cannot write it: {reason.value}"
+            raise RefusedError(of_cancel, detail) from error
 
     async def call(
         self,

@@ -99,7 +99,8 @@ class Described(NamedTuple):
         cluster: The cluster's id.
         node: Who answered.
         accepting: Whether it takes messages.
-        members: Node to the address where callers reach it; empty: it said nothing of them.
+        members: Node to the address where callers reach it, "" where the one who answered does
+            not know it; empty: it said nothing of them.
     """
 
     cluster: str
@@ -302,13 +303,19 @@ class Endpoints:
         endpoint.rest_until_s = now_s + max(wait_s, took_s)
 
     def _learn(self, members: Mapping[str, str]) -> None:
-        """Adds and drops found addresses. One a node is enough: a given one that works wins."""
+        """Adds and drops found addresses. One a node is enough: a given one that works wins.
+
+        A node that has just started knows some members by name alone: what was found of them stays.
+        """
         if not members:
             return
         reached = {one.node for one in self._endpoints.values() if one.given and not one.failures}
-        wanted = {address: node for node, address in members.items() if node not in reached}
+        others = {node: address for node, address in members.items() if node not in reached}
+        wanted = {address: node for node, address in others.items() if address}
+        unknown = {node for node, address in others.items() if not address}
         for endpoint in list(self._endpoints.values()):
-            if not endpoint.given and endpoint.address not in wanted:
+            stays = endpoint.given or endpoint.address in wanted or endpoint.node in unknown
+            if not stays:
                 del self._endpoints[endpoint.address]
         for address, node in wanted.items():
             endpoint = self._endpoints.setdefault(address, _Endpoint(address, given=False))

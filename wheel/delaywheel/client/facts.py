@@ -68,7 +68,7 @@ class Description:
 
     @classmethod
     def of(cls, response: pb.DescribeClusterResponse, now_s: float) -> Self:
-        """Reads one; addresses that lead nowhere are left out."""
+        """Reads one; of a member whose address leads nowhere none is told."""
         limits = response.limits
         facts = Facts(
             levels={level.name: level.delay_ms for level in response.levels},
@@ -83,9 +83,8 @@ class Description:
             node=response.node,
             accepting=accepting.get(response.node, True),
             members={
-                member.node: member.address
+                member.node: member.address if leads_elsewhere(member.address) else ""
                 for member in response.members
-                if leads_elsewhere(member.address)
             },
         )
         return cls(facts, said)
