@@ -54,8 +54,13 @@ def end_child(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
     """Asks a child to end, and kills it and its whole session if that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+    await_end(process, patience_s=patience_s)
+
+
+def await_end(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
+    """Waits for a child that was asked to end, and kills it and its session if that takes long."""
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from local.child import end_child, start_child
+from local.child import await_end, start_child
 
 STOP_TIMEOUT_S = 40.0
 # A node that dies over and over is restarted more and more slowly.
@@ -57,6 +57,8 @@ class Node:
         self.log = folder / f"{node_id}.log"
         self.config = folder / f"{node_id}.toml"
         self._process: subprocess.Popen[bytes] | None = None
+        # Which was asked to end.
+        self._asked: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._quick_deaths = 0
 
@@ -141,13 +143,16 @@ class Node:
 
     def ask_to_stop(self) -> None:
         """Begins a clean stop and does not wait for it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+        process = self._process
+        if process is not None and process is not self._asked and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            self._asked = process  # a second signal would have it killed
 
     def stop(self) -> None:
         """Ends the node cleanly, or by force if that takes too long."""
         if self._process is not None:
-            end_child(self._process, patience_s=STOP_TIMEOUT_S)
+            self.ask_to_stop()
+            await_end(self._process, patience_s=STOP_TIMEOUT_S)
 
     def log_tail(self) -> str:
         """The end of what its processes printed."""
