@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import pytest
 
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.member_events import Broken, Written
+from delaywheel_replica.core.peers import Applied, Gossip
 from delaywheel_replica.core.status import Role
 from delaywheel_replica.server.driver import GroupJob
+from delaywheel_replica.server.refusals import Refusal
 from sim.disk import Fault, SimulatedDisk
-from support.driven import Driven
+from support.driven import NOW_MS, Driven
 from support.messages import BASE_SLOT, message
 
 ONE = WheelId("n1", 1)
@@ -208,3 +212,56 @@ def test_a_full_second_refuses_its_messages_alone(
         0: Reason.SLOT_FULL
     }
     assert node.stored(ONE)[-1] == other
+
+
+def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
+    """More of them than a group's verdicts could number one by one."""
+    assert node.store.wheel is not None
+    node.store.wheel.delete_below(BASE_SLOT + 300)
+    early = [message(number, slot=BASE_SLOT + number) for number in range(300)]
+    due = message(1, slot=BASE_SLOT + 300)
+    asked, only_early = node.ask(due, *early), node.ask(early[7])
+    node.work()
+    refusal = Refusal(Reason.DUE_TOO_OLD, "Its second is finished")
+    assert asked.committed.failed == dict.fromkeys(range(1, 301), refusal)
+    assert only_early.said == "DUE_TOO_OLD"
+    assert node.stored(ONE) == [due]
+
+
+# --- members that do not answer
+
+
+@pytest.fixture
+def pair() -> Driven:
+    """One of two, with a wheel that both are to hold."""
+    node = Driven(SimulatedDisk(), nodes=("n1", "n2"), min_insync=2)
+    node.hear(members={"n2": "s2"}, w1=None)
+    hear_other(node, held=0)
+    node.tick()
+    return node
+
+
+def hear_other(node: Driven, *, held: int) -> None:
+    beat = Beat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True)
+    node.driver.received("n2", Gossip(replace(beat, count=node.clock_ms)))
+    node.driver.received("n2", Applied(ONE, "s2", "b2", held))
+    node.work()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, kind: Kind) -> None:
+    first = pair.produce(message(1), kind=kind)
+    pair.tick(500)
+    second = pair.produce(message(2), kind=kind)
+    pair.tick(29_500)
+    assert (first.said, second.said) == ("nothing yet", "nothing yet")
+    pair.tick(1)
+    refusal = Refusal(Reason.WHEEL_LOST, "Not enough members answered within 30 s")
+    assert (first.outcome, second.said) == (refusal, "nothing yet")
+    # What was given up is held later all the same, and nobody is told twice.
+    hear_other(pair, held=2)
+    assert second.said == "n1.1"
+    assert pair.row.beat.wheels[ONE].high_watermark == 2
+    third = pair.produce(message(3), kind=kind)
+    hear_other(pair, held=3)
+    assert third.said == "n1.1"

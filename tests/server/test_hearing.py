@@ -16,7 +16,7 @@ import pytest
 
 from delaywheel.row import RowWriter
 from delaywheel_replica.core.status import CleanerStatus, Role
-from delaywheel_replica.link import Link
+from delaywheel_replica.link import Link, Topics
 from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.status import Cleaner, CleanerRow, monotonic_ms
 from support.facts import cleaner_status
@@ -119,3 +119,38 @@ async def test_a_row_of_a_process_that_is_gone_already(
     assert await ears.heard() == status
     assert await ears.heard() is None
     assert ears.cleaner.fresh() is None
+
+
+async def test_what_the_loop_calls_ends_the_process_when_it_fails(
+    tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio would log it, and the server would hear nothing more."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    path = tmp_path / "cleaner.row"
+    found = Ears(RowWriter(path))
+
+    def fail_when_it_died(status: CleanerStatus | None) -> None:
+        found.take(status)
+        if status is None:
+            raise ValueError("a defect")
+
+    def fail(_: Topics) -> None:
+        found.take(None)
+        raise ValueError("a defect")
+
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, cleaners = Link(one.detach()), Link(other.detach())
+    row = CleanerRow(path, cleaner_status().boot)
+    hearing = Hearing(link, row, found.cleaner, on_topics=fail, on_status=fail_when_it_died)
+    found.write(process.pid)
+    task = asyncio.create_task(hearing.run())
+    await found.heard()
+    cleaners.send(Topics({}, checked_at_ms=17))
+    assert (await found.heard(), codes) == (None, [1])
+    process.send_signal(signal.SIGKILL)
+    assert (await found.heard(), codes) == (None, [1, 1])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    link.close()
+    cleaners.close()

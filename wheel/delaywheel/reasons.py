@@ -218,7 +218,7 @@ class Reason(StrEnum):
         "WHEEL_LOST",
         _UNAVAILABLE,
         _UNKNOWN,
-        "The wheel was lost while the message was written: send again with the same id and due.",
+        "Nobody knows whether it is held: send again with the same id and due.",
     )
     INTERNAL = (
         "INTERNAL",

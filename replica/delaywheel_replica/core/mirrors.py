@@ -23,6 +23,7 @@ then, and what lies beyond does not count.
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.awaiting import Awaiting
@@ -46,6 +47,39 @@ from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
 from delaywheel_replica.core.promises import Promises
 
 FrameName = tuple[WheelId, int]
+
+WAITING_BYTES: Final = 32 << 20
+"""So much content of a wheel waits for the store at most; a message with more waits alone."""
+
+
+class _Waiting:
+    """Messages with frames of one wheel, while the store writes others of it."""
+
+    def __init__(self, max_frames: int) -> None:
+        self._max_frames = max_frames
+        self._messages: deque[tuple[str, Frames, int]] = deque()
+        self._frames = 0
+        self._length_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, sender: str, frames: Frames) -> None:
+        """Has a message wait, or drops it."""
+        length_bytes = sum(len(frame.content) for frame in frames.frames)
+        is_too_long = self._length_bytes + length_bytes > WAITING_BYTES
+        if self._frames >= self._max_frames or (self._messages and is_too_long):
+            return
+        self._messages.append((sender, frames, length_bytes))
+        self._frames += len(frames.frames)
+        self._length_bytes += length_bytes
+
+    def take(self) -> tuple[str, Frames]:
+        """The message that came first."""
+        sender, frames, length_bytes = self._messages.popleft()
+        self._frames -= len(frames.frames)
+        self._length_bytes -= length_bytes
+        return sender, frames
 
 
 class Mirrors:
@@ -77,7 +111,7 @@ class Mirrors:
         self._line = line
         self._awaiting = awaiting
         self._fetching = Fetching(known.config)
-        self._waiting: dict[WheelId, deque[tuple[str, Frames]]] = {}
+        self._waiting: dict[WheelId, _Waiting] = {}
         # Why a write was asked for: what follows when it is done.
         self._catching_up: set[WheelId] = set()
         self._pushed: set[WheelId] = set()
@@ -92,10 +126,10 @@ class Mirrors:
             self._fetching.answered(frames.request)
         if not self._awaiting.is_writing(wheel):
             return self._take(sender, frames)
-        waiting = self._waiting.setdefault(wheel, deque())
-        waiting_frames = sum(len(each.frames) for _, each in waiting)
-        if waiting_frames < self._known.config.in_flight_frames:
-            waiting.append((sender, frames))
+        waiting = self._waiting.get(wheel)
+        if waiting is None:
+            waiting = self._waiting[wheel] = _Waiting(self._known.config.in_flight_frames)
+        waiting.put(sender, frames)
         return []
 
     def mirrored(self, held: Held) -> list[Effect]:
@@ -127,7 +161,7 @@ class Mirrors:
         waiting = self._waiting.get(wheel)
         effects: list[Effect] = []
         while waiting and not any(isinstance(effect, Mirror | Repair) for effect in effects):
-            effects += self._take(*waiting.popleft())
+            effects += self._take(*waiting.take())
         if not waiting:
             self._waiting.pop(wheel, None)
         if not effects and wheel in self._catching_up:

@@ -15,7 +15,8 @@ taken     ``take``                        waiting; or answered at once, if none 
                                           is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST)
 waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: handles, and the
           behind their index rows         reasons of single messages;
-                                          ``give_up``: its wheel was left: WHEEL_LOST (unknown)
+                                          ``give_up``: its wheel was left, ``overdue``: too few
+                                          members answer: WHEEL_LOST (unknown)
 ========  ==============================  =====================================================
 """
 
@@ -33,7 +34,7 @@ from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import SlotFull
-from delaywheel.wheel import FramePlace, WheelBroken
+from delaywheel.wheel import FramePlace, SlotFinished, WheelBroken
 from delaywheel_replica.core.member import Admission
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
@@ -109,7 +110,8 @@ class Group:
 
     def refuse(self, messages: NDArray[np.bool_] | NDArray[np.intp], refusal: Refusal) -> None:
         """These messages are not accepted."""
-        self.reasons.append(refusal)
+        if self.reasons[-1] != refusal:
+            self.reasons.append(refusal)
         self.verdicts[messages] = len(self.reasons) - 1
 
     def outcomes(self, seq: int) -> tuple[Answers, Answers]:
@@ -146,7 +148,7 @@ class Wrote:
 
 
 def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
-    """Appends those messages of a group that are not refused; full slots are left out.
+    """Appends those messages of a group that are not refused; full and finished slots are left out.
 
     If the wheel breaks, messages that are not known to count are refused.
     """
@@ -162,6 +164,10 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
         except SlotFull as error:
             full = (group.columns.slots == error.slot) & (group.verdicts == 0)
             group.refuse(full, Refusal(Reason.SLOT_FULL, f"Second {error.slot}"))
+        except SlotFinished:
+            # The seal should have refused it; nothing was written, and the least is finished.
+            finished = (group.columns.slots == columns.slots.min()) & (group.verdicts == 0)
+            group.refuse(finished, Refusal(Reason.DUE_TOO_OLD, "Its second is finished"))
         except WheelBroken as error:
             _refuse_undone(group, rows, error)
             return Wrote(columns, error.done, error)
@@ -179,7 +185,11 @@ def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBrok
 class _Waiting:
     wheel: WheelId
     seq: int
+    since_ms: int
     answers: Answers
+
+    def refused(self, refusal: Refusal) -> Answers:
+        return [(request, refusal) for request, _ in self.answers]
 
 
 class Committer:
@@ -216,12 +226,12 @@ class Committer:
             self._pending.extendleft(reversed(passed))
             return taken, bool(self._pending)
 
-    def wait(self, group: Group, seq: int) -> Answers:
-        """A group is written: whoever has a message in it waits; what to say to the others."""
+    def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
+        """A group is written now: whoever has a message in it waits; what to say to the others."""
         later, now = group.outcomes(seq)
         if later:
             with self._lock:
-                self._waiting.append(_Waiting(group.admission.wheel, seq, later))
+                self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))
         return now
 
     def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
@@ -233,8 +243,17 @@ class Committer:
                 answers += waiting.popleft().answers
         return answers
 
+    def overdue(self, before_ms: int, refusal: Refusal) -> Answers:
+        """What was written before waits no longer, whether it is held or not."""
+        answers: Answers = []
+        with self._lock:
+            waiting = self._waiting
+            while waiting and waiting[0].since_ms < before_ms:
+                answers += waiting.popleft().refused(refusal)
+        return answers
+
     def give_up(self, refusal: Refusal) -> Answers:
         """The wheel was left: nothing that waits is acknowledged any more."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
-        return [(request, refusal) for held in waiting for request, _ in held.answers]
+        return [answer for held in waiting for answer in held.refused(refusal)]

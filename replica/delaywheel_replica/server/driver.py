@@ -89,6 +89,11 @@ from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
 MESSAGE_BYTES: Final = 2 << 20
+_HELD_WITHIN_S: Final = 30
+"""Who waits so long for members to hold what is written is told that nobody knows.
+
+A member that does not answer has left the set long before: so too few are left, perhaps for hours.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +209,11 @@ class Driver:
     def tick(self) -> None:
         """100 ms have passed."""
         self._step(Tick)
+        before_ms = self._outside.now_ms() - _HELD_WITHIN_S * 1000
+        detail = f"Not enough members answered within {_HELD_WITHIN_S} s"
+        overdue = self._committer.overdue(before_ms, Refusal(Reason.WHEEL_LOST, detail))
+        if overdue:
+            self._outside.answer(overdue)
 
     def received(self, sender: str, message: PeerMessage) -> None:
         """A message of another node."""
@@ -423,7 +433,7 @@ class Driver:
         if wrote.places:
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, wrote.places, accepted_at_ms)
-        refused = self._committer.wait(group, seq)
+        refused = self._committer.wait(group, seq, self._outside.now_ms())
         due_ms = _least_due_ms(group)
         self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))
         if refused:

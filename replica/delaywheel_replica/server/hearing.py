@@ -12,6 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from delaywheel_replica.core.status import CleanerStatus
+from delaywheel_replica.defects import fatal
 from delaywheel_replica.link import Link, LinkMessageError, Topics
 from delaywheel_replica.server.status import BEAT_S, Cleaner, CleanerRow
 
@@ -53,7 +54,7 @@ class Hearing:
     async def run(self) -> None:
         """Listens until cancelled."""
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._link.fileno(), self._receive)
+        loop.add_reader(self._link.fileno(), fatal(self._receive))
         try:
             while True:
                 self._read()
@@ -103,7 +104,7 @@ class Hearing:
         except OSError as error:
             _log.warning("cleaner not watched", pid=pid, error=str(error))
         else:
-            asyncio.get_running_loop().add_reader(self._pidfd, self._died)
+            asyncio.get_running_loop().add_reader(self._pidfd, fatal(self._died))
 
     def _unwatch(self) -> None:
         if self._pidfd is not None:

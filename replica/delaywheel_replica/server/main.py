@@ -1,7 +1,8 @@
 """The server process: ``python -m delaywheel_replica.server.main``, started by the supervisor.
 
-SIGTERM: drain and end with 0. The supervisor's end: end at once. A defect on any thread: end
-with 1, so that the node is never half alive; the supervisor starts it again.
+SIGTERM: drain and end with 0. The supervisor's end: end at once. A defect on any thread, or in
+what gRPC's threads and the event loop call of ours beside the calls of callers: end with 1, so that
+the node is never half alive; the supervisor starts it again.
 """
 
 import asyncio

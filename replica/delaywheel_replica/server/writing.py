@@ -5,6 +5,7 @@ from functools import partial
 
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
+from delaywheel_replica.defects import fatal
 from delaywheel_replica.server.committer import Answers, Committed, Outcome, Request
 from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.refusals import Refusal, RefusedError
@@ -27,6 +28,7 @@ class Writing:
         return answer
 
 
+@fatal
 def settle(answers: Answers) -> None:
     """On the event loop: one call for a whole group, so that its callers go on together."""
     for request, outcome in answers:
