@@ -40,14 +40,25 @@ def pair(judged: DataFrame, kafka: DataFrame) -> Pairs:
     missing = judged.where("missing > 0 and copies = 0").select(
         "id", F.col("due_ms").alias("wanted_due_ms"), "row"
     )
-    # What some acceptance has sent, or may have sent, is no other message changed.
-    taken = judged.where("copies > 0 and not (unexpected > 0 and rows = 0)").select(*KEY)
+    # What some acceptance has sent is no other message changed. What may be sent by one that the
+    # ledger does not show is so only where it says of itself that it is the missing one.
+    taken = judged.where("copies > 0 and rows > 0").select(*KEY)
+    doubtful = judged.where("elsewhere and rows = 0").select(*KEY)
     records = (
         is_ours(kafka)
         .select("id", "due_ms", "dw_id", copy_struct().alias("copy"))
         .join(F.broadcast(taken_ids(taken, missing)), list(KEY), "left_anti")
+        .join(
+            F.broadcast(taken_ids(doubtful, missing).withColumn("is_doubtful", F.lit(col=True))),
+            list(KEY),
+            "left",
+        )
     )
-    by_id = missing.join(records.where("dw_id is not null"), "id")
+    is_same = F.col("copy.accepted_ms").eqNullSafe(F.col("row.accepted_at_ms"))
+    is_same = is_same & F.col("copy.wheel").eqNullSafe(F.col("row.wheel"))
+    by_id = missing.join(records.where("dw_id is not null"), "id").where(
+        F.col("is_doubtful").isNull() | is_same
+    )
     nameless = records.where("dw_id is null").select(
         F.col("id").alias("copy_id"), F.col("due_ms").alias("copy_due_ms"), "copy"
     )

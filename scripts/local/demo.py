@@ -1,4 +1,8 @@
-"""The demo: thousands of delayed messages through nodes whose leader is killed, all checked."""
+"""The demo: thousands of delayed messages through nodes whose leader is killed, all checked.
+
+They are checked twice: by a consumer that knows what was sent, and, when everything is over and
+the nodes have stopped, by the books.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,20 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError
 from local.kafka import KafkaError
-from local.stage import Ended, Stage, staged
+from local.node import STOP_TIMEOUT_S
+from local.reconciling import Books, BooksError, books_folder, reconcile
+from local.stage import TICK_S, TOPIC, Ended, Stage, staged
 from local.traffic import plan
-from local.view import LiveView, PlainView, View, verdict_text
+from local.view import LiveView, PlainView, View, books_text, verdict_text
+
+CLUSTER_ID = "demo"
+LEDGER = "ledger"
+LEDGER_SEAL_SECONDS = 5
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Ended:
@@ -43,12 +54,39 @@ def _kill_leader(stage: Stage) -> float | None:
     return killed_at_ms
 
 
-def run(options: argparse.Namespace) -> Ended:
-    """Starts everything, runs the show, ends everything."""
+def keep_books(stage: Stage, folder: Path) -> Books:
+    """Stops the nodes, which publish all that they accepted, and reconciles on an idle machine."""
+    cluster = stage.cluster
+    stage.view.note("stopping the nodes: they publish the rest of their ledger")
+    cluster.wait_until_accepting()  # the one that was killed, too
+    for node in cluster.nodes:
+        node.ask_to_stop()
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while any(node.exit_code is None for node in cluster.nodes):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"the nodes do not stop; see {cluster.folder}/*.log")
+        time.sleep(TICK_S)
+    stage.view.note("reconciling it with what Kafka holds, on Spark")
+    ledger = folder / LEDGER
+    return reconcile(folder, ledger=ledger, kafka=cluster.kafka, cluster_id=CLUSTER_ID, topic=TOPIC)
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Starts everything, runs the show, ends everything; whether all is as it should be."""
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView() if plain else LiveView()
-    with view, staged(view, nodes=options.nodes) as stage:
-        return play(stage, options)
+    with books_folder(options.output) as folder:
+        settings = {
+            "cluster_id": CLUSTER_ID,
+            "ledger_uri": str(folder / LEDGER),
+            "ledger_seal_seconds": LEDGER_SEAL_SECONDS,
+        }
+        with view, staged(view, nodes=options.nodes, settings=settings) as stage:
+            ended = play(stage, options)
+            view.conclude(verdict_text(ended.verdict, ended.mirrors))
+            books = keep_books(stage, folder)
+            view.conclude(books_text(books, ended.verdict))
+    return ended.is_clean and books.is_clean(ended.verdict)
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -65,25 +103,32 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-kill", action="store_true", help="let every node live")
     parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="ledger, tables and page go here, a new or empty folder (default: one in .run, "
+        "in the place of an earlier demo's)",
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo; 0 only if nothing was lost, duplicated, early or altered."""
+    """Runs the demo; 0 only if nothing was lost, duplicated, early or altered, by both counts."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
     if options.messages < 1 or options.seconds <= 0 or options.nodes < 1:
         parser.error("--messages, --seconds and --nodes must be above 0")
+    if options.output and options.output.is_dir() and any(options.output.iterdir()):
+        parser.error(f"--output: {options.output} is not empty")
     interrupt_on_signals()
     try:
-        ended = run(options)
+        return 0 if run(options) else 1
     except KeyboardInterrupt:
         return 130
-    except (ClusterError, KafkaError) as error:
+    except (ClusterError, KafkaError, BooksError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(verdict_text(ended.verdict, ended.mirrors))
-    return 0 if ended.is_clean else 1
 
 
 if __name__ == "__main__":

@@ -115,8 +115,6 @@ class Stage:
         self.cluster.keep_folder = not ended.is_clean
         if self.cluster.keep_folder:
             self.view.note(f"logs and data are kept in {self.cluster.folder}")
-        else:
-            self.view.note("done; stopping the nodes and the broker")
         return ended
 
     def _mirrors(self) -> Mirrors:
@@ -145,3 +143,4 @@ def staged(view: View, *, nodes: int, settings: Mapping[str, Any] | None = None)
             finally:
                 stage.stop_sending()
                 client.close(timeout=1)  # after an interruption nothing is waited for
+                view.note("stopping the nodes and the broker")

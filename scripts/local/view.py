@@ -20,6 +20,7 @@ from delaywheel.disk import PosixDisk
 from local.mirrors import Mirrors
 from local.node import Node
 from local.observer import Record
+from local.reconciling import Books
 from local.tally import Spread, Tally, Verdict, id_of
 
 PAST_SECONDS = 8
@@ -27,6 +28,16 @@ COMING_SECONDS = 16
 BAR_HEIGHT = 6
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 RECENT_S = 1.0
+# What becomes of an accepted message.
+PARTS = (
+    "forwarded",
+    "cancelled",
+    "duplicates_dropped",
+    "dead",
+    "lost",
+    "pending",
+    "missing",
+)
 
 
 class Sample:
@@ -117,6 +128,9 @@ class View(Protocol):
     def show(self, sample: Sample) -> None:
         """Shows the figures of this moment."""
 
+    def conclude(self, text: str) -> None:
+        """Prints a text as it is; there are no more figures."""
+
 
 class PlainView:
     """Events, and a line of figures now and then."""
@@ -153,6 +167,10 @@ class PlainView:
                 f"delivered {sample.delivered:>7,}  late p50 {sample.recent.p50_ms:6.0f} ms  "
                 f"max {sample.recent.max_ms:6.0f} ms{state}"
             )
+
+    def conclude(self, text: str) -> None:
+        """Prints the text."""
+        print(text, flush=True)
 
 
 class LiveView:
@@ -192,6 +210,12 @@ class LiveView:
             self._live.start()
         self._live.update(Group(Text(), dial_picture(sample), Text(), _figures(sample)))
         self._live.refresh()
+
+    def conclude(self, text: str) -> None:
+        """Prints the text where the view was; from then on, a spinner shows that it goes on."""
+        self._live.stop()
+        self._console.print(text, highlight=False, markup=False)
+        self._waiting.start()
 
 
 def dial_picture(sample: Sample) -> RenderableType:
@@ -276,6 +300,26 @@ def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
     else:
         lines.append("NOT every message arrived exactly once, in time and unchanged.")
     return "\n".join(lines)
+
+
+def books_text(books: Books, verdict: Verdict) -> str:
+    """The reconciliation beside the consumer's own count, what is in it, and where its page is."""
+    lines = ["", f"{'':<17}{'consumer':>9}{'the books':>12}"]
+    for name, by_consumer, by_books in books.compared(verdict):
+        differs = "" if by_consumer == by_books else "  NOT the same"
+        lines.append(f"{name:<17}{by_consumer:>9,}{by_books:>12,}{differs}")
+    summary = books.summary
+    parts = [f"{n:,} {_words(name)}" for name in PARTS if (n := summary.counts[name])]
+    found = [f"{n:,} {_words(kind)}" for kind, n in summary.findings.items() if n]
+    said = "The books balance" if summary.balanced else "The books do NOT balance"
+    lines.append("")
+    lines.append(f"{summary.counts['accepted']:,} rows of the ledger = {' + '.join(parts) or '0'}.")
+    lines.append(f"{said}; findings: {', '.join(found) or 'none'}. The page: {books.page}")
+    return "\n".join(lines)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _mirrors_text(mirrors: Mirrors) -> str:

@@ -200,6 +200,8 @@ def changed(world: World) -> None:
     world.forward("changed due lost", due=None)
     world.forward(None, at=ACCEPTED + 9, malformed=True)
     world.forward("changed due beyond", due=NOW + 86_400_000)
+    world.accept("changed at the end", wheel="n5.1", seq=10)
+    world.forward("changed at the end", wheel="n5.1", due=DUE + 1)
 
 
 def unexpected(world: World) -> None:
@@ -308,7 +310,7 @@ NAMES = [
     "split, done", "gone wheel", "missing", "cancel broken", "one fate of two", "differs", "lost",
     "duplicated", "early", "late", "changed due", "changed topic", "changed time",
     "changed wheel", "changed header", "changed due lost", "changed id lost",
-    "changed due beyond", "forged", "forged wheel", "forged number", "forged behind",
+    "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number", "forged behind",
     "forged twice",
 ]  # fmt: skip
 
@@ -324,7 +326,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "changed": {
             f"changed {what}"
             for what in (
-                "due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond",
+                "due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond", "at the end",
             )
         },
         "unexpected": {

@@ -1,0 +1,133 @@
+"""The books of a run: its ledger reconciled on Spark with what Kafka holds, when it is over.
+
+The reconciliation knows nothing of the run's own consumer, and that nothing of the ledger: both
+must have come to the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from delaywheel_audit.summary import Summary
+from local.child import end_child, start_child
+from local.cluster import ROOT
+from local.tally import Verdict
+
+# By far more than Spark needs on a busy machine of two cores.
+TIMEOUT_S = 240.0
+END_PATIENCE_S = 5.0
+PAGE = "page.html"
+RAN = (0, 1)
+"""Exit codes of a reconciliation that came to a result: balanced, or not."""
+
+
+class BooksError(RuntimeError):
+    """The reconciliation did not come to a result."""
+
+
+class Compared(NamedTuple):
+    """One number, found in two ways."""
+
+    name: str
+    by_consumer: int
+    by_books: int
+
+
+class Books(NamedTuple):
+    """What the reconciliation found.
+
+    Attributes:
+        summary: As it tells.
+        page: To be looked at in a browser.
+    """
+
+    summary: Summary
+    page: Path
+
+    def compared(self, verdict: Verdict) -> list[Compared]:
+        """What the run's own consumer counted, too."""
+        counts = self.summary.counts
+        return [
+            Compared("accepted", verdict.accepted, counts["acknowledged"]),
+            Compared("delivered", verdict.delivered, counts["forwarded"]),
+            Compared("lost", verdict.lost, counts["missing"] + counts["lost"]),
+            Compared("duplicated", verdict.duplicated, counts["duplicated"]),
+            Compared("early", verdict.early, counts["early"]),
+            Compared("unknown records", verdict.strangers, counts["unexpected"]),
+        ]
+
+    def is_clean(self, verdict: Verdict) -> bool:
+        """Whether nothing is wrong in them, and they agree with the consumer."""
+        agree = all(row.by_consumer == row.by_books for row in self.compared(verdict))
+        return self.summary.balanced and agree
+
+
+@contextlib.contextmanager
+def books_folder(wanted: Path | None) -> Iterator[Path]:
+    """Where ledger, tables and page go; removed if it comes to none.
+
+    Args:
+        wanted: A new or empty folder; None: one of our own, in the place of those that earlier
+            runs have left.
+    """
+    if wanted is None:
+        runs = ROOT / ".run"
+        runs.mkdir(exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="demo-", dir=runs))
+    else:
+        folder = wanted.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BooksError:
+        raise  # it says what to look at
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if wanted is None:
+        # One that runs now has no page yet.
+        for page in folder.parent.glob(f"demo-*/{PAGE}"):
+            if page.parent != folder:
+                shutil.rmtree(page.parent, ignore_errors=True)
+
+
+def reconcile(folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topic: str) -> Books:
+    """Reconciles everything that was accepted, in a process of its own.
+
+    Args:
+        folder: Where the tables and the page go.
+        ledger: What the nodes have published.
+        kafka: The broker's address.
+        cluster_id: Whose outcomes and progress are to be read.
+        topic: Where the messages went.
+
+    Raises:
+        BooksError: It could not run.
+    """
+    log = folder / "reconcile.log"
+    command = [
+        *(sys.executable, "-m", "delaywheel_audit.job"),
+        *("--cluster", cluster_id, "--ledger", str(ledger), "--kafka", kafka, "--topic", topic),
+        *("--interval", "1s", "--output", str(folder)),
+    ]
+    process = start_child(command, log=log)
+    try:
+        code = process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise BooksError(
+            f"the reconciliation took more than {TIMEOUT_S:.0f} s; see {log}"
+        ) from None
+    finally:
+        end_child(process, patience_s=END_PATIENCE_S)
+    if code not in RAN:
+        tail = log.read_text(errors="replace")[-3000:]
+        raise BooksError(f"the reconciliation ended with code {code}; its log ends with:\n{tail}")
+    summary = Summary.from_json((folder / "summary.json").read_text())
+    return Books(summary, folder / PAGE)
