@@ -310,8 +310,8 @@ NAMES = [
     "split, done", "gone wheel", "missing", "cancel broken", "one fate of two", "differs", "lost",
     "duplicated", "early", "late", "changed due", "changed topic", "changed time",
     "changed wheel", "changed header", "changed due lost", "changed id lost",
-    "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number", "forged behind",
-    "forged twice",
+    "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number",
+    "forged behind", "forged twice",
 ]  # fmt: skip
 
 
@@ -326,7 +326,8 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "changed": {
             f"changed {what}"
             for what in (
-                "due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond", "at the end",
+                "due", "topic", "time", "wheel", "header", "due lost", "id lost", "due beyond",
+                "at the end",
             )
         },
         "unexpected": {
