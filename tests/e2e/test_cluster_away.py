@@ -15,6 +15,7 @@ from delaywheel.client.retry import Failure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.kafka import KafkaBroker
 from local.node import Node
+from support.cancelling import Cancelling
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader
 from support.trio import Trio, row, seen_by, send, slot_file, stub_of
@@ -175,17 +176,27 @@ def test_the_origin_is_killed_between_write_and_ack(
 
 
 def test_rolling_restart_under_load(trio: Trio, kafka: KafkaBroker, topic: str) -> None:
-    """Nobody who sends notices."""
-    with Load(trio.client(timeout=30.0), topic) as load:
+    """Nobody who sends or cancels notices; all know one address alone, of the first that goes."""
+    first = trio.nodes[0]
+    with (
+        Load(trio.client_of(first, timeout=30.0), topic) as load,
+        Cancelling(trio.client_of(first, timeout=30.0), topic) as cancelling,
+    ):
         for node in trio.nodes:
             load.wait_for_more()
+            cancelling.wait_for_more()
             trio.stop(node)
             load.wait_for_more()
+            cancelling.wait_for_more()
             trio.start(node)
             trio.wait_accepting()
             trio.wait_in_sync()
         load.wait_for_more()
+        cancelling.wait_for_more()
     assert not load.errors
+    assert not cancelling.errors
     with CommittedReader(kafka.address, topic) as reader:
-        reader.wait_for(len(load.acknowledged), timeout_s=60)
-        assert_once(reader.read_to_end(), load.acknowledged)
+        reader.wait_for(len(load.acknowledged) + len(cancelling.not_cancelled), timeout_s=60)
+        arrived = reader.read_to_end()
+        assert_once(arrived, load.acknowledged)
+        cancelling.assert_true(arrived)

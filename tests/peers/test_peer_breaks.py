@@ -10,7 +10,7 @@ from functools import partial
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.peers import Applied, Frames, Vote, VoteAsk, WheelCard
-from delaywheel_replica.peers.states import Connection
+from delaywheel_replica.peers.states import Connection, PeerReason
 from local.kafka import free_ports
 from support.peer_process import FAILED, PeerProcess
 from support.peer_site import Site, identity
@@ -154,6 +154,24 @@ def test_frames_and_beats_go_over_connections_of_their_own() -> None:
         with Site(identity("n1"), dialled) as one, Site(identity("n2"), members):
             one.wait_connected("n2")
             assert wire.connections == 2
+
+
+def test_a_machine_that_died_and_was_booted_anew_waits_for_its_old_connections_only() -> None:
+    members = members_of_two()
+    with (
+        Wire(members["n1"]) as from_n2,
+        Wire(members["n2"]) as to_n2,
+        Site(identity("n1"), members | {"n2": to_n2.address}) as one,
+    ):
+        with PeerProcess("n2", members | {"n1": from_n2.address}):
+            one.wait_connected("n2")
+            from_n2.silence()
+            to_n2.silence()
+        to_n2.mend()
+        with Site(identity("n2", boot="next"), members) as again:
+            again.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
+            # Pings find the old ones out; and a refused node comes again after a second.
+            assert seconds(lambda: one.wait_connected("n2")) < 6
 
 
 def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:

@@ -14,6 +14,7 @@ from delaywheel_replica.peers.handshake import (
     decode_hello,
     encode_answer,
     encode_hello,
+    id_taken,
     judge,
     rolling,
 )
@@ -30,6 +31,7 @@ identities = st.builds(
     settings=st.dictionaries(texts, texts, max_size=3),
     protocol=st.integers(0, 99),
     format=st.integers(0, 99),
+    started_ns=st.integers(0, 2**63),
 )
 
 
@@ -41,6 +43,13 @@ def test_a_hello_survives(who: PeerIdentity, to: str) -> None:
 @given(identities | st.builds(PeerRefusal, st.sampled_from(PeerReason), texts))
 def test_an_answer_survives(answer: PeerIdentity | PeerRefusal) -> None:
     assert decode_answer(encode_answer(answer)) == answer
+
+
+def test_processes_of_one_machine_are_told_apart() -> None:
+    first, second = identity("n2"), identity("n2")
+    assert 0 < first.started_ns < second.started_ns
+    assert id_taken(first, second) is None
+    assert id_taken(second, first) is not None
 
 
 def test_what_is_no_hello_or_answer_is_named() -> None:

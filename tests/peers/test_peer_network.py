@@ -36,6 +36,7 @@ from delaywheel_replica.peers import accepting, network
 from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.handshake import encode_hello
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
+from delaywheel_replica.peers.options import server_options
 from delaywheel_replica.peers.states import Connection, PeerReason
 from local.kafka import free_ports
 from support.core_values import beat, wheel_beat
@@ -299,38 +300,30 @@ def test_an_address_where_callers_are_taken() -> None:
     server.stop(None).wait()
 
 
-def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None:
+def test_a_message_beyond_what_nodes_send_ends_the_stream() -> None:
+    """Whoever reaches the port cannot fill the memory before it says who it is."""
     members = members_of(2)
-    elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
-    with Site(identity("n1"), members) as one:
-        with Site(identity("n2"), members) as first:
-            one.wait_connected("n2")
-            second = Site(identity("n2", storage="other-disk"), elsewhere)
-            second.__enter__()
-            second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
-            refusal = one.state("n2").refusal
-            assert refusal is not None
-            assert "disk-n2" in refusal.text
-            assert "other-disk" in refusal.text
-            assert one.state("n2").connection is Connection.CONNECTED
-            assert one.state("n2").storage == "disk-n2"
-            one.network.send("n2", Vote(1))
-            first.wait("heard", lambda: first.came)
-            assert not one.broken
-        second.network.send("n1", Vote(2))
-        one.wait("the second is heard", lambda: one.state("n2").storage == "other-disk")
-        second.network.stop()
+    with Site(identity("n1", settings=SETTINGS | {"transaction_bytes": "1024"}), members):
+        options = server_options(1024)
+        (limit,) = (value for name, value in options if name == "grpc.max_receive_message_length")
+        assert limit == 80 << 20
+        channel, answers = raw_stream(members["n1"], iter([bytes(limit + 1)]))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(answers)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        channel.close()
 
 
-def test_a_twin_of_this_node_is_refused() -> None:
-    members = members_of(2)
-    twin = {"n1": members["n2"], "n2": members["n1"]}
+def test_the_greatest_frame_of_the_settings_arrives() -> None:
+    members, size = members_of(2), 100 << 20
+    told = SETTINGS | {"transaction_bytes": str(size)}
     with (
-        Site(identity("n1"), members) as one,
-        Site(identity("n1", storage="twin"), twin) as other,
+        Site(identity("n1", settings=told), members) as one,
+        Site(identity("n2", settings=told), members) as other,
     ):
-        other.wait_refused("n2", PeerReason.NODE_ID_TAKEN)
-        one.wait_refused("n2", PeerReason.NODE_ID_TAKEN)
+        one.wait_connected("n2")
+        one.network.send("n2", frames(size))
+        other.wait_for_messages(1)
 
 
 def raw_stream(address: str, requests: Iterator[bytes]) -> tuple[grpc.Channel, Iterator[bytes]]:

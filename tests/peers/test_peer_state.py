@@ -1,17 +1,19 @@
 """One peer's state, without gRPC."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 from unittest.mock import Mock
 
 import grpc
+import pytest
 import structlog
 
 from delaywheel_replica.core.peers import Vote
 from delaywheel_replica.peers import peer as module
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.encoding import encode
-from delaywheel_replica.peers.handshake import encode_hello
+from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.peer import Peer, Stream, Way
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal
@@ -42,9 +44,21 @@ def test_who_welcomes_under_another_name_is_not_wanted() -> None:
     assert refusal.reason is PeerReason.WRONG_NODE
 
 
-def test_another_storage_is_refused_on_either_way_while_the_first_is_connected() -> None:
+@pytest.mark.parametrize(
+    ("other", "in_text"),
+    [
+        (identity("n2", storage="other-disk"), "storage disk-n2 from a machine of boot boot"),
+        (identity("n2", storage="other-disk"), "storage other-disk at boot boot"),
+        # A copied folder.
+        (identity("n2", boot="elsewhere"), "storage disk-n2 from a machine of boot boot"),
+        (identity("n2", boot="elsewhere"), "storage disk-n2 at boot elsewhere"),
+        (replace(THEIRS, started_ns=THEIRS.started_ns - 1), "was started before"),
+    ],
+)
+def test_another_process_is_refused_on_either_way_while_the_first_is_connected(
+    other: PeerIdentity, in_text: str
+) -> None:
     told: list[str] = []
-    other = identity("n2", storage="other-disk")
     peer = connected(told)
     for refusal in (
         peer.welcomed(Stream.DATA, other, outbox()),
@@ -52,8 +66,27 @@ def test_another_storage_is_refused_on_either_way_while_the_first_is_connected()
     ):
         assert refusal is not None
         assert refusal.reason is PeerReason.NODE_ID_TAKEN
+        assert in_text in refusal.text
     assert peer.state().storage == "disk-n2"
     assert told == []
+
+
+@pytest.mark.parametrize("started_ns", [THEIRS.started_ns + 1, 0])
+def test_a_restarted_node_takes_the_place_of_what_is_left_of_it(started_ns: int) -> None:
+    """And so does one of a version that does not tell when it was started."""
+    told: list[str] = []
+    peer, again = connected(told), replace(THEIRS, started_ns=started_ns)
+    assert peer.came(Stream.DATA, again, print) is None
+    assert told == ["n2"]
+    assert peer.welcomed(Stream.DATA, again, outbox()) is None
+
+
+def test_a_machine_that_was_booted_anew_is_taken_once_the_old_streams_are_gone() -> None:
+    peer, booted = Peer(ME, "n2", "a:1", lambda _: None), identity("n2", boot="next")
+    assert peer.came(Stream.DATA, THEIRS, print) is None
+    assert peer.came(Stream.DATA, booted, object) is not None
+    peer.went(Stream.DATA, print)
+    assert peer.came(Stream.DATA, booted, object) is None
 
 
 def test_a_death_is_told_once_and_again_if_something_was_still_read() -> None:
@@ -142,7 +175,7 @@ def test_other_members_are_told_until_both_have_the_same() -> None:
         assert peer.state().rolling is None
         peer.came(Stream.DATA, rolled, print)
         assert peer.state().rolling == text
-        peer.came(Stream.DATA, THEIRS, print)
+        peer.came(Stream.DATA, identity("n2"), print)
         assert peer.state().rolling is None
     assert [(log["log_level"], log.get("text")) for log in logs] == [
         ("warning", text),

@@ -89,6 +89,10 @@ class Trio:
         """A client that knows all nodes."""
         return Client([node.address for node in self.nodes], **options)
 
+    def client_of(self, node: Node, **options: Any) -> Client:
+        """A client that was given one node's address, and finds the others itself."""
+        return Client([node.address], **options)
+
     def others(self, than: Node) -> list[Node]:
         """The two other nodes."""
         return [node for node in self.nodes if node is not than]

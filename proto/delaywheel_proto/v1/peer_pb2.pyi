@@ -148,6 +148,7 @@ class Identity(_message.Message):
     BOOT_FIELD_NUMBER: _builtins.int
     CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    STARTED_NS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """First of all: with another protocol the rest is not looked at."""
     format: _builtins.int
@@ -160,6 +161,10 @@ class Identity(_message.Message):
     """The machine's boot id."""
     client_address: _builtins.str
     """host:port at which callers reach the node."""
+    started_ns: _builtins.int
+    """The machine's monotonic clock in ns when the process made itself known: within one boot no two
+    processes have the same, and the later one the greater. 0: it is not told.
+    """
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Those that must be the same on all nodes, as text."""
@@ -175,10 +180,11 @@ class Identity(_message.Message):
         boot: _builtins.str = ...,
         client_address: _builtins.str = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        started_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "settings", b"settings", "storage", b"storage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

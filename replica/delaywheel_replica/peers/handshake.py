@@ -12,8 +12,9 @@ What may differ is what an operator changes node by node (decision 15); wheels h
 their own, so no promise hangs on it that all nodes have the same.
 """
 
+import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -44,6 +45,8 @@ class PeerIdentity:
         settings: those that nodes compare, by name, as text: `Config.agreed`.
         protocol: which one it speaks.
         format: version of the frames that it writes and reads.
+        started_ns: by the machine's monotonic clock: within a boot each process has its own, and
+            the later one the greater. 0: a version that does not tell it.
     """
 
     cluster_id: str
@@ -54,6 +57,7 @@ class PeerIdentity:
     settings: Mapping[str, str]
     protocol: int = PROTOCOL
     format: int = VERSION
+    started_ns: int = field(default_factory=time.monotonic_ns)
 
 
 def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) -> PeerRefusal | None:
@@ -118,10 +122,31 @@ def wrong_node(reached: str, wanted: str) -> PeerRefusal:
     return PeerRefusal(PeerReason.WRONG_NODE, text)
 
 
-def id_taken(node: str, first: str | None, second: str) -> PeerRefusal:
-    """A second process has a node's id, while the first is connected."""
-    text = f"{node} is connected with storage {first}, and another one says it is storage {second}"
-    return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
+    """Whether a second process has the id of a node that is connected; None: it may be heard.
+
+    A storage alone proves nothing, as folders can be copied.
+
+    | storage, boot | started | |
+    |---|---|---|
+    | one of them is another | | refused |
+    | the same | the same | another stream of the process |
+    | the same | later | the node was restarted: what is left of the first is about to break |
+    | the same | earlier | refused: a copy on that machine was started after it |
+    """
+    if (first.storage, first.boot) != (second.storage, second.boot):
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second))
+    if 0 < second.started_ns < first.started_ns:
+        text = f"{_two_nodes(first, second)}, and was started before"
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+    return None
+
+
+def _two_nodes(first: PeerIdentity, second: PeerIdentity) -> str:
+    return (
+        f"{first.node} is connected with storage {first.storage} from a machine of boot"
+        f" {first.boot}, and another one says it is storage {second.storage} at boot {second.boot}"
+    )
 
 
 def encode_hello(mine: PeerIdentity, to: str) -> bytes:
@@ -187,6 +212,7 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         boot=mine.boot,
         client_address=mine.client_address,
         settings=mine.settings,
+        started_ns=mine.started_ns,
     )
 
 
@@ -200,6 +226,7 @@ def _read_identity(told: pb.Identity) -> PeerIdentity:
         settings=dict(told.settings),
         protocol=told.protocol,
         format=told.format,
+        started_ns=told.started_ns,
     )
 
 

@@ -17,7 +17,7 @@ from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import SERVICE, Dialler
 from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
-from delaywheel_replica.peers.options import SERVER_OPTIONS
+from delaywheel_replica.peers.options import server_options
 from delaywheel_replica.peers.peer import Peer, Stream
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.peers.threads import StreamThreads
@@ -30,6 +30,9 @@ CONTROL_QUEUE_BYTES: Final = 1 << 20
 """How much waits for one peer at most; more is dropped and, being level-triggered, told again."""
 
 _GRACE_S: Final = 0.5
+
+# The setting that bounds frames; all nodes that talk have the same.
+_FRAME_BYTES: Final = "transaction_bytes"
 
 _DATA: Final = (Frames, Applied, Fetch, Lacks)
 
@@ -81,7 +84,7 @@ class PeerNetwork:
         self._server = grpc.server(
             # It asks for that very class, and only submits.
             cast("ThreadPoolExecutor", self._threads),
-            options=SERVER_OPTIONS,
+            options=server_options(int(me.settings.get(_FRAME_BYTES, 0))),
             maximum_concurrent_rpcs=streams,
         )
         self._server.add_generic_rpc_handlers((_handler(Acceptor(me, self._peers, on_message)),))

@@ -9,8 +9,15 @@ from typing import Final
 
 Options = list[tuple[str, int]]
 
-MAX_MESSAGE_BYTES: Final = 1 << 30
-"""Above any message: frames are at most `transaction_bytes` long, which is 512 MiB at most."""
+_LEAST_FRAME_BYTES: Final = 64 << 20
+"""Room for frames of before, which were made with greater settings than today's."""
+
+_BESIDE_FRAME_BYTES: Final = 16 << 20
+"""What a message carries beside a frame's rows: topics, the wheel's card. No other message is as
+long: many frames go in one as far as they are short, beats tell some bytes of each wheel."""
+
+_ANSWER_BYTES: Final = 4 << 20
+"""All that comes back on a stream: an identity or a refusal."""
 
 _PING_MS: Final = 1_000
 _PING_TIMEOUT_MS: Final = 2_000
@@ -19,8 +26,6 @@ _LEAST_PAUSE_MS: Final = 50
 _MOST_PAUSE_MS: Final = 200
 
 _BOTH: Final[Options] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _PING_MS),
     ("grpc.keepalive_timeout_ms", _PING_TIMEOUT_MS),
     # The one above does not shorten this one, whose default is a minute (seen with 1.85).
@@ -32,14 +37,30 @@ _BOTH: Final[Options] = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
-SERVER_OPTIONS: Final[Options] = [
-    *_BOTH,
-    # Or a server that was left behind would share the port with its successor.
-    ("grpc.so_reuseport", 0),
-]
+
+def server_options(frame_bytes: int) -> Options:
+    """Of the server that peers reach.
+
+    Whoever reaches the port can send a message of the greatest length before it says who it is, and
+    it is held in memory: so that length follows from the settings, and is no more than it must be.
+
+    Args:
+        frame_bytes: the greatest frame that a node may make: `transaction_bytes`.
+    """
+    return [
+        *_BOTH,
+        (
+            "grpc.max_receive_message_length",
+            max(frame_bytes, _LEAST_FRAME_BYTES) + _BESIDE_FRAME_BYTES,
+        ),
+        # Or a server that was left behind would share the port with its successor.
+        ("grpc.so_reuseport", 0),
+    ]
+
 
 CHANNEL_OPTIONS: Final[Options] = [
     *_BOTH,
+    ("grpc.max_receive_message_length", _ANSWER_BYTES),
     # Peers are dialled, not what an operator's http_proxy names.
     ("grpc.enable_http_proxy", 0),
     # Each channel has a connection of its own: frames never stand before a beat.

@@ -116,7 +116,7 @@ class Peer:
         if theirs.node != self.node:
             return wrong_node(theirs.node, self.node)
         with self._lock:
-            refusal = self._other_storage(theirs)
+            refusal = self._other_process(theirs)
             if refusal is not None:
                 return refusal
             self._out[stream] = outbox
@@ -143,7 +143,7 @@ class Peer:
             cancel: ends the stream when the peer opens another instead; any thread.
         """
         with self._lock:
-            refusal = self._other_storage(theirs)
+            refusal = self._other_process(theirs)
             if refusal is not None:
                 return refusal
             replaced = self._in.get(stream)
@@ -219,11 +219,15 @@ class Peer:
 
     # --- with the lock held
 
-    def _other_storage(self, theirs: PeerIdentity) -> PeerRefusal | None:
-        first = self._identity
-        if first is None or first.storage == theirs.storage or not (self._out or self._in):
+    def _other_process(self, theirs: PeerIdentity) -> PeerRefusal | None:
+        """Two that replaced each other's streams would both believe to be the node.
+
+        A machine that died and was booted anew waits until its old connection is found to be dead,
+        see options.py: three seconds, which a boot takes as well.
+        """
+        if self._identity is None or not (self._out or self._in):
             return None
-        return id_taken(self.node, first.storage, theirs.storage)
+        return id_taken(self._identity, theirs)
 
     def _opened(self, way: Way, stream: Stream, theirs: PeerIdentity) -> None:
         self._identity = theirs

@@ -86,7 +86,7 @@ class Asking:
             remaining_s: how long the caller waits; None: as long as it takes.
         """
         if not request.all_members:
-            return self._queries.list_slots(request)
+            return await self._queries.list_slots(request)
         question = pb.ListSlotsRequest()
         question.CopyFrom(request)
         question.all_members = False
@@ -96,8 +96,10 @@ class Asking:
             ),
             within_s=_within_s(remaining_s),
         )
-        own = self._queries.list_slots(question)
-        return slots_joined(own, others, slots_at_most(request))
+        own = await self._queries.list_slots(question)
+        return await self._queries.for_lists(
+            lambda: slots_joined(own, others, slots_at_most(request))
+        )
 
     async def _described(self, *, details: bool) -> pb.DescribeClusterResponse:
         status = self._view.status()

@@ -5,6 +5,7 @@ costs a look at the disk is in details.py, what it takes to ask the other nodes 
 """
 
 from importlib.metadata import version
+from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -15,6 +16,9 @@ from delaywheel_replica.server.operator import storage_is_replaced
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.status import NodeView, beats_heard, leader_heard, wall_ms
 from delaywheel_replica.server.stored import progress_message
+
+# Read once: it is in a file.
+_VERSION: Final = version("delaywheel")
 
 
 def describe_cluster(
@@ -34,7 +38,7 @@ def describe_cluster(
     answer = pb.DescribeClusterResponse(
         cluster_id=config.cluster_id,
         node=config.node_id,
-        version=version("delaywheel"),
+        version=_VERSION,
         members=_members(config, view, status, address, accepting=refusal is None),
         min_insync=config.min_insync_members,
         wheels=wheels_of(status, view, of_all=True),

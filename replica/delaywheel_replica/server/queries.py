@@ -2,7 +2,8 @@
 
 The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
 and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
-files are read on a thread of its own, so that a large second holds up nobody who sends.
+files are read on a thread of its own, so that a large second holds up nobody who sends; long lists
+are made on another one, so that they hold up no cancel either.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from delaywheel.dial import DialView
 from delaywheel.disk import Disk
@@ -35,6 +36,8 @@ _PAGE_AT_MOST: Final = 1_000
 # A page that carries contents ends when it gets so long.
 _PAGE_BYTES: Final = 2 << 20
 _SLOT_BEYOND: Final = 1 << 32
+_Made = TypeVar("_Made")
+
 _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
 
 
@@ -62,10 +65,12 @@ class Queries:
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self._damaged)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
+        self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the threads."""
         self._thread.shutdown(cancel_futures=True)
+        self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
         """Where a message and its cancels lie; below the floor there is nothing to be found."""
@@ -100,10 +105,19 @@ class Queries:
             frame, row, self._progress(), cancelled=bool(found.cancels), with_content=True
         )
 
-    def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
+    async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
         """The seconds that hold messages, from the dial."""
+        status, progress = self._view.status(), self._progress()
+        return await self.for_lists(lambda: self._slots(request, status, progress))
+
+    async def for_lists(self, work: Callable[[], _Made]) -> _Made:
+        """Makes a long list on the thread for them: one at a time, and not on the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._lists, work)
+
+    def _slots(
+        self, request: pb.ListSlotsRequest, status: ServerStatus, progress: Progress | None
+    ) -> pb.ListSlotsResponse:
         limit = slots_at_most(request)
-        status = self._view.status()
         to_slot = request.to_slot if request.HasField("to_slot") else None
         rows = self._dial.rows(request.from_slot if request.HasField("from_slot") else 0, to_slot)
         answer = pb.ListSlotsResponse(
@@ -121,7 +135,7 @@ class Queries:
             ],
             node=status.beat.node,
             wheels=wheels_of(status, self._view, of_all=False),
-            progress=progress_message(self._progress()),
+            progress=progress_message(progress),
             counted_by=[status.beat.node],
         )
         if len(rows) > limit:

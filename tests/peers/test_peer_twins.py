@@ -1,0 +1,61 @@
+"""Two processes that say they are the same node; real gRPC over loopback."""
+
+from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.peers.states import Connection, PeerReason
+from local.kafka import free_ports
+from support.peer_site import Site, identity
+
+
+def members_of_two() -> dict[str, str]:
+    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), start=1)}
+
+
+def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None:
+    members = members_of_two()
+    elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
+    with Site(identity("n1"), members) as one:
+        with Site(identity("n2"), members) as first:
+            one.wait_connected("n2")
+            second = Site(identity("n2", storage="other-disk"), elsewhere)
+            second.__enter__()
+            second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
+            refusal = one.state("n2").refusal
+            assert refusal is not None
+            assert "disk-n2" in refusal.text
+            assert "other-disk" in refusal.text
+            assert one.state("n2").connection is Connection.CONNECTED
+            assert one.state("n2").storage == "disk-n2"
+            one.network.send("n2", Vote(1))
+            first.wait("heard", lambda: first.came)
+            assert not one.broken
+        second.network.send("n1", Vote(2))
+        one.wait("the second is heard", lambda: one.state("n2").storage == "other-disk")
+        second.network.stop()
+
+
+def test_a_copied_folder_never_takes_the_place_of_the_first() -> None:
+    """Two nodes with one storage would go on replacing each other's streams."""
+    members = members_of_two()
+    elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
+    copied = identity("n2", boot="elsewhere")
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as first:
+        one.wait_connected("n2")
+        first.wait_connected("n1")
+        with Site(copied, elsewhere) as second:
+            second.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
+            one.network.send("n2", Vote(1))
+            first.wait("heard", lambda: first.came)
+            assert one.state("n2").connection is Connection.CONNECTED
+            assert not one.broken
+            assert not first.broken
+
+
+def test_a_twin_of_this_node_is_refused() -> None:
+    members = members_of_two()
+    twin = {"n1": members["n2"], "n2": members["n1"]}
+    with (
+        Site(identity("n1"), members) as one,
+        Site(identity("n1", storage="twin"), twin) as other,
+    ):
+        other.wait_refused("n2", PeerReason.NODE_ID_TAKEN)
+        one.wait_refused("n2", PeerReason.NODE_ID_TAKEN)

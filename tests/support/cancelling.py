@@ -1,0 +1,76 @@
+"""A caller that takes back what it sends, and what must have become of it."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Self
+
+from confluent_kafka import Message as KafkaMessage
+
+from delaywheel import CancelOutcome, Client, DelaywheelError
+from support.service import wait_until
+
+_AHEAD_S = 6
+_PAUSE_S = 0.05
+
+
+class Cancelling:
+    """Sends messages one by one and cancels each at once, on a thread until told to stop.
+
+    Attributes:
+        outcomes: value -> what the cancel was answered with.
+        errors: Whatever a call ended with instead.
+    """
+
+    def __init__(self, client: Client, topic: str) -> None:
+        """Takes over the client."""
+        self.outcomes: dict[bytes, CancelOutcome] = {}
+        self.errors: list[DelaywheelError] = []
+        self._client = client
+        self._topic = topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._client.close()
+
+    def wait_for_more(self) -> None:
+        """Returns when 10 more are answered than now, or one has failed."""
+        enough = len(self.outcomes) + 10
+        wait_until("more are answered", lambda: self.errors or len(self.outcomes) > enough)
+
+    @property
+    def not_cancelled(self) -> set[bytes]:
+        """The values of messages that must arrive: their cancels came too late."""
+        return {
+            value
+            for value, outcome in self.outcomes.items()
+            if outcome is not CancelOutcome.CANCELLED
+        }
+
+    def assert_true(self, arrived: list[KafkaMessage]) -> None:
+        """What was cancelled is not there, what was not is there once."""
+        found = Counter(m.value() for m in arrived if m.value() in self.outcomes)
+        assert found == Counter(self.not_cancelled)
+        assert CancelOutcome.CANCELLED in self.outcomes.values()
+        assert CancelOutcome.NOT_FOUND not in self.outcomes.values()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            value = uuid.uuid4().bytes
+            due = datetime.now(UTC) + timedelta(seconds=_AHEAD_S)
+            try:
+                taken = self._client.produce(self._topic, value, deliver_at=due)
+                self.outcomes[value] = self._client.cancel(taken)
+            except DelaywheelError as error:
+                self.errors.append(error)
+            self._stop.wait(_PAUSE_S)
