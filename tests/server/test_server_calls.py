@@ -388,7 +388,8 @@ def test_a_damaged_frame_that_somebody_comes_upon_ends_its_wheel(tmp_path: Path)
         content[-1] ^= 1
         file.write_bytes(content)
         assert not server.stub.GetSlot(pb.GetSlotRequest(slot=slot), timeout=10).messages
-        wait_until("it is told", lambda: server.cleaner.lacks() == {(WheelId("n1", 1), 1)})
+        # What all lack is committed as lost, and told no more from then on.
+        wait_until("it is told", lambda: server.cleaner.state.lost == {(WheelId("n1", 1), 1)})
         wait_until("the spare is open", lambda: _wheel_of(server).startswith("n1.2:"))
 
 
