@@ -129,11 +129,6 @@ class FakeCleaner:
         status = self.server_status()
         return None if status is None else status.beat
 
-    def lacks(self) -> set[tuple[WheelId, int]]:
-        """The frames that all who were asked lack."""
-        status = self.server_status()
-        return set() if status is None else set(status.lacks)
-
     def fence(self, node: str, upto: int) -> None:
         """Wants a promise, and no other about this node any more."""
         self._fences[node] = Fence(node, upto)
