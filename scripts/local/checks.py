@@ -1,7 +1,7 @@
 """Every check of the project, one named step after another, each with its time.
 
-Two lanes run side by side, for the tests on real clusters mostly wait: one has these, the other
-all that needs no Kafka. All steps run even when one fails: a run tells everything that is wrong.
+Two lanes run side by side, for the tests on real clusters mostly wait: one has these, the other all
+else. All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
 """
@@ -25,6 +25,9 @@ from pathlib import Path
 from local.child import interrupt_on_signals
 
 ROOT = Path(__file__).parents[2]
+CLUSTERS = ("tests/e2e", "tests/scripts")
+"""Where the tests of real clusters are."""
+
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
 
@@ -52,8 +55,9 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
+    kafka = (*pytest, "kafka" + and_not_slow)
     return [
-        [Step("pytest kafka", (*pytest, "kafka" + and_not_slow))],
+        [Step("pytest clusters", (*kafka, *CLUSTERS))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
@@ -62,6 +66,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
             Step("pytest", (*pytest, "not kafka" + and_not_slow)),
+            Step("pytest kafka", (*kafka, *(f"--ignore={folder}" for folder in CLUSTERS))),
         ],
     ]
 

@@ -111,9 +111,9 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
 
 
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    with_kafka, without = lanes(fast=False, scratch=tmp_path)
-    assert [step.name for step in with_kafka] == ["pytest kafka"]
-    assert [step.name for step in without] == [
+    clusters, others = lanes(fast=False, scratch=tmp_path)
+    assert [step.name for step in clusters] == ["pytest clusters"]
+    assert [step.name for step in others] == [
         "ruff check",
         "ruff format",
         "mypy",
@@ -121,11 +121,20 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "generated code",
         "build",
         "pytest",
+        "pytest kafka",
     ]
-    assert with_kafka[-1].command[-2:] == ("-m", "kafka")
-    assert without[-1].command[-2:] == ("-m", "not kafka")
+
+
+def test_every_test_is_in_one_step(tmp_path: Path) -> None:
+    (clusters,), others = lanes(fast=False, scratch=tmp_path)
+    without, kafka = others[-2:]
+    assert without.command[3:] == ("-m", "not kafka")
+    assert clusters.command[3:] == ("-m", "kafka", "tests/e2e", "tests/scripts")
+    assert kafka.command[3:] == ("-m", "kafka", "--ignore=tests/e2e", "--ignore=tests/scripts")
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
-    for lane in lanes(fast=True, scratch=tmp_path):
-        assert lane[-1].command[-1].endswith("kafka and not slow")
+    steps = [step for lane in lanes(fast=True, scratch=tmp_path) for step in lane]
+    for step in steps:
+        if step.name.startswith("pytest"):
+            assert step.command[4].endswith("kafka and not slow")
