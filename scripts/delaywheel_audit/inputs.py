@@ -109,6 +109,7 @@ def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> 
     return spark.createDataFrame([], LEDGER_SCHEMA) if rows is None else rows
 
 
-def topics_in(ledger: DataFrame) -> list[str]:
-    """The topics of the ledger: one column of it is read."""
-    return sorted(row["topic"] for row in ledger.select("topic").distinct().collect())
+def topics_in(*rows: DataFrame) -> list[str]:
+    """The topics that ledger and outcomes name: one column of each is read."""
+    found = [part.select("topic").where("topic is not null").distinct() for part in rows]
+    return sorted({row["topic"] for part in found for row in part.collect()})

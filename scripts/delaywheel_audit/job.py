@@ -6,7 +6,6 @@ Exit codes: 0, the books balance; 1, they do not; 2, it could not run, and why.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 import tempfile
 import time
@@ -18,14 +17,17 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.control import ControlMissingError, read_done
+from delaywheel_audit.control import ControlMissingError, Done, read_done
 from delaywheel_audit.findings import KINDS
+from delaywheel_audit.hiding import shown_command
 from delaywheel_audit.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
 from delaywheel_audit.kafka_errors import KafkaSourceError, reason_of
 from delaywheel_audit.kafka_plan import Plan
 from delaywheel_audit.kafka_source import register, ship_package
-from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError, moment
+from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError, Listing, moment
+from delaywheel_audit.matching import in_range
 from delaywheel_audit.options import Options
 from delaywheel_audit.output import Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
@@ -35,6 +37,7 @@ from delaywheel_audit.summary import COUNTS, Summary
 from delaywheel_audit.terminal import print_summary
 from delaywheel_audit.terms import Facts, Terms
 from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_replica.server.ledger_place import shown
 
 BALANCED, NOT_BALANCED, COULD_NOT_RUN = 0, 1, 2
 _ROWS_PER_TASK = 250_000
@@ -63,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = Options.parse(given)
     except SystemExit as ended:  # --help, or wrong usage, which argparse has told
         return ended.code if isinstance(ended.code, int) else COULD_NOT_RUN
-    command = shlex.join(["reconcile", *given])
+    command = shown_command(given)
     try:
         with _session(options) as spark:
             summary = run(spark, options, command=command, say=_say)
@@ -142,6 +145,7 @@ class _Run:
         done = read_done(setting.cluster, setting.client)
         folder = LedgerFolder(setting.ledger)
         everything = folder.listing()
+        _refuse_nothing(everything, done, setting.ledger)
         chosen = everything.between(*terms.accepted_range())
         self._say(
             f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
@@ -149,18 +153,37 @@ class _Run:
         )
         self._shape(chosen.rows_guess)
         facts = Facts(done, began_ms, folder.extents(everything), folder.holes(everything))
+        if everything.files and not chosen.files:
+            self._judge_emptiness(facts, terms)
         ledger = read_ledger(self._spark, folder, chosen)
-        topics = list(terms.topics) or topics_in(ledger)
-        plan, read = self._read_kafka(place, setting.cluster, topics, terms)
+        topics, plan, read = self._read_kafka(place, setting.cluster, ledger, terms)
         behind_s = (began_ms - done.due_ms) / 1000
         if behind_s > _RESTING_S:
             self._note(f"nothing was forwarded for {behind_s:,.0f} s when this began: does it run?")
+        if terms.by == "due" and done.floor * 1000 < min(terms.end_ms, began_ms):
+            self._note(
+                f"not final: the floor stands at {moment(done.floor * 1000)}, and acceptances of "
+                "what is due later may still be unpublished; ask again when it is past the range"
+            )
         inputs = Inputs(ledger, read.messages, read.outcomes, read.all_messages)
         books = reconcile(inputs, terms, facts, self._say)
         try:
             return self._write(output, setting, books, topics, plan, done.due_ms)
         finally:
             books.release()
+
+    def _judge_emptiness(self, facts: Facts, terms: Terms) -> None:
+        """No file of this time: nothing was accepted then, or the ledger does not reach it."""
+        from_ms, to_ms = terms.accepted_range()
+        if facts.has_all_of(from_ms, to_ms):
+            return
+        told = "no ledger file is of this time: nothing of it is proven"
+        if to_ms <= facts.began_ms:
+            raise CouldNotRun(
+                "LEDGER_OUT_OF_RANGE",
+                f"{told}; its files are not published yet, or deleted (ledger_retention_hours)",
+            )
+        self._note(told)
 
     def _shape(self, rows: int) -> None:
         """As many tasks as the rows want, so that each sorts in memory."""
@@ -169,11 +192,11 @@ class _Run:
         self._spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
     def _read_kafka(
-        self, place: KafkaPlace, cluster: str, topics: list[str], terms: Terms
-    ) -> tuple[Plan, _KafkaInputs]:
+        self, place: KafkaPlace, cluster: str, ledger: DataFrame, terms: Terms
+    ) -> tuple[list[str], Plan, _KafkaInputs]:
         options, spark = self._options, self._spark
         told = KafkaNames(cluster).outcomes
-        place.wait_for_transactions([*topics, told])
+        place.wait_for_transactions([told])
         margin = options.kafka_margin_ms
         from_ms = None
         # That a frame is lost is known, and told, when it should be read: perhaps long before due.
@@ -182,6 +205,11 @@ class _Run:
             from_ms = max(0, terms.start_ms - margin)
             told_from_ms = max(0, terms.accepted_range()[0] - margin)
         outcomes = place.pin([told], told_from_ms, None)
+        ended = outcomes_of(place.read(spark, outcomes, "value"))
+        asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
+        topics = list(terms.topics) or topics_in(ledger, asked)
+        # Behind the outcomes: what is among them is decided in its topic as well.
+        place.wait_for_transactions(topics)
         messages = place.pin(topics, from_ms, options.kafka_to_ms) if topics else Plan(())
         for line in (*messages.told(), *outcomes.told()):
             self._note(line)
@@ -197,10 +225,10 @@ class _Run:
 
         inputs = _KafkaInputs(
             place.records(spark, messages),
-            outcomes_of(place.read(spark, outcomes, "value")),
+            ended,
             all_kafka,
         )
-        return messages, inputs
+        return topics, messages, inputs
 
     def _note(self, line: str) -> None:
         self._notes.append(line)
@@ -210,7 +238,7 @@ class _Run:
         self, output: Output, setting: Setting, books: Books, topics: list[str], plan: Plan,
         progress_ms: int,
     ) -> Summary:  # fmt: skip
-        self._say(f"writing the tables to {self._options.output}")
+        self._say(f"writing the tables to {output.place}")
         output.write_table("buckets", books.buckets)
         output.write_table("findings", books.findings)
         kinds = output.findings_by_kind()
@@ -267,6 +295,18 @@ class _Run:
 
     def _is_error(self, kind: str) -> bool:
         return KINDS[kind].is_error or (kind == "late" and self._options.is_late_an_error)
+
+
+def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
+    """An empty folder proves nothing of a cluster that has accepted something."""
+    if everything.files or everything.given_up:
+        return
+    was_renewed = any(number > 1 for number in done.numbers.values())
+    if done.closed or was_renewed or any(done.seqs.values()):
+        raise LedgerUnreadableError(
+            f"{shown(place)}: no file of a ledger, though the cluster has had wheels; is it the "
+            "right place, and mounted? A new cluster publishes within ledger_seal_seconds"
+        )
 
 
 class _KafkaInputs(NamedTuple):

@@ -18,7 +18,7 @@ _NUMBERS = "node string, last_number long"
 def judged(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
     """Messages with their fates as counts: columns as in the table `buckets`, and more."""
     known = _with_strays(_with_match(messages), terms, facts)
-    return with_findings(_with_fates(known), terms)
+    return with_findings(_with_fates(_with_orphans(known, terms)), terms)
 
 
 def _with_match(messages: DataFrame) -> DataFrame:
@@ -96,6 +96,22 @@ def _gap_place() -> Column:
     return F.when(F.col("stray") == "gap", F.coalesce("hole_number", outside))
 
 
+def _with_orphans(known: DataFrame, terms: Terms) -> DataFrame:
+    """Messages of which each acceptance was dropped as a duplicate, and none of which arrived.
+
+    One of them is not believed: it has no outcome, so it is missing. Only by due: there all that
+    a duplicate may repeat is in view.
+    """
+    ended = (F.col("copies") > 0) | (F.col("ended_elsewhere") > 0)
+    orphan = (F.col("rows") > 0) & (F.col("duplicates_dropped") >= F.col("rows")) & ~ended
+    if terms.topics:  # what it repeats may be in a topic that was not asked for
+        orphan = orphan & (F.col("differs") == 0)
+    if terms.by != "due":
+        orphan = F.lit(col=False)
+    dropped = F.col("duplicates_dropped") - orphan.cast("long")
+    return known.withColumn("orphan", orphan).withColumn("duplicates_dropped", dropped)
+
+
 def _with_fates(known: DataFrame) -> DataFrame:
     rows, copies = F.col("rows"), F.col("copies")
     rest = F.greatest(
@@ -120,9 +136,12 @@ def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
     copies, due = F.col("copies"), F.col("due_ms")
     at = F.col("copy.forwarded_ms")
     tolerance = F.when(F.col("copy.by_broker"), terms.clock_tolerance_ms).otherwise(0)
-    never = (copies > 0) & ~forwarded & ~F.col("elsewhere")
+    # Behind a cancel or a dead letter every other acceptance is a duplicate.
+    ended = F.col("cancelled") + F.col("dead") + F.col("ended_elsewhere") > 0
+    never = (copies > 0) & ~F.col("elsewhere") & (~forwarded | ended)
     # Acceptances that the service has ended otherwise, and a copy of it all the same.
     unexpected = F.when(never, F.when(F.col("rows") == 0, copies).otherwise(1)).otherwise(0)
+    unexpected = unexpected + F.col("surplus")
     legitimate = forwarded | F.col("elsewhere") | (never & (F.col("rows") > 0))
     same_topic = F.col("copy.topic").eqNullSafe(F.col("row.topic"))
     changed = forwarded & (~F.col("matches") | ~same_topic | F.col("malformed"))

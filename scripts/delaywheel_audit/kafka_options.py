@@ -23,6 +23,12 @@ _CLIENT_PREFIX = "kafka."
 _SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
 _NOT_TEXT = re.compile(r"\w+_cb|logger|on_\w+")
 
+
+def is_secret(name: str) -> bool:
+    """Whether the value of a Kafka client setting may be shown to nobody."""
+    return _SECRET.search(name.lower()) is not None
+
+
 OURS = frozenset(
     {
         "auto.offset.reset",
@@ -72,7 +78,7 @@ class ClientSettings:
 
     def masked(self, text: str) -> str:
         """The text without any value of a secret setting."""
-        secrets = {value for name, value in self.values.items() if _SECRET.search(name) and value}
+        secrets = {value for name, value in self.values.items() if is_secret(name) and value}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, "********")
         return text

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from delaywheel.identity import WheelId
+from delaywheel_audit.hiding import without_secrets
+from delaywheel_replica.server.ledger_place import shown
 
 HOUR_MS: Final = 3_600_000
 END_MS: Final = (1 << 62) - 1
@@ -126,6 +128,26 @@ class Listing:
         chosen = [f for f in self.files if f.hour_ms + HOUR_MS > from_ms and f.hour_ms < to_ms]
         return Listing(chosen, self.given_up)
 
+    def ends(self) -> dict[str, int]:
+        """The greatest seq that a name of each wheel tells."""
+        ends: dict[str, int] = {}
+        for file in self.files:
+            ends[str(file.wheel)] = max(file.last_seq, ends.get(str(file.wheel), 0))
+        for hole in self.given_up:
+            ends[hole.wheel] = max(hole.last_seq or hole.first_seq, ends.get(hole.wheel, 0))
+        return ends
+
+    def up_to(self, ends: Mapping[str, int]) -> Listing:
+        """What ends no later than here; wheels that are not named have nothing."""
+        return Listing(
+            [file for file in self.files if file.last_seq <= ends.get(str(file.wheel), 0)],
+            [
+                hole
+                for hole in self.given_up
+                if (hole.last_seq or hole.first_seq) <= ends.get(hole.wheel, 0)
+            ],
+        )
+
     @property
     def rows_guess(self) -> int:
         """How many rows there are, about."""
@@ -190,9 +212,13 @@ def parse_path(path: str, size: int = 0) -> LedgerFile | None:
     match = _FILE.fullmatch(path)
     if match is None:
         return None
-    hour = datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00+00:00")
+    try:
+        hour = datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00+00:00")
+        wheel = WheelId.parse(match["wheel"])
+    except ValueError:  # a day that no calendar has: the service writes none
+        return None
     return LedgerFile(
-        WheelId.parse(match["wheel"]),
+        wheel,
         int(match["first"]),
         int(match["last"]),
         int(hour.timestamp()) * 1000,
@@ -217,15 +243,27 @@ class LedgerFolder:
             else:
                 self._fs, folder = fs.LocalFileSystem(), uri
         except (OSError, pa.ArrowException, ValueError) as error:
-            raise LedgerUnreadableError(f"{uri}: {error}") from error
+            told = without_secrets(str(error), uri)
+            # No cause: what pyarrow says shows the URI as it is.
+            raise LedgerUnreadableError(f"{shown(uri)}: {told}") from None
         self._folder = folder.rstrip("/")
 
     def listing(self) -> Listing:
-        """The names that are there now.
+        """The names that are there, as if they were all seen at one moment.
+
+        While a folder is looked through, nodes publish and delete: a name may be seen and not the
+        one before it. Names of a wheel come and go in order of their seqs, so a second look, no
+        further than the first one saw, has all that was there before it.
 
         Raises:
             LedgerUnreadableError: the place does not answer, or is no folder.
         """
+        first = self._look()
+        if not first.given_up and not first.inner_holes():
+            return first
+        return self._look().up_to(first.ends())
+
+    def _look(self) -> Listing:
         try:
             infos = self._fs.get_file_info(fs.FileSelector(self._folder, recursive=True))
             files = [
@@ -235,12 +273,16 @@ class LedgerFolder:
             ]
             gaps = [self._gap(info.path) for info in infos if _GAP.fullmatch(info.path)]
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-            raise LedgerUnreadableError(f"{self.uri}: {error}") from error
-        return Listing(files, gaps)
+            told = without_secrets(str(error), self.uri)
+            raise LedgerUnreadableError(f"{shown(self.uri)}: {told}") from error
+        return Listing(files, [gap for gap in gaps if gap is not None])
 
-    def _gap(self, path: str) -> Hole:
-        with self._fs.open_input_stream(path) as stream:
-            told = json.loads(stream.read())
+    def _gap(self, path: str) -> Hole | None:
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                told = json.loads(stream.read())
+        except FileNotFoundError:  # retention was faster
+            return None
         return Hole(
             told["wheel"],
             told["first_seq"],

@@ -15,6 +15,10 @@ from delaywheel_audit.terms import Facts, Terms
 KEY = ("id", "due_ms")
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
 _FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
+_SUMS = (
+    *("rows", *_FATES.values(), "open_rows", "lost_rows", "differs"),
+    *("surplus", "ended_elsewhere"),
+)
 
 WHEELS = (
     "wheel string, done_seq long, split_seq long, first_seq long, from_ms long, to_ms long,"
@@ -83,9 +87,28 @@ def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Fac
         .repartition(*KEY)
         .groupBy(*_FRAME)
         .agg(*(F.sum(name).alias(name) for name in sums))
-        .where("rows > 0")  # an outcome of what is not published yet
     )
-    return _by_message(_with_places(frames, outcomes, facts))
+    return _by_message(_with_places(_capped(frames), outcomes, facts))
+
+
+def _capped(frames: DataFrame) -> DataFrame:
+    """Frames with no more outcomes than acceptances, so that none ends one of another frame.
+
+    `surplus` is how many outcomes are too many. Of a frame that the ledger does not show (not
+    published yet, or lost) only `ended_elsewhere` is kept: how many of it were ended for good.
+    """
+    rows, cancelled, dead = F.col("rows"), F.col("cancelled"), F.col("dead")
+    told = cancelled + F.col("duplicates_dropped") + dead
+    nothing = F.lit(0).cast("long")
+    return (
+        frames.withColumn("surplus", F.when(rows > 0, F.greatest(told - rows, nothing)))
+        .withColumn("ended_elsewhere", F.when(rows == 0, cancelled + dead))
+        .fillna(0, ["surplus", "ended_elsewhere"])
+        .withColumn("differs", F.when(rows > 0, F.col("differs")).otherwise(nothing))
+        .withColumn("cancelled", F.least(cancelled, rows))
+        .withColumn("dead", F.least(dead, rows - cancelled))
+        .withColumn("duplicates_dropped", F.least("duplicates_dropped", rows - cancelled - dead))
+    )
 
 
 def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
@@ -114,11 +137,10 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
 
 
 def _by_message(frames: DataFrame) -> DataFrame:
-    row = F.struct("accepted_at_ms", "wheel", "seq", "topic")
+    row = F.when(F.col("rows") > 0, F.struct("accepted_at_ms", "wheel", "seq", "topic"))
     lost = F.struct("wheel", "seq", F.col("lost_reason").alias("reason"), "accepted_at_ms")
-    return frames.groupBy(*KEY).agg(
-        *(F.sum(name).alias(name) for name in ("rows", *_FATES.values(), "open_rows", "lost_rows")),
-        F.sum("differs").alias("differs"),
+    told = frames.groupBy(*KEY).agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
         F.min(row).alias("row"),
         F.max(row).alias("last_row"),
         F.min(F.when(F.col("lost_rows") > 0, lost)).alias("lost_at"),
@@ -126,6 +148,7 @@ def _by_message(frames: DataFrame) -> DataFrame:
             "differs_at"
         ),
     )
+    return told.where("rows > 0")  # the rest: outcomes of what is not published yet
 
 
 def forwarded_ms() -> Column:
@@ -190,7 +213,7 @@ def messages(
     ledger: DataFrame, kafka: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts
 ) -> DataFrame:
     """Both sides of each id and due."""
-    counted = ["rows", *_FATES.values(), "open_rows", "lost_rows", "differs", "copies"]
+    counted = [*_SUMS, "copies"]
     joined = acceptances(ledger, outcomes, terms, facts).join(
         copies(kafka, terms), list(KEY), "full_outer"
     )

@@ -8,8 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from delaywheel_audit.hiding import without_secrets
 from delaywheel_audit.page import write_page
 from delaywheel_audit.summary import Summary
+from delaywheel_replica.server.ledger_place import shown
 
 SHOWN_PER_KIND = 200
 SHOWN_BUCKETS = 20_000
@@ -21,11 +23,17 @@ class OutputUnwritableError(Exception):
 
 
 class Output:
-    """The folder. Through Spark's file systems: on a cluster its URI means the same to all."""
+    """The folder. Through Spark's file systems: on a cluster its URI means the same to all.
+
+    Attributes:
+        uri: Of it.
+        place: The same as it may be shown.
+    """
 
     def __init__(self, spark: SparkSession, uri: str) -> None:
         self._spark = spark
         self.uri = uri
+        self.place = shown(uri)
 
     def check(self) -> None:
         """Sees before all the work whether it can be written.
@@ -37,7 +45,8 @@ class Output:
             self.write_text("summary.json", "")
         except Exception as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            raise OutputUnwritableError(f"{self.uri}: {lines[0]}") from error
+            told = without_secrets(lines[0], self.uri)
+            raise OutputUnwritableError(f"{self.place}: {told}") from error
 
     def write_table(self, name: str, table: DataFrame) -> None:
         """Writes a table over that of before."""
@@ -61,8 +70,8 @@ class Output:
             found += [row.asDict() for row in of_kind.collect()]
         return found
 
-    def write_text(self, name: str, text: str) -> str:
-        """Writes a small file; returns its place."""
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a small file."""
         jvm = self._spark.sparkContext._jvm  # noqa: SLF001 - the way to Hadoop's file systems
         configuration = self._spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
         assert jvm is not None
@@ -72,10 +81,9 @@ class Output:
             stream.write(bytearray(text.encode()))
         finally:
             stream.close()
-        return self._path(name)
 
     def write_page(self, summary: Summary, ledger: str) -> str:
-        """Writes the page for people."""
+        """Writes the page for people; returns its place, as it may be shown."""
         buckets, interval_ms = self._some_buckets(summary.interval_ms)
         findings = self.some_findings(dict(summary.findings), SHOWN_PER_KIND)
         text = io.StringIO()
@@ -84,11 +92,12 @@ class Output:
             summary,
             buckets,
             findings,
-            ledger=ledger,
-            output=self.uri,
+            ledger=shown(ledger),
+            output=self.place,
             interval_ms=interval_ms,
         )
-        return self.write_text(PAGE, text.getvalue())
+        self.write_text(PAGE, text.getvalue())
+        return f"{self.place}/{PAGE}"
 
     def _some_buckets(self, interval_ms: int) -> tuple[list[dict[str, Any]], int]:
         """The rows of the table, merged to longer intervals until they are few enough.

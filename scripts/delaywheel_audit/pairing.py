@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching import KEY, copy_struct, is_ours
@@ -30,35 +30,40 @@ class Pairs:
     used: DataFrame
 
 
-def pair(judged: DataFrame, kafka: DataFrame) -> Pairs:
+def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
     """Looks for the missing messages among all records of Kafka.
 
     Args:
         judged: The messages with their fates.
         kafka: All records there are: also those of times that were not asked for.
+        ledger: Its rows, also of other times: an id may be accepted for several dues.
     """
     missing = judged.where("missing > 0 and copies = 0").select(
-        "id", F.col("due_ms").alias("wanted_due_ms"), "row"
+        "id", F.col("due_ms").alias("wanted_due_ms"), "row", "last_row"
+    )
+    own = missing.select("id", F.col("wanted_due_ms").alias("due_ms"))
+    siblings = taken_ids(ledger.select(*KEY), missing).join(
+        F.broadcast(own), list(KEY), "left_anti"
     )
     # What some acceptance has sent is no other message changed. What may be sent by one that the
     # ledger does not show is so only where it says of itself that it is the missing one.
     taken = judged.where("copies > 0 and rows > 0").select(*KEY)
+    taken = taken_ids(taken, missing).unionByName(siblings).distinct()
     doubtful = judged.where("elsewhere and rows = 0").select(*KEY)
     records = (
         is_ours(kafka)
         .select("id", "due_ms", "dw_id", copy_struct().alias("copy"))
-        .join(F.broadcast(taken_ids(taken, missing)), list(KEY), "left_anti")
+        .join(F.broadcast(taken), list(KEY), "left_anti")
         .join(
             F.broadcast(taken_ids(doubtful, missing).withColumn("is_doubtful", F.lit(col=True))),
             list(KEY),
             "left",
         )
     )
-    is_same = F.col("copy.accepted_ms").eqNullSafe(F.col("row.accepted_at_ms"))
-    is_same = is_same & F.col("copy.wheel").eqNullSafe(F.col("row.wheel"))
-    by_id = missing.join(records.where("dw_id is not null"), "id").where(
-        F.col("is_doubtful").isNull() | is_same
-    )
+    is_same = _is_of("copy", "row") | _is_of("copy", "last_row")
+    # The key is id and due: with another due it must be the same acceptance.
+    is_own = (F.col("due_ms") == F.col("wanted_due_ms")) & F.col("is_doubtful").isNull()
+    by_id = missing.join(records.where("dw_id is not null"), "id").where(is_own | is_same)
     nameless = records.where("dw_id is null").select(
         F.col("id").alias("copy_id"), F.col("due_ms").alias("copy_due_ms"), "copy"
     )
@@ -76,6 +81,12 @@ def pair(judged: DataFrame, kafka: DataFrame) -> Pairs:
         F.col("due_ms").alias("copy_due_ms"),
     ).unionByName(by_place.select("id", "wanted_due_ms", "copy", "copy_id", "copy_due_ms"))
     return _one_to_one(candidates)
+
+
+def _is_of(copy: str, row: str) -> Column:
+    """Whether a copy says of itself that it is this acceptance."""
+    wheel = F.col(f"{copy}.wheel").eqNullSafe(F.col(f"{row}.wheel"))
+    return wheel & F.col(f"{copy}.accepted_ms").eqNullSafe(F.col(f"{row}.accepted_at_ms"))
 
 
 def taken_ids(taken: DataFrame, missing: DataFrame) -> DataFrame:
@@ -113,17 +124,14 @@ def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
     """The messages, where missing ones that were found are forwarded; counts are made anew."""
     used = pairs.used.withColumn("is_used", F.lit(col=True))
     found = F.col("found_copy").isNotNull()
-    same_wheel = F.col("found_copy.wheel").eqNullSafe(F.col("row.wheel"))
-    same_time = F.col("found_copy.accepted_ms").eqNullSafe(F.col("row.accepted_at_ms"))
+    is_same = _is_of("found_copy", "row") | _is_of("found_copy", "last_row")
     same_due = F.col("found_copy.due_ms").eqNullSafe(F.col("due_ms"))
     return (
         judged.join(F.broadcast(pairs.found), list(KEY), "left")
         .join(F.broadcast(used), list(KEY), "left")
         # A record that was told as unexpected is now told with the message that it is.
         .where(~((F.col("rows") == 0) & F.coalesce("is_used", F.lit(col=False))))
-        .withColumn(
-            "matches", F.when(found, same_wheel & same_time & same_due).otherwise(F.col("matches"))
-        )
+        .withColumn("matches", F.when(found, is_same & same_due).otherwise(F.col("matches")))
         .withColumn("copies", F.when(found, 1).otherwise(F.col("copies")).cast("long"))
         .withColumn("copy", F.coalesce("found_copy", "copy"))
         .withColumn("last_copy", F.coalesce("found_copy", "last_copy"))

@@ -34,7 +34,8 @@ of acceptance differ) is that of an acceptance not published yet, if the table a
 else it is `changed`.
 
 What is missing is then looked for in all of Kafka, whatever its time (`pairing`): a record of the
-same id is the same message, with another due or with damaged headers, and both become `changed`.
+same id and acceptance is the same message, with another due or with damaged headers, and both
+become `changed`.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ def reconcile(inputs: Inputs, terms: Terms, facts: Facts, say: Say = lambda _: N
     too_many = told["missing"] > MAX_SOUGHT
     if told["missing"] and not too_many:
         say(f"{told['missing']:,} are missing: looking for them in all of Kafka")
-        found = with_findings(with_pairs(kept, pair(kept, inputs.all_kafka())), terms)
+        found = with_findings(
+            with_pairs(kept, pair(kept, inputs.all_kafka(), inputs.ledger)), terms
+        )
         found = found.persist(StorageLevel.DISK_ONLY)
         told = totals(found).first()
         assert told is not None

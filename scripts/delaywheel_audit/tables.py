@@ -140,7 +140,12 @@ def _finding(
 def _missing_detail() -> Column:
     some = F.format_string("accepted %d times; %d without an outcome", "rows", "missing")
     delivered = F.concat(some, F.lit(", though it was forwarded once"))
-    return F.when(F.col("forwarded") > 0, delivered).when(F.col("rows") > 1, some).otherwise("")
+    return (
+        F.when(F.col("forwarded") > 0, delivered)
+        .when(F.col("orphan"), "dropped as a duplicate of nothing that arrived")
+        .when(F.col("rows") > 1, some)
+        .otherwise("")
+    )
 
 
 def _copies_detail() -> Column:
@@ -178,7 +183,8 @@ def _unexpected_detail() -> Column:
     unreadable = F.lit("headers of ours that cannot be read")
     wheel = F.concat(F.lit("no such acceptance in the ledger of wheel "), F.col("copy.wheel"))
     return (
-        F.when(F.col("rows") > 0, ended)
+        F.when(F.col("surplus") > 0, F.concat(F.lit("more outcomes than acceptances; "), ended))
+        .when(F.col("rows") > 0, ended)
         .when((F.length("id") != 16) | (F.col("due_ms") < 0), unreadable)
         .otherwise(F.coalesce(wheel, unreadable))
     )

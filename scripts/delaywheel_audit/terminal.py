@@ -30,7 +30,7 @@ def print_summary(summary: Summary, output: Output, page: str | None, *, as_json
         _print_kind(console, output, kind, count)
     for note in summary.notes:
         console.print(f"note: {note}")
-    console.print(f"tables and summary in {output.uri}" + (f", page {page}" if page else ""))
+    console.print(f"tables and summary in {output.place}" + (f", page {page}" if page else ""))
     console.print(verdict(summary), style="bold")
 
 
@@ -74,4 +74,4 @@ def _print_kind(console: Console, output: Output, kind: str, count: int) -> None
             told["due"] = moment(told["due_ms"])
         console.print("  " + "  ".join(f"{name}={value}" for name, value in told.items()))
     if count > _SHOWN:
-        console.print(f"  … and {count - _SHOWN:,} more in {output.uri}/findings")
+        console.print(f"  … and {count - _SHOWN:,} more in {output.place}/findings")

@@ -73,3 +73,22 @@ class Facts:
     began_ms: int
     extents: Mapping[str, Extent] = field(default_factory=dict)
     holes: Sequence[Hole] = ()
+
+    def has_all_of(self, from_ms: int, to_ms: int) -> bool:
+        """Whether the ledger has all that was accepted in this time, holes between apart.
+
+        It reaches from before it to behind it, or from the first seq of a wheel to its last.
+        """
+        done = self.done
+        wanted = {**done.seqs, **done.closed}
+        for wheel in {*wanted, *self.extents}:
+            extent = self.extents.get(wheel)
+            if extent is None:
+                if wanted[wheel]:
+                    return False
+                continue
+            if from_ms < extent.from_ms and extent.first_seq > 1:
+                return False
+            if to_ms > extent.to_ms and extent.last_seq < wanted.get(wheel, 0):
+                return False
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -227,6 +227,43 @@ def behind_the_last_file(world: World) -> None:
     world.forward("end lost", wheel="n5.1", at=ACCEPTED + 1)
 
 
+def duplicate_of_nothing(world: World) -> None:
+    world.accept("orphan")
+    world.end("orphan", "duplicate")
+    # What this one repeats was cancelled; the ledger does not show it yet.
+    world.accept("cancelled elsewhere")
+    world.end("cancelled elsewhere", "duplicate")
+    world.end("cancelled elsewhere", "cancelled", wheel="n3.2", seq=1, at=NOW - 100)
+
+
+def more_outcomes_than_acceptances(world: World) -> None:
+    world.accept("too many outcomes")
+    world.accept("too many outcomes", wheel="n3.1", seq=7)
+    for _ in range(2):
+        world.end("too many outcomes", "cancelled")
+    world.accept("two fates")
+    world.end("two fates", "cancelled")
+    world.end("two fates", "dead-lettered")
+
+
+def ended_and_forwarded(world: World) -> None:
+    for name, outcome in (("cancel ignored", "cancelled"), ("dead, alive", "dead-lettered")):
+        world.accept(name)
+        world.accept(name, wheel="n3.1", seq=7)
+        world.end(name, outcome)
+        world.forward(name, wheel="n3.1")
+
+
+def missing_beside_another_due(world: World) -> None:
+    beyond = NOW + 86_400_000
+    world.accept("two dues")
+    world.accept("two dues", due=beyond)
+    world.forward("two dues", due=beyond)
+    # The other acceptance is not at hand, but the record names it.
+    world.accept("two acceptances")
+    world.forward("two acceptances", due=beyond, wheel="n3.1", at=ACCEPTED + 5)
+
+
 def foreign(world: World) -> None:
     world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 5, False))
 
@@ -236,7 +273,8 @@ CASES: list[Callable[[World], None]] = [
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
     acceptance_without_an_outcome, differing, dead, lost, duplicated, early_and_late, changed,
-    unexpected, unpublished, in_a_hole, behind_the_last_file, foreign,
+    unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
+    more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due, foreign,
 ]  # fmt: skip
 
 FACTS = Facts(
@@ -311,13 +349,17 @@ NAMES = [
     "duplicated", "early", "late", "changed due", "changed topic", "changed time",
     "changed wheel", "changed header", "changed due lost", "changed id lost",
     "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number",
-    "forged behind", "forged twice",
+    "forged behind", "forged twice", "orphan", "cancelled elsewhere", "too many outcomes",
+    "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
 ]  # fmt: skip
 
 
 def test_every_kind_has_exactly_its_messages(found: Found) -> None:
     assert {kind: found.names(kind) for kind in found.by_kind} == {
-        "missing": {"split, done", "gone wheel", "missing", "one fate of two"},
+        "missing": {
+            "split, done", "gone wheel", "missing", "one fate of two", "orphan",
+            "too many outcomes", "two dues", "two acceptances",
+        },
         "duplicated": {"duplicated"},
         "early": {"early"},
         "late": {"late", "changed due beyond"},
@@ -332,7 +374,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         },
         "unexpected": {
             "cancel broken", "forged", "forged wheel", "forged number", "forged behind",
-            "forged twice",
+            "forged twice", "too many outcomes", "two fates", "cancel ignored", "dead, alive",
         },
         "ledger_gap": {None},
     }  # fmt: skip
@@ -349,6 +391,9 @@ def test_a_finding_says_all_that_is_known(found: Found) -> None:
     assert "is not readable" in found.one("changed", "changed due lost")["detail"]
     assert "1 cancelled" in found.one("unexpected", "cancel broken")["detail"]
     assert found.one("missing", "missing")["accepted_at_ms"] == ACCEPTED
+    assert found.one("missing", "orphan")["detail"].startswith("dropped as a duplicate of nothing")
+    too_many = found.one("unexpected", "two fates")["detail"]
+    assert too_many.startswith("more outcomes than acceptances")
 
 
 def test_holes_of_the_ledger_tell_how_many_messages_fall_into_them(found: Found) -> None:
@@ -368,8 +413,8 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 3, "cancelled": 5, "duplicates_dropped": 4, "dead": 1, "lost": 1,
-        "missing": 4, "duplicated": 2, "unexpected": 7, "early": 1, "late": 2,
+        "pending": 3, "cancelled": 8, "duplicates_dropped": 5, "dead": 2, "lost": 1,
+        "missing": 8, "duplicated": 2, "unexpected": 11, "early": 1, "late": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
 
@@ -406,3 +451,12 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     (bucket,) = books.buckets.collect()
     assert bucket["bucket_ms"] == ACCEPTED - ACCEPTED % 3_000
     books.release()
+
+
+def test_what_the_ledger_has_all_of() -> None:
+    assert FACTS.has_all_of(0, ACCEPTED)
+    assert not FACTS.has_all_of(0, ACCEPTED + 1), "of n5.1 seqs behind the last file were done"
+    cut = replace(FACTS, extents={**FACTS.extents, "n1.1": Extent(2, 95, ACCEPTED - 1_000, NOW)})
+    assert not cut.has_all_of(0, ACCEPTED), "of n1.1 the first is not there"
+    assert cut.has_all_of(ACCEPTED - 1_000, ACCEPTED)
+    assert not replace(FACTS, extents={}).has_all_of(0, ACCEPTED)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from delaywheel_audit.job import CouldNotRun, run
 from delaywheel_audit.options import Options
 from delaywheel_audit.summary import COUNTS, Summary
+from delaywheel_replica.cleaner.settings import KafkaNames
 from local.books import make
 from local.kafka import KafkaBroker
 
@@ -31,11 +35,20 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
 
 
 def test_books_that_balance_and_books_with_a_file_lost(
-    spark: SparkSession, options: Options, tmp_path: Path
+    spark: SparkSession, kafka: KafkaBroker, options: Options, tmp_path: Path
 ) -> None:
+    assert options.cluster is not None
+    elsewhere = f"{options.cluster}-elsewhere"
+    told = {"outcome": "cancelled", "id": "00" * 16, "due_ms": 1, "topic": elsewhere}
+    producer = Producer({"bootstrap.servers": kafka.address})
+    producer.produce(KafkaNames(options.cluster).outcomes, json.dumps(told))
+    assert producer.flush(30) == 0
+
     summary = run(spark, options)
     assert summary.balanced
     assert summary.findings == {}
+    assert elsewhere in summary.topics, "only an outcome names it"
+    assert any("not final: the floor" in note for note in summary.notes)
     expected = {"accepted": 6_000, "acknowledged": 6_000, "forwarded": 5_940, "cancelled": 60}
     assert summary.counts == dict.fromkeys((*COUNTS, "unpublished", "unbooked"), 0) | expected
     assert Summary.from_json((tmp_path / "output" / "summary.json").read_text()) == summary
@@ -63,6 +76,27 @@ def test_what_cannot_run_says_why(spark: SparkSession, options: Options) -> None
         run(spark, replace(options, ledger="/nowhere/at/all"))
     with pytest.raises(CouldNotRun, match="OUTPUT_UNWRITABLE"):
         run(spark, replace(options, output="/proc/nothing"))
+
+
+def test_a_ledger_without_files_of_the_time_proves_nothing(
+    spark: SparkSession, options: Options, tmp_path: Path
+) -> None:
+    (tmp_path / "unmounted").mkdir()
+    with pytest.raises(CouldNotRun, match=r"LEDGER_UNREADABLE.*no file of a ledger"):
+        run(spark, replace(options, ledger=str(tmp_path / "unmounted")))
+
+    day_ms = 86_400_000
+    began_ms = int(time.time() * 1000)
+    before = replace(
+        options.terms, by="accepted", from_ms=began_ms - 3 * day_ms, to_ms=began_ms - 2 * day_ms
+    )
+    summary = run(spark, replace(options, terms=before))
+    assert summary.balanced, "each wheel's first seq was accepted later"
+    assert not any("not final" in note for note in summary.notes)
+
+    min((tmp_path / "ledger").rglob("n1.1-*.parquet"), key=lambda path: path.name).unlink()
+    with pytest.raises(CouldNotRun, match="LEDGER_OUT_OF_RANGE"):
+        run(spark, replace(options, terms=before))
 
 
 def test_a_topic_that_nobody_sent_to_has_empty_books(spark: SparkSession, options: Options) -> None:

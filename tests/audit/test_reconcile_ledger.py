@@ -91,6 +91,8 @@ def test_hours_are_chosen_as_a_whole() -> None:
         "/x/date=2026-01-02/hour=03/.n1.tmp",
         "/x/date=2026-01-02/hour=03/n1.1-1-2.parquet",
         "/x/n1.1-0000000000000000001-0000000000000000002.parquet",
+        "/x/date=2026-02-30/hour=03/n1.1-0000000000000000001-0000000000000000002.parquet",
+        "/x/date=2026-01-02/hour=77/n1.1-0000000000000000001-0000000000000000002.parquet",
         "/x/date=2026-01-02/hour=03/n1-0000000000000000001-0000000000000000002.parquet",
     ],
 )
@@ -134,6 +136,45 @@ def test_a_lost_file_is_a_hole_with_the_times_around_it(tmp_path: Path) -> None:
     extent = folder.extents(folder.listing())["n1.1"]
     assert (extent.first_seq, extent.last_seq) == (1, 22)
     assert (extent.from_ms, extent.to_ms) == (13, 1_800_000_000_020)
+
+
+def test_what_comes_and_goes_while_one_looks_is_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = ledger_seen_in_part(
+        tmp_path, monkeypatch, seen=[(1, 2), (7, 8)], then=[(3, 4), (5, 6), (7, 8), (11, 12)]
+    )
+    listing = folder.listing()
+    assert [(f.first_seq, f.last_seq) for f in listing.files] == [(3, 4), (5, 6), (7, 8)]
+    assert folder.holes(listing) == []
+
+
+def test_what_is_not_there_at_the_second_look_either_is_a_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seqs = [(1, 2), (7, 8)]
+    folder = ledger_seen_in_part(tmp_path, monkeypatch, seen=seqs, then=[*seqs, (11, 12)])
+    assert [(hole.first_seq, hole.last_seq) for hole in folder.holes(folder.listing())] == [(3, 6)]
+
+
+def ledger_seen_in_part(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    seen: list[tuple[int, int]],
+    then: list[tuple[int, int]],
+) -> LedgerFolder:
+    """A first look sees some files; behind it there are others."""
+    look = LedgerFolder._look
+    for seqs in then:
+        write(folder, *seqs, [1_800_000_000_000 + seq for seq in seqs])
+
+    def first(_: LedgerFolder) -> Listing:
+        monkeypatch.setattr(LedgerFolder, "_look", look)
+        return Listing([file(*seqs) for seqs in seen])
+
+    monkeypatch.setattr(LedgerFolder, "_look", first)
+    return LedgerFolder(str(folder))
 
 
 def test_a_place_that_is_not_there_is_an_error_and_no_empty_ledger(tmp_path: Path) -> None:

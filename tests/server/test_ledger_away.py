@@ -1,11 +1,12 @@
 """The ledger's place is away, and then the disk full: a real server, from refusal to the gap.
 
-Costs some 25 s, of which the books are patient for 10.
+Costs some 25 s, of which the books are patient for 10; and as much again for a place that hangs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -55,6 +56,26 @@ def test_an_audit_never_stops_the_business(tmp_path: Path) -> None:
     assert (gap["messages"], gap["reason"], gap["node"]) == (MESSAGES, "DISK_RESERVE", "n1")
     assert gap["accepted_from_ms"] == gap["accepted_to_ms"]
     assert not list(books.rglob("*.parquet"))
+
+
+def test_a_place_that_hangs_is_told_of_and_keeps_no_node_from_ending(tmp_path: Path) -> None:
+    books = tmp_path / "books"
+    books.mkdir()
+    os.mkfifo(books / ".n1.tmp")  # opened to be written, it waits for a reader
+    server = ServerProcess(tmp_path / "n1", ledger_uri=str(books))
+    server.start()
+    try:
+        server.wait_accepting()
+        due_ms = time.time_ns() // 1_000_000 + 60_000
+        row = pb.DelayedMessage(topic="orders", value=b"v", id=bytes(16), deliver_at_ms=due_ms)
+        assert all(result.handle for result in server.produce(row))
+        wait_until("status says so", lambda: report(server).failure, timeout_s=30)
+        assert report(server).failure == "does not answer"
+        assert report(server).failing_since_ms
+        assert ledger_seq(server) == 0
+        assert server.terminate() == 0
+    finally:
+        server.kill()
 
 
 def report(server: ServerProcess) -> pb.LedgerReport:

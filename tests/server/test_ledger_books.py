@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,10 +17,11 @@ import pytest
 from delaywheel.format import Kind
 from delaywheel_replica.server import ledger_pages, publish
 from delaywheel_replica.server.ledger import Ledger, rows_folder
-from delaywheel_replica.server.publish import Books, BooksConfig
+from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
 from sim.disk import SimulatedDisk
 from support.books import ACCEPTED_AT_MS, WHEEL, Bench, Died, FragilePlace
 from support.messages import BASE_SLOT, Message, message
+from support.server_process import wait_until
 
 HOUR_MS = 3_600_000
 FOUR, FIVE = (f"date=2025-11-21/hour=0{hour}" for hour in (4, 5))
@@ -282,6 +286,84 @@ def test_while_the_place_is_away_nothing_is_told_and_nothing_is_lost(bench: Benc
     assert (bench.books.state().failure, bench.books.state().failing_since_ms) == (None, None)
     assert bench.rows() == bench.all_written()
     assert bench.published == {WHEEL: 3}
+
+
+@pytest.fixture
+def hanging(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """A place that neither answers nor fails until the event is set."""
+    answers, reach = Event(), bench.place.reach
+
+    def hang() -> None:
+        answers.wait(20)
+        reach()
+
+    monkeypatch.setattr(bench.place, "reach", hang)
+    yield answers
+    answers.set()
+    bench.books.stop()
+
+
+def test_a_place_that_hangs_is_told_of(
+    bench: Bench, hanging: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "_PATIENCE_S", 0.1)
+    began_ms = time.time_ns() // 1_000_000
+    bench.write(message(1))
+    bench.books.start()
+    wait_until("it is told", lambda: bench.books.state().failure)
+    state = bench.books.state()
+    assert state.failure == "does not answer"
+    assert state.failing_since_ms == pytest.approx(began_ms, abs=2_000)
+    monkeypatch.setattr(publish, "_PATIENCE_S", 60.0)
+    hanging.set()
+    wait_until("it is published", lambda: bench.books.state().files)
+    wait_until("it is well", lambda: bench.books.state().failure is None)
+
+
+def test_a_place_that_is_slow_and_answers_is_well(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A go may last for long: many hours to look at, a large file to send."""
+    failures: list[str | None] = []
+    reach = bench.place.reach
+
+    def slow() -> None:
+        assert bench.books._moved_s is not None
+        bench.books._moved_s -= 60
+        bench.place._answered_s -= 60
+        failures.append(bench.books.state().failure)
+        reach()
+        failures.append(bench.books.state().failure)
+
+    monkeypatch.setattr(bench.place, "reach", slow)
+    assert bench.books.work()
+    assert failures == ["does not answer", None]
+
+
+def test_a_place_that_hangs_keeps_no_node_from_ending(bench: Bench, hanging: Event) -> None:
+    bench.write(message(1))
+    bench.books.start()
+    bench.books.stop(patience_s=0.1)
+    assert not hanging.is_set()
+    assert bench.published == {}
+    hanging.set()
+    bench.books.stop()
+    assert bench.published == {WHEEL: 1}
+
+
+@pytest.mark.parametrize("uri", ["s3://key:hidden@bucket/a b", "gopher://key:hidden@bucket/a"])
+def test_why_a_place_fails_is_told_without_its_secrets(bench: Bench, uri: str) -> None:
+    links = BooksLinks(
+        publishable=bench.publishable,
+        registered=lambda: None,
+        is_full=lambda: False,
+        on_published=bench.published.__setitem__,
+        on_unreadable=lambda _wheel, _seq: None,
+    )
+    books = Books(bench.disk, bench.data, bench.ledger, BooksConfig("n1", uri, 60), links)
+    assert not books.work()
+    assert "://bucket/a" in str(books.state().failure)
+    assert "hidden" not in str(books.state())
 
 
 def test_a_full_disk_and_a_place_that_was_there_just_now_give_up_nothing(bench: Bench) -> None:

@@ -106,6 +106,20 @@ def test_what_is_written_beside_is_no_file_until_it_is_put(place: Place, tmp_pat
     assert not (tmp_path / "place" / ".n1.tmp").exists()
 
 
+def test_folders_and_files_that_the_service_never_made_are_left_alone(
+    place: Place, tmp_path: Path
+) -> None:
+    """Whoever made them ends no node."""
+    put(place, WHEEL, 1, 4, HOUR)
+    for folder in ("date=2026-02-30/hour=03", "date=2025-11-21/hour=77", "date=0000-01-01/hour=00"):
+        (tmp_path / "place" / folder).mkdir(parents=True)
+    file = f"{'n' * 200}.1-{1:019}-{2:019}.parquet"
+    (tmp_path / "place" / "date=2025-11-21" / "hour=04" / file).touch()
+    assert list(place.hours()) == [HOUR]
+    assert place.newest({WHEEL: HOUR, OTHER: 0}) == {WHEEL: 4}
+    assert retained(place, 5, [], HOUR + 100 * HOUR_MS) == []
+
+
 # --- an object store: no folders to move in, and a file is there when its stream is closed
 
 
@@ -170,6 +184,8 @@ def _put_broken(store: Place, tmp_path: Path) -> None:
         ("/srv/books", "/srv/books"),
         ("s3://key:secret@bucket/books?region=x&secret_key=y", "s3://bucket/books"),
         ("hdfs://namenode:8020/books", "hdfs://namenode:8020/books"),
+        ("file:///srv/books", "file:///srv/books"),
+        ("s3://key:sec[ret@bucket/books", "s3://bucket/books"),
     ],
 )
 def test_a_place_is_shown_without_its_secrets(uri: str, seen: str) -> None:
@@ -208,6 +224,39 @@ def test_what_says_how_far_a_registered_wheel_is_published_stays(place: Place) -
     assert retained(place, 30, [WHEEL, OTHER], later_ms) == [("n1.1", 3), ("n2.7", 4)]
     assert place.newest({WHEEL: HOUR, OTHER: HOUR}) == {WHEEL: 3, OTHER: 4}
     assert retained(place, 30, [], later_ms) == []
+
+
+def test_what_is_left_of_a_wheel_never_has_a_hole(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may look at any moment: a hole is a file that was lost."""
+    place.put_gap(gap_of(WHEEL, 1, 1, HOUR))
+    for number in range(1, 9):
+        put(place, GONE, number, number, HOUR + number // 3 * HOUR_MS)
+        put(place, WHEEL, 1 + number, 1 + number, HOUR + number // 3 * HOUR_MS)
+    looks: list[list[tuple[str, int]]] = []
+    delete = Place.delete
+
+    def looked_at(self: Place, name: ledger_place.Name) -> None:
+        delete(self, name)
+        looks.append(names(self))
+
+    monkeypatch.setattr(Place, "delete", looked_at)
+    retained(place, 5, [], HOUR + 100 * HOUR_MS)
+    assert len(looks) == 17
+    for look in looks:
+        for wheel, last in ((GONE, 8), (WHEEL, 9)):
+            seqs = [seq for of, seq in look if of == str(wheel)]
+            assert seqs == [*range(last + 1 - len(seqs), last + 1)]
+
+
+def test_a_gap_stays_as_long_as_the_files_of_its_hour(place: Place) -> None:
+    put(place, GONE, 1, 1, HOUR)
+    place.put_gap(gap_of(GONE, 2, 2, HOUR + 1))
+    put(place, GONE, 3, 3, HOUR + HOUR_MS)
+    soon_ms = HOUR + 5 * HOUR_MS + HOUR_MS // 2
+    assert len(retained(place, 5, [], soon_ms)) == 3
+    assert retained(place, 5, [], soon_ms + HOUR_MS // 2) == [("n3.1", 3)]
 
 
 def test_it_is_not_looked_at_all_the_time(place: Place) -> None:

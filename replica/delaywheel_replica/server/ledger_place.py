@@ -17,18 +17,18 @@ import contextlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from delaywheel.identity import WheelId
+from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel_replica.core.fields import Fields
 from delaywheel_replica.server.ledger_notes import Gap
 
@@ -93,6 +93,12 @@ class Place:
         self._moves = self._fs.type_name not in _OBJECT_STORES
         self._beside = f"{self._folder}/.{node}.tmp" if self._moves else str(staging)
         self._beside_fs = self._fs if self._moves else fs.LocalFileSystem()
+        self._answered_s = time.monotonic()
+
+    @property
+    def answered_s(self) -> float:
+        """When it last did what it was asked, by the monotonic clock; any thread may ask."""
+        return self._answered_s
 
     # --- names
 
@@ -123,9 +129,9 @@ class Place:
         dates = {m[1]: name for name in self._list("") if (m := _DATE.fullmatch(name))}
         for date, folder in sorted(dates.items(), reverse=True):
             for name in sorted(self._list(folder), reverse=True):
-                if match := _HOUR.fullmatch(name):
-                    began = datetime.fromisoformat(f"{date}T{match[1]}:00:00+00:00")
-                    yield int(began.timestamp()) * 1000
+                match = _HOUR.fullmatch(name)
+                if match and (began_ms := _began_ms(date, match[1])) is not None:
+                    yield began_ms
 
     def files(self, hour_ms: int) -> list[Name]:
         """The files of an hour."""
@@ -171,6 +177,7 @@ class Place:
         """Deletes a file or gap, if it is there."""
         with contextlib.suppress(FileNotFoundError):  # another node was faster
             self._fs.delete_file(name.path)
+        self._answered_s = time.monotonic()
 
     def delete_hour(self, hour_ms: int) -> None:
         """Deletes the folder of an hour, and that of its date, where nothing is left in it."""
@@ -185,14 +192,17 @@ class Place:
 
     def _list(self, folder: str) -> list[str]:
         selector = fs.FileSelector(f"{self._folder}/{folder}".rstrip("/"), allow_not_found=True)
-        return [info.base_name for info in self._fs.get_file_info(selector)]
+        names = [info.base_name for info in self._fs.get_file_info(selector)]
+        self._answered_s = time.monotonic()
+        return names
 
     def _names(self, folder: str) -> Iterator[Name]:
         for base_name in self._list(folder):
             if match := _NAME.fullmatch(base_name):
                 node, number, first, last = match.groups()
                 path = f"{self._folder}/{folder}/{base_name}"
-                yield Name(WheelId(node, int(number)), int(first), int(last), path)
+                with contextlib.suppress(NameInvalidError):
+                    yield Name(WheelId(node, int(number)), int(first), int(last), path)
 
     def _make_beside(self) -> None:
         self._beside_fs.create_dir(self._beside.rpartition("/")[0], recursive=True)
@@ -209,6 +219,7 @@ class Place:
         while inside.startswith(self._folder):
             self._sync(inside)
             inside = inside.rpartition("/")[0]
+        self._answered_s = time.monotonic()
 
     def _upload(self, final: str) -> None:
         """What broke in the middle may be there in part: closing its stream ended it."""
@@ -219,6 +230,7 @@ class Place:
             ):
                 while part := source.read(_COPIED_AT_ONCE_BYTES):
                     target.write(part)
+                    self._answered_s = time.monotonic()
         except UNREACHED:
             with contextlib.suppress(*UNREACHED):
                 self._fs.delete_file(final)
@@ -237,15 +249,25 @@ class Place:
 
 def shown(uri: str) -> str:
     """A URI as it may be shown: without the secrets that it may hold."""
-    if "://" not in uri:
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
         return uri
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    authority, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _hour_folder(unix_ms: int) -> str:
     moment = datetime.fromtimestamp(unix_ms // 1000, UTC)
     return f"date={moment:%Y-%m-%d}/hour={moment:%H}"
+
+
+def _began_ms(date: str, hour: str) -> int | None:
+    """Somebody may have made a folder of a day that no calendar has: that is none of ours."""
+    try:
+        began = datetime.fromisoformat(f"{date}T{hour}:00:00+00:00")
+    except ValueError:
+        return None
+    return int(began.timestamp()) * 1000
 
 
 def _greatest(names: Iterable[Name]) -> dict[WheelId, int]:

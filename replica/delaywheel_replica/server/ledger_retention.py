@@ -1,8 +1,9 @@
 """Old files of the published ledger go, where an operator wants that.
 
 Each node does it now and then in its own place: of a place that all share, whoever comes first.
-What goes lies in hours that ended longer ago than is to be kept, and gaps that end so. But of each
-registered wheel the last of these stays: by it a node knows after a restart what is published.
+What goes lies in hours that ended longer ago than is to be kept, and gaps that end in such. But
+of each registered wheel the last of these stays: by it a node knows after a restart what is
+published.
 """
 
 from collections.abc import Callable, Collection
@@ -50,7 +51,8 @@ class Retention:
         gaps = [gap for gap in place.gaps() if _ended_ms(place, gap) <= before_ms]
         kept = _last_ones([*files, *gaps], registered)
         gone = [name for name in (*files, *gaps) if name not in kept]
-        for name in gone:
+        # In order: what is left of a wheel, whenever this ends or somebody looks, has no hole.
+        for name in sorted(gone, key=lambda name: (name.wheel, name.first_seq)):
             place.delete(name)
         for hour_ms in hours:
             place.delete_hour(hour_ms)
@@ -64,9 +66,12 @@ class Retention:
 
 
 def _ended_ms(place: Place, gap: Name) -> int:
-    """A gap that cannot be read is nobody's to delete."""
+    """When its hour ended: files of that hour, before it, stay as long.
+
+    A gap that cannot be read is nobody's to delete.
+    """
     try:
-        return place.read_gap(gap).accepted_to_ms
+        return (place.read_gap(gap).accepted_to_ms // HOUR_MS + 1) * HOUR_MS
     except MalformedError:
         return 1 << 62
 

@@ -147,21 +147,41 @@ class Books:
             shown(config.uri), gaps=len(waiting), gap_messages=sum(gap.messages for gap in waiting)
         )
         self._failing_since_s: float | None = None
+        # While it is at work: when it last went on.
+        self._moved_s: float | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="books", daemon=True)
 
     def state(self) -> BooksState:
-        """How it stands; any thread may ask."""
-        return self._state
+        """How it stands; any thread may ask, and is told of a place that hangs, too."""
+        state, moved_s = self._state, self._moved_s
+        if moved_s is None or state.failure is not None:
+            return state
+        if self._place is not None:
+            moved_s = max(moved_s, self._place.answered_s)
+        hanging_s = time.monotonic() - moved_s
+        if hanging_s <= _PATIENCE_S:
+            return state
+        since_ms = _wall_ms() - int(hanging_s * 1000)
+        return replace(state, failure="does not answer", failing_since_ms=since_ms)
 
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Publishes once more, if the place answers, and ends the thread."""
+    def stop(self, *, patience_s: float = _PATIENCE_S) -> None:
+        """Publishes once more, if the place answers, and ends the thread.
+
+        Args:
+            patience_s: for how long that is waited for. A place that hangs keeps nobody from
+                ending: then the thread ends with the process, which loses and doubles nothing.
+        """
         self._ended.set()
-        self._thread.join()
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "the ledger's place does not answer: not waited for", place=self._state.place
+            )
 
     def _run(self) -> None:
         while True:
@@ -179,6 +199,13 @@ class Books:
 
         Nothing is lost then: the next call goes on.
         """
+        self._moved_s = time.monotonic()
+        try:
+            return self._go()
+        finally:
+            self._moved_s = None
+
+    def _go(self) -> bool:
         # Before sealing: what is held now has its rows in the files sealed then.
         wheels = self._links.publishable()
         for sealed in self._ledger.seal():
@@ -188,7 +215,7 @@ class Books:
         try:
             self._work(wheels)
         except UNREACHED as error:
-            self._failed(str(error))
+            self._failed(str(error).replace(self._config.uri, self._state.place))
             try:
                 self._give_up(wheels)
             except OSError as refused:
@@ -247,6 +274,7 @@ class Books:
         last_seq = found.last_seq
         try:
             for piece in source.blocks(self._placed[wheel] + 1, last_seq):
+                self._moved_s = time.monotonic()
                 if isinstance(piece, Unreadable) and not _is_gone(piece.seq, found):
                     # Another member may have it: the machine fetches it, or has it declared lost.
                     self._links.on_unreadable(wheel, piece.seq)
