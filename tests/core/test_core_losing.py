@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,15 @@ def test_what_was_never_written_may_still_come() -> None:
     assert frames_lost(STATE, {A1: 10}, sought(*beats, lacks=lacks)) == [(A1, 10)]
     answers = (FenceAnswer("c", "disk-c", Fence("a", 1), {A1: 10}),)
     assert frames_lost(STATE, {}, sought(*beats, lacks=lacks, answers=answers)) == [(A1, 10)]
+
+
+def test_a_committed_fill_says_that_it_was_written() -> None:
+    """Who held it is gone, and no end was committed: the wheel could never be closed."""
+    lacks = {(A1, 5): ALL, (A1, 6): ALL}
+    beats = [lacking(node, applied=3) for node in "abc"]
+    assert frames_lost(STATE, {}, sought(*beats, lacks=lacks)) == []
+    filled = replace(STATE, wheels={A1: replace(STATE.wheels[A1], fill=5)})
+    assert frames_lost(filled, {}, sought(*beats, lacks=lacks)) == [(A1, 5)]
 
 
 def test_each_is_recorded_once_in_order_and_only_of_registered_wheels() -> None:

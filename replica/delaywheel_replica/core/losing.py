@@ -61,15 +61,18 @@ def frames_lost(
         for frame, nodes in sought.lacks.items()
         if frame not in state.lost
         and frame[0] in state.wheels
-        and _was_written(frame, ends, sought)
+        and _was_written(state, frame, ends, sought)
         and _all_lack(state, frame, nodes, sought)
     )
 
 
-def _was_written(frame: FrameName, ends: Mapping[WheelId, int], sought: Sought) -> bool:
+def _was_written(
+    state: ControlState, frame: FrameName, ends: Mapping[WheelId, int], sought: Sought
+) -> bool:
+    """A committed fill says it, too: an earlier leader heard of a member that held them."""
     wheel, seq = frame
     return (
-        seq <= ends.get(wheel, 0)
+        seq <= max(ends.get(wheel, 0), state.wheels[wheel].fill)
         or any(wheel in b.wheels and seq <= b.wheels[wheel].applied for b in sought.beats.values())
         or any(seq <= answer.applied.get(wheel, 0) for answer in sought.answers)
     )
