@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 CLUSTERS = ("tests/e2e", "tests/scripts")
 """Where the tests of real clusters are."""
 
+# What pytest ends with; a library's words about a broker that has ended may come behind it.
+_SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
 
 
@@ -46,7 +48,7 @@ class Done:
     name: str
     seconds: float
     code: int
-    last_line: str
+    summary: str
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
@@ -113,8 +115,8 @@ class Lane:
             started = time.monotonic()
             if not self._start(step):
                 return
-            code, last_line = self._follow(step)
-            self.done.append(Done(step.name, time.monotonic() - started, code, last_line))
+            code, summary = self._follow(step)
+            self.done.append(Done(step.name, time.monotonic() - started, code, summary))
 
     def _start(self, step: Step) -> bool:
         with self._lock:
@@ -135,12 +137,12 @@ class Lane:
     def _follow(self, step: Step) -> tuple[int, str]:
         assert self._process is not None
         assert self._process.stdout is not None
-        last_line = ""
+        summary = ""
         with self._process as process, self._process.stdout as output:
             for line in output:
                 print(f"{step.name} | {line}", end="", flush=True)
-                last_line = line.rstrip() or last_line
-            return process.wait(), last_line
+                summary = line if _SUMMARY.match(line) else summary
+            return process.wait(), summary
 
 
 def table(done: Sequence[Done]) -> str:
@@ -150,11 +152,11 @@ def table(done: Sequence[Done]) -> str:
 
 
 def verdict(done: Sequence[Done]) -> str:
-    """How many tests passed and failed, from the last lines of pytest."""
+    """How many tests passed and failed, from what pytest ended with."""
     counts: Counter[str] = Counter()
     for step in done:
         if step.name.startswith("pytest"):
-            for number, what in _COUNT.findall(step.last_line):
+            for number, what in _COUNT.findall(step.summary):
                 counts["failed" if what == "error" else what] += int(number)
     skipped = f", {counts['skipped']} skipped" if counts["skipped"] else ""
     return f"{counts['passed']} passed, {counts['failed']} failed{skipped}"

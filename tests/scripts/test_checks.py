@@ -45,7 +45,10 @@ def test_the_last_line_counts_the_tests_of_all_steps(
 def test_failed_tests_are_counted(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    failing = "import sys; print('== 1 failed, 2 passed, 1 error in 9.1s =='); sys.exit(1)"
+    failing = (
+        "import sys; print('== 1 failed, 2 passed, 1 error in 9.1s ==');"
+        "print('%3|FAIL|rdkafka#producer-509| ipv4#127.0.0.1:22271 failed'); sys.exit(1)"
+    )
     code, lines = run_with(
         monkeypatch,
         capfd,
