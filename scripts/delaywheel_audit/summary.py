@@ -9,9 +9,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 By: TypeAlias = Literal["due", "accepted"]
 
-COUNTS = (
-    "accepted",
-    "acknowledged",
+FATES = (
     "forwarded",
     "cancelled",
     "duplicates_dropped",
@@ -19,15 +17,11 @@ COUNTS = (
     "lost",
     "pending",
     "missing",
-    "duplicated",
-    "unexpected",
-    "early",
-    "late",
 )
-"""The counting columns of the table `buckets`, in its order.
+"""What becomes of an accepted message: together they are `accepted`."""
 
-accepted = forwarded + cancelled + duplicates_dropped + dead + lost + pending + missing.
-"""
+COUNTS = ("accepted", "acknowledged", *FATES, "duplicated", "unexpected", "early", "late")
+"""The counting columns of the table `buckets`, in its order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ from rich.table import Table
 
 from delaywheel_audit.findings import KINDS
 from delaywheel_audit.ledger_files import moment
-from delaywheel_audit.summary import Summary
+from delaywheel_audit.summary import FATES, Summary
 
 if TYPE_CHECKING:
     from delaywheel_audit.output import Output
 
 _SHOWN = 5
-_FATES = ("forwarded", "cancelled", "duplicates_dropped", "dead", "lost", "pending", "missing")
 
 
 def print_summary(summary: Summary, output: Output, page: str | None, *, as_json: bool) -> None:
@@ -54,7 +53,7 @@ def _figures(summary: Summary) -> Table:
     table.add_column(justify="right")
     counts = summary.counts
     table.add_row("accepted", f"{counts['accepted']:,}", style="bold")
-    for name in _FATES:
+    for name in FATES:
         table.add_row(f"  {name.replace('_', ' ')}", f"{counts[name]:,}")
     table.add_row("acknowledged (different messages)", f"{counts['acknowledged']:,}")
     for name in ("duplicated", "unexpected", "early", "late", "unpublished", "unbooked"):

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from delaywheel.dial import DialView
 from delaywheel.disk import PosixDisk
+from delaywheel_audit.summary import FATES
 from local.mirrors import Mirrors
 from local.node import Node
 from local.observer import Record
@@ -28,16 +29,6 @@ COMING_SECONDS = 16
 BAR_HEIGHT = 6
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 RECENT_S = 1.0
-# What becomes of an accepted message.
-PARTS = (
-    "forwarded",
-    "cancelled",
-    "duplicates_dropped",
-    "dead",
-    "lost",
-    "pending",
-    "missing",
-)
 
 
 class Sample:
@@ -309,7 +300,7 @@ def books_text(books: Books, verdict: Verdict) -> str:
         differs = "" if by_consumer == by_books else "  NOT the same"
         lines.append(f"{name:<17}{by_consumer:>9,}{by_books:>12,}{differs}")
     summary = books.summary
-    parts = [f"{n:,} {_words(name)}" for name in PARTS if (n := summary.counts[name])]
+    parts = [f"{n:,} {_words(name)}" for name in FATES if (n := summary.counts[name])]
     found = [f"{n:,} {_words(kind)}" for kind, n in summary.findings.items() if n]
     said = "The books balance" if summary.balanced else "The books do NOT balance"
     lines.append("")

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 - the producers take little notice of what they are told
 """From a frame that cannot be read to its record and its outcome: a leader alone, and among others.
 
 The producers keep what they are given; the node's server is what a test says.
@@ -7,7 +6,7 @@ The producers keep what they are given; the node's server is what a test says.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.deadletters import DeadLetters, Plan
 from delaywheel_replica.cleaner.forward import Forwarder
-from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.rows import DueRows
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
@@ -31,7 +29,7 @@ from delaywheel_replica.core.duties import Cluster, Situation
 from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import Verdict
+from support.committing import CommittingProducers
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
@@ -40,38 +38,8 @@ NAMES = KafkaNames("c")
 DUE_MS = 1_700_000_000_000
 
 
-class Producers:
-    """Commits everything."""
-
-    def __init__(self) -> None:
-        self.committed: list[Record] = []
-        self._open: list[Record] = []
-
-    def init(self, number: int, timeout_ms: int) -> Ended:
-        raise NotImplementedError
-
-    def begin(self, number: int) -> None:
-        self._open = []
-
-    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
-        self._open += records
-        return []
-
-    def write_own(self, number: int, records: Iterable[Record]) -> None:
-        self._open += records
-
-    def flush(self, number: int, timeout_ms: int) -> None:
-        """Nothing waits."""
-
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
-        self.committed += [*self._open, last]
-        return Ended(Verdict.COMMITTED)
-
-    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        raise NotImplementedError
-
-    def destroy(self) -> None:
-        raise NotImplementedError
+class Producers(CommittingProducers):
+    """And what they took."""
 
     def ids(self) -> list[int]:
         """Of what was forwarded."""

@@ -1,4 +1,3 @@
-# ruff: noqa: ARG002 - the producers take little notice of what they are told
 """Every accepted message has one fate, and it can be told from what is written; costs 1 s.
 
 The forwarder works on wheels in memory; of what it commits, and of the progress that goes with it,
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, DeadReason, batch_bytes
 from delaywheel_replica.cleaner.outcomes import dead_letter as dead_letter_of
 from delaywheel_replica.cleaner.outcomes import forwarded as forwarded_of
-from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.cleaner.ports import Record
 from delaywheel_replica.cleaner.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
@@ -37,7 +36,7 @@ from delaywheel_replica.core.control import (
 from delaywheel_replica.core.duties import Cluster, Situation
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.reports import Verdict
+from support.committing import CommittingProducers
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
@@ -46,40 +45,6 @@ NAMES = KafkaNames("c")
 NOW_MS = 1_700_000_000_000
 LATER_MS = 3_000
 BAD = "bad"
-
-
-class Producers:
-    """Commits everything."""
-
-    def __init__(self) -> None:
-        self.committed: list[Record] = []
-        self._open: list[Record] = []
-
-    def init(self, number: int, timeout_ms: int) -> Ended:
-        raise NotImplementedError
-
-    def begin(self, number: int) -> None:
-        self._open = []
-
-    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
-        self._open += records
-        return []
-
-    def write_own(self, number: int, records: Iterable[Record]) -> None:
-        self._open += records
-
-    def flush(self, number: int, timeout_ms: int) -> None:
-        """Nothing waits."""
-
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
-        self.committed += [*self._open, last]
-        return Ended(Verdict.COMMITTED)
-
-    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        raise NotImplementedError
-
-    def destroy(self) -> None:
-        raise NotImplementedError
 
 
 class OneBadTopic(DeadLetters):
@@ -102,7 +67,7 @@ class OneBadTopic(DeadLetters):
 class Account:
     """What became of every ledger row, from Kafka and the ledger alone."""
 
-    def __init__(self, wheels: Wheels, producers: Producers) -> None:
+    def __init__(self, wheels: Wheels, producers: CommittingProducers) -> None:
         self.rows = Counter(
             (row.id, row.due_ms)
             for frame in wheels.frames
@@ -176,7 +141,7 @@ class Leader:
     def __init__(self, wheels: Wheels) -> None:
         self.wheels = wheels
         self.now_ms = NOW_MS
-        self.producers = Producers()
+        self.producers = CommittingProducers()
         self.reader = DueReader(wheels.disk, wheels.data, preload_thread=False)
         progress = Progress(NOW_MS - LATER_MS, None, {}, NOW_MS // 1000 - 60)
         self.state = ControlState(progress=progress).apply_all(

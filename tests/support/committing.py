@@ -1,0 +1,43 @@
+# ruff: noqa: ARG002 - the producers take little notice of what they are told
+"""Producers that keep what they are given, and commit all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.core.reports import Verdict
+
+
+class CommittingProducers:
+    """Commits everything."""
+
+    def __init__(self) -> None:
+        self.committed: list[Record] = []
+        self._open: list[Record] = []
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        raise NotImplementedError
+
+    def begin(self, number: int) -> None:
+        self._open = []
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        self._open += records
+        return []
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        self._open += records
+
+    def flush(self, number: int, timeout_ms: int) -> None:
+        """Nothing waits."""
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        self.committed += [*self._open, last]
+        return Ended(Verdict.COMMITTED)
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        raise NotImplementedError
