@@ -163,6 +163,20 @@ class SimulatedDisk:
         self.flip_bit(path, chance.randrange(8 * len(self._files[str(path)].now)))
         return True
 
+    def unlink_somewhere(self, chance: Random) -> bool:
+        """Some slot file's name is gone, behind everybody's back; whether there was one.
+
+        Whoever has it open still reads and writes it, as on Linux.
+        """
+        paths = [path for path in self.paths() if path.suffix == ".slot"]
+        if not paths:
+            return False
+        name = str(chance.choice(paths))
+        del self._files[name]
+        self._unsynced_names.pop(name, None)
+        self._list_anew()
+        return True
+
     def wipe(self) -> None:
         """All that it held is lost; what was opened is dead."""
         self.restart()

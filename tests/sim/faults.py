@@ -203,6 +203,16 @@ def bit_flip(world: World, node: str, what: str, choice: int) -> None:
         world.checks.disturbed()
 
 
+@_fault
+def slot_gone(world: World, node: str, choice: int) -> None:
+    """Somebody deletes a slot file."""
+    sim = world.nodes[node]
+    if sim.disk.unlink_somewhere(Random(choice)):
+        sim.is_damaged = True
+        world.trace.add(node, "a slot file is gone")
+        world.checks.disturbed()
+
+
 # --- the network between the nodes
 
 

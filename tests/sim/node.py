@@ -44,7 +44,7 @@ class SimNode:
         is_gone: it was taken out of the cluster for good.
         disk_us: how long an effect on the disk takes.
         recovered: the folder was recovered since the machine last crashed.
-        is_damaged: its disk flipped bits.
+        is_damaged: its disk flipped bits, or lost a file.
     """
 
     def __init__(self, world: World, name: str) -> None:

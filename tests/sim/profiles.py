@@ -158,6 +158,10 @@ def _bit_flip(stage: Stage) -> list[Action]:
     return stage.act("bit_flip", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
 
 
+def _slot_gone(stage: Stage) -> list[Action]:
+    return stage.act("slot_gone", node=stage.node, choice=stage.random.randrange(1 << 30))
+
+
 def _isolate(stage: Stage) -> list[Action]:
     return stage.act("isolate", node=stage.node, ms=stage.ms(300, 20_000))
 
@@ -262,7 +266,9 @@ DEATHS: tuple[Draw, ...] = (
 WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk)
 CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all)
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
-DISKS: tuple[Draw, ...] = (_disk_full, _disk_error, _disk_error, _bit_flip, _bit_flip, _slow_disk)
+DISKS: tuple[Draw, ...] = (
+    _disk_full, _disk_error, _disk_error, _bit_flip, _bit_flip, _slot_gone, _slow_disk,
+)  # fmt: skip
 LINKS: tuple[Draw, ...] = (_isolate, _partition, _block, _cut, _flap, _bad_link, _bad_link)
 BROKERS: tuple[Draw, ...] = (
     _kafka_down, _kafka_cut, _kafka_slow, _kafka_slow_for_one, _kafka_lossy, _kafka_lossy,

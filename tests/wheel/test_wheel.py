@@ -172,6 +172,25 @@ def test_a_full_slot_is_refused_before_anything_is_written() -> None:
     append(wheel, [message(1, slot=BASE_SLOT + 2)])
 
 
+@pytest.mark.parametrize("left_bytes", [None, 40])
+def test_a_slot_file_that_somebody_deleted_or_cut_breaks_the_wheel(left_bytes: int | None) -> None:
+    """Its next frames would lie where mirrors have others."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, handles=1)
+    append(wheel, [message()])
+    other = append(wheel, [message(1, slot=BASE_SLOT + 1)])  # the one handle goes on to this slot
+    path = layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT)
+    if left_bytes is None:
+        disk.delete(path)
+    else:
+        disk.set_content(path, disk.content(path)[:left_bytes])
+    with pytest.raises(WheelBroken, match="deleted or cut"):
+        append(wheel, [message(2)])
+    frames = read_all(disk, DATA, wheel.wheel)
+    assert {seq: frame for seq, frame in frames.items() if seq in other} == other
+    assert max(frames) == 2
+
+
 def test_slots_below_the_floor_take_nothing_any_more() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)

@@ -6,7 +6,9 @@ are opened when needed and kept in one bounded cache for all wheels of the node;
 ahead is closed first, since slots near the pointer are about to take frames of short delays.
 """
 
+import errno
 import threading
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,14 +61,21 @@ class HandleCache:
             self._next_owner += 1
             return self._next_owner
 
-    def append(self, owner: int, slot: int, folder: Path, buffer: Buffer) -> int:
-        """Appends to a slot file, which is made if it is missing; returns the offset."""
+    def append(self, owner: int, slot: int, folder: Path, buffer: Buffer, end: int) -> None:
+        """Appends to a slot file, which is made if it is missing.
+
+        Raises:
+            OSError: the medium refused, or the file does not end at ``end``.
+        """
         with self._lock:
             handle = self._used(owner, slot, folder)
-            offset = handle.end
-            handle.file.write_at((buffer,), offset)
-            handle.end = offset + len(buffer)
-            return offset
+            if handle.end != end:
+                # Mirrors have other frames at the offsets that would come now.
+                path = layout.slot_path(folder, slot)
+                cause = f"it ends at {handle.end} and was written up to {end}: deleted or cut?"
+                raise OSError(errno.ESTALE, cause, str(path))
+            handle.file.write_at((buffer,), end)
+            handle.end = end + len(buffer)
 
     def write(self, owner: int, slot: int, folder: Path, buffer: Buffer, offset: int) -> int:
         """Writes at a place of a slot file, which is made if it is missing.
@@ -144,6 +153,28 @@ class Unsynced:
     new_hours: set[int] = field(default_factory=set)  # hours in which files were made
 
 
+class _Ends:
+    """Where each slot's file must end, as it was written: 8 bytes a second, hour by hour."""
+
+    def __init__(self) -> None:
+        self._hours: dict[int, array[int]] = {}
+
+    def __getitem__(self, slot: int) -> int:
+        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
+        ends = self._hours.get(hour)
+        return 0 if ends is None else ends[second]
+
+    def __setitem__(self, slot: int, end: int) -> None:
+        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
+        if hour not in self._hours:
+            self._hours[hour] = array("q", bytes(8 * layout.SECONDS_PER_HOUR))
+        self._hours[hour][second] = end
+
+    def forget_below(self, floor: int) -> None:
+        for hour in [hour for hour in self._hours if hour < floor // layout.SECONDS_PER_HOUR]:
+            del self._hours[hour]
+
+
 class SlotFiles:
     """The slot files of one wheel, for its writer.
 
@@ -157,8 +188,8 @@ class SlotFiles:
         self._handles = handles
         self._owner = handles.new_owner()
         self._limit_bytes = limit_bytes
-        # Slots more than half full, with their lengths: few, for each is gigabytes of disk.
-        self._large: dict[int, int] = {}
+        # Of what was appended; a wheel that is appended to began with no slot at all.
+        self._ends = _Ends()
         self._unsynced = Unsynced()
         self._lock = threading.Lock()
 
@@ -168,26 +199,26 @@ class SlotFiles:
         Raises:
             SlotFull: a slot file would grow beyond what an index row can say.
         """
-        if sum(map(_length_of, frames)) > self._limit_bytes // 2:
-            raise ValueError("a group longer than half a slot file")
-        if not self._large:
-            return
-        lengths = dict(self._large)
+        lengths: dict[int, int] = {}
         for frame in frames:
-            if frame.slot in lengths:
-                lengths[frame.slot] += len(frame.buffer)
-                if lengths[frame.slot] > self._limit_bytes:
-                    raise SlotFull(frame.slot)
+            length = lengths.get(frame.slot) or self._ends[frame.slot]
+            lengths[frame.slot] = length + len(frame.buffer)
+            if lengths[frame.slot] > self._limit_bytes:
+                raise SlotFull(frame.slot)
 
     def append(self, slot: int, buffer: Buffer) -> int:
-        """Writes one frame behind the others of its slot; returns its offset."""
-        offset = self._handles.append(self._owner, slot, self._folder, buffer)
+        """Writes one frame behind the others of its slot; returns its offset.
+
+        Raises:
+            OSError: the medium refused, or somebody deleted or cut the file.
+        """
+        offset = self._ends[slot]
+        self._handles.append(self._owner, slot, self._folder, buffer, offset)
         with self._lock:  # after the write: a sync in between must not take it as done
+            self._ends[slot] = offset + len(buffer)
             self._unsynced.slots.add(slot)
             if offset == 0:
                 self._unsynced.new_hours.add(slot // layout.SECONDS_PER_HOUR)
-            if offset + len(buffer) > self._limit_bytes // 2:
-                self._large[slot] = offset + len(buffer)
         return offset
 
     def write(self, slot: int, buffer: Buffer, offset: int) -> None:
@@ -244,7 +275,7 @@ class SlotFiles:
         """Closes what may be open of slots that are deleted."""
         self._handles.close_below(self._owner, floor)
         with self._lock:
-            self._large = {slot: end for slot, end in self._large.items() if slot >= floor}
+            self._ends.forget_below(floor)
 
     def close(self) -> None:
         """Closes what is open of this wheel."""
@@ -285,7 +316,3 @@ def delete_slots_below(disk: Disk, folder: Path, floor: int) -> list[int]:
         if (hour + 1) * layout.SECONDS_PER_HOUR <= floor:
             disk.delete_folder(slots / name)
     return deleted
-
-
-def _length_of(frame: EncodedFrame) -> int:
-    return len(frame.buffer)
