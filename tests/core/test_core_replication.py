@@ -63,6 +63,31 @@ def test_what_is_acknowledged_stays_so_when_mirrors_leave() -> None:
     assert (line.in_sync, line.high_watermark) == ("a", 5)
 
 
+def test_nobody_waits_for_a_mirror_that_stops_on_purpose() -> None:
+    line = Line()
+    line.written(5)
+    line.applied("b", 5)
+    line.drains("c")
+    assert (line.in_sync, line.high_watermark) == ("ab", 5)
+    line.applied("c", 5)
+    assert line.in_sync == "ab"
+    line.drains()
+    assert line.in_sync == "ab"
+    line.applied("c", 5)
+    assert line.in_sync == "abc"
+
+
+def test_a_mirror_that_stops_on_purpose_counts_while_it_is_needed() -> None:
+    line = Line()
+    line.drains("b", "c")
+    assert line.in_sync == "ac"
+    line.written(5)
+    line.applied("b", 5)
+    line.after(INSYNC_MS + 1)
+    line.applied("b", 5)
+    assert (line.in_sync, line.high_watermark) == ("ab", 5)
+
+
 def test_only_the_registered_disk_counts() -> None:
     line = Line()
     line.written(5)

@@ -110,6 +110,10 @@ class Holding(RuleBasedStateMachine):
         mirror = self.mirrors[node]
         mirror.disk, mirror.boot, mirror.held = f"new-{node}", mirror.boot + 1, 0
 
+    @rule(node=mirrors, is_draining=st.booleans())
+    def drains(self, node: str, is_draining: bool) -> None:
+        self.replication.drains(node, is_draining=is_draining)
+
     @rule(ms=st.sampled_from([1, INSYNC_MS // 2, INSYNC_MS + 1]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms

@@ -74,6 +74,11 @@ class Line:
         """A mirror was heard."""
         self.replication.booted(mirror, f"{disk}-{mirror}", boot, self.now_ms)
 
+    def drains(self, *mirrors: str) -> None:
+        """These say that they stop, the others that they do not."""
+        for mirror in self.nodes[1:]:
+            self.replication.drains(mirror, is_draining=mirror in mirrors)
+
     def applied(self, mirror: str, prefix: int, boot: str = "1", *, disk: str = "disk") -> None:
         """A mirror says what it holds."""
         self.replication.applied(mirror, f"{disk}-{mirror}", boot, prefix, self.now_ms)

@@ -148,6 +148,7 @@ class Line:
             beat = self._hearing.direct(peer)
             if beat is not None:
                 self._replication.booted(peer, beat.storage, beat.boot, now_ms)
+                self._replication.drains(peer, is_draining=beat.draining)
 
     def leave(self) -> list[Effect]:
         """It is written no more."""
@@ -198,6 +199,7 @@ class Line:
         if writing is None:
             return
         writing.booted(beat.node, beat.storage, beat.boot, self._known.now_ms)
+        writing.drains(beat.node, is_draining=beat.draining)
         told = beat.wheels.get(writing.wheel)
         prefix = 0 if told is None else told.prefix
         writing.applied(beat.node, beat.storage, beat.boot, prefix, self._known.now_ms)

@@ -7,6 +7,7 @@ so or was heard since.
 |---|---|
 | leaves the set | it lacks something and was not caught up for longer than `insync_timeout_ms` |
 | leaves the set | its machine started anew, or has another disk: what it held may be lost |
+| leaves the set | it drains, and W are left without it; nor does it come back as long as they are |
 | comes back | it says that it holds what is acknowledged, and the end of that time ago |
 
 So an idle wheel keeps its mirrors, heard or not, and takes its next message; a mirror that was not
@@ -49,6 +50,7 @@ class _Mirror:
     Attributes:
         storage: as registered.
         in_sync: its answers are waited for.
+        drains: it stops on purpose, and says so.
         heard_ms: when it last said what it holds.
         boot: the newest that was heard; None: none yet.
         past_boots: those before.
@@ -62,6 +64,7 @@ class _Mirror:
     storage: str
     in_sync: bool
     heard_ms: int
+    drains: bool = False
     boot: str | None = None
     past_boots: set[str] = field(default_factory=set)
     has_disk: bool = False
@@ -152,6 +155,16 @@ class Replication:
         mirror.boot = boot
         mirror.progress_ms = now_ms
 
+    def drains(self, peer: str, *, is_draining: bool) -> None:
+        """A peer says that it stops on purpose, or that it does not."""
+        mirror = self._mirrors.get(peer)
+        if mirror is None:
+            return
+        mirror.drains = is_draining
+        if mirror.in_sync and not self._is_wanted(mirror):
+            mirror.in_sync = False
+            self._raise_high_watermark()
+
     def applied(self, peer: str, storage: str, boot: str, prefix: int, now_ms: int) -> None:
         """A mirror says that it holds everything up to a seq."""
         mirror = self._mirrors.get(peer)
@@ -167,7 +180,7 @@ class Replication:
             mirror.progress_ms = now_ms
             mirror.stalled = False
         has_caught_up = mirror.prefix >= max(self.high_watermark, self._overdue_seq(now_ms))
-        mirror.in_sync = mirror.in_sync or has_caught_up
+        mirror.in_sync = mirror.in_sync or (has_caught_up and self._is_wanted(mirror))
         self._raise_high_watermark()
 
     def tick(self, now_ms: int) -> None:
@@ -204,6 +217,10 @@ class Replication:
             last_seq=self.last_seq,
             late_window_s=late_window_s,
         )
+
+    def _is_wanted(self, mirror: _Mirror) -> bool:
+        """Whether the set may have this mirror in it."""
+        return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync
 
     def _take_batches(self, mirror: _Mirror) -> list[tuple[int, int]]:
         """Takes out what may be under way to a mirror and is not yet."""
