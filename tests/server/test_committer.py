@@ -253,10 +253,10 @@ def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, 
     first = pair.produce(message(1), kind=kind)
     pair.tick(500)
     second = pair.produce(message(2), kind=kind)
-    pair.tick(29_500)
+    pair.tick(1_500)
     assert (first.said, second.said) == ("nothing yet", "nothing yet")
     pair.tick(1)
-    refusal = Refusal(Reason.WHEEL_LOST, "Not enough members answered within 30 s")
+    refusal = Refusal(Reason.WHEEL_LOST, "Not enough members answered within 2 s")
     assert (first.outcome, second.said) == (refusal, "nothing yet")
     # What was given up is held later all the same, and nobody is told twice.
     hear_other(pair, held=2)

@@ -89,10 +89,11 @@ from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
 MESSAGE_BYTES: Final = 2 << 20
-_HELD_WITHIN_S: Final = 30
+_HELD_WITHIN_S: Final = 2
 """Who waits so long for members to hold what is written is told that nobody knows.
 
-A member that does not answer has left the set long before: so too few are left, perhaps for hours.
+A member that is so late has left the set a second before. So too few are left, perhaps for hours;
+another node may have enough, and is to be asked in good time.
 """
 
 
