@@ -204,6 +204,25 @@ class LocalCluster:
             return False
         return sum(member.accepting for member in answer.members) == len(self.nodes)
 
+    def wait_until_published(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when the ledger has all that these nodes accepted, callers resting.
+
+        Raises:
+            ClusterError: Not in this time.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not all(self._has_published(node) for node in self.nodes):
+            self.watch()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the ledger is not published; see {self.folder}/*.log")
+            time.sleep(WATCH_EVERY_S)
+
+    def _has_published(self, node: Node) -> bool:
+        """Whether a node says that all frames of its own wheels are in the ledger."""
+        answer = described(node.address, details=True)
+        reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
+        return bool(reports) and not reports[0].ledger.lag_frames
+
     def leader(self) -> Node | None:
         """The node that leads, as the first that answers sees it; None: nobody does."""
         for node in self.nodes:
@@ -256,8 +275,8 @@ class LocalCluster:
             self._broker.close()
 
 
-def described(address: str) -> DescribeClusterResponse | None:
-    """What a node says of the cluster; None: nothing."""
+def described(address: str, *, details: bool = False) -> DescribeClusterResponse | None:
+    """What a node says of the cluster, and, with details, more of itself; None: nothing."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 
     from delaywheel.client.channel import CHANNEL_OPTIONS  # noqa: PLC0415
@@ -265,8 +284,9 @@ def described(address: str) -> DescribeClusterResponse | None:
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415
 
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        request = pb.DescribeClusterRequest(details=details)
         try:
-            return DelayWheelStub(channel).DescribeCluster(pb.DescribeClusterRequest(), timeout=2)
+            return DelayWheelStub(channel).DescribeCluster(request, timeout=2)
         except grpc.RpcError:
             return None
 

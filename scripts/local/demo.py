@@ -24,7 +24,7 @@ from local.view import LiveView, PlainView, View, books_text, verdict_text
 
 CLUSTER_ID = "demo"
 LEDGER = "ledger"
-LEDGER_SEAL_SECONDS = 5
+LEDGER_SEAL_SECONDS = 1
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Ended:
@@ -55,10 +55,11 @@ def _kill_leader(stage: Stage) -> float | None:
 
 
 def keep_books(stage: Stage, folder: Path) -> Books:
-    """Stops the nodes, which publish all that they accepted, and reconciles on an idle machine."""
+    """Waits for the whole ledger, stops the nodes, and reconciles on an idle machine."""
     cluster = stage.cluster
-    stage.view.note("stopping the nodes: they publish the rest of their ledger")
+    stage.view.note("waiting for the rest of the ledger, then stopping the nodes")
     cluster.wait_until_accepting()  # the one that was killed, too
+    cluster.wait_until_published()  # the wheel of its earlier life, too: once it is closed
     for node in cluster.nodes:
         node.ask_to_stop()
     deadline = time.monotonic() + STOP_TIMEOUT_S
