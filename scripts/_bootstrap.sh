@@ -54,7 +54,8 @@ make_environment() {
       "(Debian, Ubuntu: python3-venv); DELAYWHEEL_PYTHON may name one"
   fi
   say "making .venv with $("$python" --version)"
-  "$python" -m venv --clear "$venv"
+  rm -rf "$venv" # a link to another project's environment is not to be emptied
+  "$python" -m venv "$venv"
 }
 
 stamp_of_now() {
