@@ -3,6 +3,7 @@
 One seed is one run, the same every time (tests/sim). A seed that fails is told with the command
 that runs it again with its trace. With --mutants, deliberate protocol errors are put in, one at a
 time, and seeds are run until one fails: an error that no seed finds is a check that is missing.
+With --models, the exhaustive models of few nodes are gone through instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 
 from sim.drills import DRILLS
 from sim.hunt import hunt
+from sim.models import ALL, exhaust
 from sim.mutants import MUTANTS
 from sim.profiles import PROFILES
 from sim.run import Choice, Outcome, run_seeds, shrunk
@@ -31,6 +33,8 @@ def main() -> int:
     if options.mutants:
         names = [options.mutant] if options.mutant else sorted(MUTANTS)
         return _hunt(names, options.minutes, options.jobs)
+    if options.models:
+        return _exhaust(options.jobs)
     if options.trace or options.shrink:
         return max(_show(choice, seed, shrinks=options.shrink) for seed in range(first, last + 1))
     return _run(choice, range(first, last + 1), options.jobs)
@@ -47,6 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="shorten plans that fail first")
     parser.add_argument("--mutants", action="store_true", help="find deliberate protocol errors")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="M", help="only this one")
+    parser.add_argument("--models", action="store_true", help="go through the exhaustive models")
     parser.add_argument("--minutes", type=float, default=20.0, metavar="M", help="for all mutants")
     return parser.parse_args()
 
@@ -93,6 +98,17 @@ def _show(choice: Choice, seed: int, *, shrinks: bool) -> int:
     print(f"digest {result.digest:016x}")
     print("\n".join(result.violations) or "all is well")
     return 1 if result.violations else 0
+
+
+def _exhaust(jobs: int) -> int:
+    """Goes through all models and tells of each."""
+    wrong = 0
+    for exhausted in exhaust(ALL, jobs=jobs):
+        wrong += exhausted.found.wrong is not None
+        print(f"{exhausted.name:<60} {exhausted.took_s:5.0f} s  {exhausted.found}")
+        sys.stdout.flush()
+    print(f"{len(ALL) - wrong} of {len(ALL)} models are right in every state")
+    return 1 if wrong else 0
 
 
 def _hunt(names: list[str], minutes: float, jobs: int) -> int:

@@ -10,14 +10,9 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core import closing, control, holding
 from delaywheel_replica.core.beat import FenceAnswer
 from sim import model_wheel
-from sim.model import Explored, TooManyStatesError, explore
-from sim.model_wheel import RULES, State, WheelModel
-
-AT_MOST = 1_000_000
-
-
-def explored(model: WheelModel) -> Explored[State]:
-    return explore(model.start, model.moves, model.wrong, at_most=AT_MOST)
+from sim.model import TooManyStatesError, explore
+from sim.model_wheel import RULES, WheelModel
+from sim.models import WHEELS, exhaust, exhausted, name_of
 
 
 @pytest.fixture
@@ -28,41 +23,15 @@ def anew() -> Iterator[None]:
     model_wheel.forget()
 
 
-SIZES = [
-    *[WheelModel(nodes, w) for nodes in (1, 2) for w in range(1, nodes + 1)],
-    *[WheelModel(2, w, frames=2, crashes=1) for w in (1, 2)],
-    *[WheelModel(3, w, crashes=1) for w in (1, 2, 3)],
-    *[WheelModel(3, w, replacements=0) for w in (1, 2, 3)],
-    *[WheelModel(3, w, frames=2, crashes=1, replacements=0) for w in (1, 2, 3)],
-    *[WheelModel(4, w, crashes=1, replacements=0) for w in (1, 2, 3, 4)],
-    *[WheelModel(4, w, crashes=0) for w in (1, 2, 3, 4)],
-]
-LARGER = [
-    *[WheelModel(2, w, frames=2) for w in (1, 2)],
-    *[WheelModel(3, w) for w in (1, 2, 3)],
-    WheelModel(3, 2, frames=2, replacements=0),
-    *[WheelModel(4, w, crashes=1) for w in (1, 2, 3, 4)],
-    *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
-]
-
-
-def name_of(model: WheelModel) -> str:
-    return (
-        f"N={model.nodes} W={model.min_insync} frames={model.frames}"
-        f" crashes={model.crashes} replacements={model.replacements}"
-    )
-
-
-@pytest.mark.parametrize("model", SIZES, ids=name_of)
+@pytest.mark.parametrize("model", WHEELS, ids=name_of)
 def test_what_is_acknowledged_is_closed_in(model: WheelModel) -> None:
-    assert explored(model).wrong is None
+    assert exhausted(model).found.wrong is None
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("model", LARGER, ids=name_of)
-def test_what_is_acknowledged_is_closed_in_with_more_of_everything(model: WheelModel) -> None:
-    assert explored(model).wrong is None
+def test_models_are_gone_through_by_others() -> None:
+    by_name = {done.name: done.found for done in exhaust([WHEELS[0], WHEELS[1]], jobs=1)}
+    assert set(by_name) == {name_of(WHEELS[0]), name_of(WHEELS[1])}
+    assert all(str(found).endswith("states, all right") for found in by_name.values())
 
 
 BROKEN = {
@@ -80,31 +49,31 @@ BROKEN = {
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_without_any_one_rule_a_frame_is_lost(rule: str) -> None:
     model = replace(BROKEN[rule], rules=RULES - {rule})
-    assert explored(model).wrong is not None
+    assert exhausted(model).found.wrong is not None
 
 
 @pytest.mark.usefixtures("anew")
 def test_too_few_answers_are_found() -> None:
     with patch.object(control, "required_answers", lambda members, w: max(1, members - w)):
-        assert explored(WheelModel(3, 2)).wrong is not None
+        assert exhausted(WheelModel(3, 2)).found.wrong is not None
 
 
 @pytest.mark.usefixtures("anew")
 def test_an_incomplete_member_that_counts_is_found() -> None:
     with patch.object(FenceAnswer, "is_complete", lambda _self, _wheel: True):
-        assert explored(WheelModel(2, 2)).wrong is not None
+        assert exhausted(WheelModel(2, 2)).found.wrong is not None
 
 
 @pytest.mark.usefixtures("anew")
 def test_the_least_answer_is_found() -> None:
     with patch.object(closing, "max", min, create=True):
-        assert explored(WheelModel(2, 2)).wrong is not None
+        assert exhausted(WheelModel(2, 2)).found.wrong is not None
 
 
 @pytest.mark.usefixtures("anew")
 def test_forwarding_beyond_the_end_is_found() -> None:
     with patch.object(holding, "_limit", lambda *_: 99):
-        assert explored(WheelModel(2, 2)).wrong == "1 is forwarded, the end is 0"
+        assert exhausted(WheelModel(2, 2)).found.wrong == "1 is forwarded, the end is 0"
 
 
 @pytest.mark.usefixtures("anew")
@@ -117,7 +86,7 @@ def test_a_second_close_that_counts_is_found() -> None:
         return first(replace(state, wheels={}), wheel, value)
 
     with patch.object(control, "_apply_wheel", last):
-        assert explored(WheelModel(2, 1)).wrong == "the end has moved"
+        assert exhausted(WheelModel(2, 1)).found.wrong == "the end has moved"
 
 
 def test_a_way_is_told() -> None:

@@ -16,33 +16,18 @@ from delaywheel_replica.core.election_events import (
 )
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
-from sim.model import Explored, explore
-from sim.model_office import OfficeModel, State
-
-AT_MOST = 2_000_000
+from sim.model_office import OfficeModel
+from sim.models import OFFICES, exhausted, name_of
 
 
-def explored(model: OfficeModel) -> Explored[State]:
-    return explore(model.start, model.moves, model.wrong, at_most=AT_MOST)
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        OfficeModel(candidacies=2, late=3),
-        OfficeModel(candidacies=3, late=0),
-        OfficeModel(candidacies=3, transactions=2, late=1),
-        pytest.param(OfficeModel(candidacies=3), marks=pytest.mark.slow),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("model", OFFICES, ids=name_of)
 def test_one_epoch_commits_at_a_time(model: OfficeModel) -> None:
-    assert explored(model).wrong is None
+    assert exhausted(model).found.wrong is None
 
 
 def test_marks_with_one_id_alone_are_found() -> None:
     """Interleaving 1: two candidates init the two ids crosswise."""
-    found = explored(OfficeModel(candidacies=2, late=0, ids=1))
+    found = exhausted(OfficeModel(candidacies=2, late=0, ids=1)).found
     assert found.wrong == "progress 2 is committed over 2"
 
 
@@ -60,16 +45,16 @@ def test_going_on_after_inits_without_reading_is_found() -> None:
 
     after = {**TRANSITIONS, (Phase.MARKING, MarkReport): frozenset(Phase)}
     with patch.object(Election, "_marked", blind), patch.dict(TRANSITIONS, after):
-        assert explored(OfficeModel(candidacies=2, late=0)).wrong is not None
+        assert exhausted(OfficeModel(candidacies=2, late=0)).found.wrong is not None
 
 
 def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
     """Interleaving 20: the first copy of an end arrives in a later transaction of its id."""
     with patch.dict(VERDICTS, {(Call.COMMIT, Answer.OK_RETRIED): Verdict.COMMITTED}):
-        found = explored(OfficeModel(candidacies=1, late=1))
+        found = exhausted(OfficeModel(candidacies=1, late=1)).found
     assert found.wrong == "message 1 is visible, and its progress is not"
 
 
 def test_going_on_after_an_unknown_outcome_is_found() -> None:
     with patch.dict(ACTIONS, {Verdict.UNKNOWN: Action.GO_ON}):
-        assert explored(OfficeModel(candidacies=1, late=1)).wrong is not None
+        assert exhausted(OfficeModel(candidacies=1, late=1)).found.wrong is not None
