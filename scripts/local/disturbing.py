@@ -77,9 +77,7 @@ class Disturber:
             raise ClusterError("nobody leads, although the cluster was whole")
         if how is How.PAUSE:
             return self._pause(leader)
-        if how is How.TRANSACTION:
-            self._wait_for_transaction()
-        at_ms = time.time() * 1000
+        at_ms = self._stop_in_transaction(leader) if how is How.TRANSACTION else time.time() * 1000
         send_signal(leader.pids(KILLED[how]), signal.SIGKILL)
         open_records = self._open.records() if how is How.TRANSACTION else None
         self._stage.view.note(f"kill -9: {how} of {leader.id}")
@@ -101,8 +99,23 @@ class Disturber:
         self._stage.send(burst(BURST_MESSAGES, BURST_AHEAD_S, self._chance))
         self._stage.wait(BURST_AHEAD_S - 0.5)
 
-    def _wait_for_transaction(self) -> None:
-        """Returns as soon as the burst is being forwarded; nothing else is done meanwhile."""
+    def _stop_in_transaction(self, leader: Node) -> float:
+        """Stops the leader with the burst's records uncommitted; when that was.
+
+        What commits just then goes on, and is stopped again: nobody can look and kill at once.
+        """
+        pids = leader.pids(KILLED[How.TRANSACTION])
         deadline = time.monotonic() + OPEN_WITHIN_S
-        while self._open.records() < SURELY_OPEN_RECORDS and time.monotonic() < deadline:
-            pass
+        while True:
+            while self._open.records() < SURELY_OPEN_RECORDS and time.monotonic() < deadline:
+                pass
+            at_ms = time.time() * 1000
+            is_caught = False
+            try:
+                send_signal(pids, signal.SIGSTOP)
+                is_caught = self._open.records() > 0 or time.monotonic() > deadline
+            finally:
+                if not is_caught:
+                    send_signal(pids, signal.SIGCONT)
+            if is_caught:
+                return at_ms

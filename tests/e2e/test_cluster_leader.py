@@ -82,6 +82,7 @@ def proxied(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_the_leader_is_killed_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
     trio = proxied.trio
     trio.wait_in_sync()
+    trio.wait_settled()
     with proxied.proxy.open_transactions(topic):
         leader = proxied.open_transaction(topic)
         trio.kill(leader)
@@ -122,6 +123,7 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
     """Another leads when it is back; the commit that it asked for comes late and is refused."""
     trio = proxied.trio
     trio.wait_in_sync()
+    trio.wait_settled()
     with proxied.proxy.open_transactions(topic) as late_commits:
         leader = proxied.open_transaction(topic)
         trio.wait("it has asked for the commit", lambda: late_commits)

@@ -30,6 +30,7 @@ from support.service import wait_until
 
 T = TypeVar("T")
 LATE_WINDOW_S = 5
+SETTLED_S = 1.5
 TIMEOUT_S = 60.0
 
 
@@ -148,6 +149,20 @@ class Trio:
             return next((node for node in seers if names == {node.id}), None)
 
         return self.wait("they agree on one of them as leader", agreed)
+
+    def wait_settled(self) -> None:
+        """Waits until one leads for a while: after trouble one election may follow another."""
+        epochs: set[int] = set()
+        since = time.monotonic()
+
+        def settled() -> bool:
+            nonlocal epochs, since
+            before, epochs = epochs, {seen_by(node).leader.epoch for node in self.nodes}
+            if epochs != before:
+                since = time.monotonic()
+            return len(epochs) == 1 and time.monotonic() - since > SETTLED_S
+
+        self.wait("one leads for a while", settled)
 
     def wait_accepting(self, *nodes: Node) -> None:
         """Waits until each of these (default: all) takes messages, as all of them see it."""
