@@ -118,6 +118,8 @@ class SimulatedDisk:
         self._names: dict[str, set[str]] = {"/": set()}  # of all that lies in each folder
         self._arrays: dict[str, bytearray] = {}
         self._locked: set[Path] = set()
+        # What lost its name; whoever has it open writes on.
+        self._unlinked: dict[str, _Content] = {}
         # Names that a crash of the machine may undo: path -> what was there before.
         self._unsynced_names: dict[str, _Content | None] = {}
 
@@ -172,7 +174,7 @@ class SimulatedDisk:
         if not paths:
             return False
         name = str(chance.choice(paths))
-        del self._files[name]
+        self._unlinked[name] = self._files.pop(name)
         self._unsynced_names.pop(name, None)
         self._list_anew()
         return True
@@ -193,6 +195,11 @@ class SimulatedDisk:
     def peek(self, path: Path) -> bytearray | None:
         """What a file holds, without a copy; None: it is not there."""
         content = self._files.get(str(path))
+        return None if content is None else content.now
+
+    def peek_unlinked(self, path: Path) -> bytearray | None:
+        """As `peek`, of the file that had this name until `unlink_somewhere` took it."""
+        content = self._unlinked.get(str(path))
         return None if content is None else content.now
 
     def set_content(self, path: Path, content: bytes) -> None:

@@ -194,15 +194,16 @@ def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:
         return None
     slot, offset = int(row["slot"]), int(row["offset"])
     path = layout.slot_path(layout.wheel_folder(DATA, wheel), slot)
-    file = disk.peek(path)
-    if file is None:
-        return None
-    content = bytes(file[offset : offset + int(row["length"])])
-    try:
-        frame = decode_frame(content, wheel=wheel, slot=slot, seq=seq)
-    except FrameDamaged:
-        return None
-    return _truth(frame, offset, path, content)
+    for file in (disk.peek(path), disk.peek_unlinked(path)):
+        if file is None:
+            continue
+        content = bytes(file[offset : offset + int(row["length"])])
+        try:
+            frame = decode_frame(content, wheel=wheel, slot=slot, seq=seq)
+        except FrameDamaged:
+            continue
+        return _truth(frame, offset, path, content)
+    return None
 
 
 def _truth(frame: Frame, offset: int, path: Path, content: bytes) -> FrameTruth:
