@@ -1,7 +1,8 @@
 """Every check of the project, one named step after another, each with its time.
 
-Two lanes run side by side, for the tests on real clusters mostly wait: one has these, the other all
-else. All steps run even when one fails: a run tells everything that is wrong.
+Three lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
+with a broker, one all else. All steps run even when one fails: a run tells everything that is
+wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
 """
@@ -25,8 +26,8 @@ from pathlib import Path
 from local.child import interrupt_on_signals
 
 ROOT = Path(__file__).parents[2]
-CLUSTERS = ("tests/e2e", "tests/scripts")
-"""Where the tests of real clusters are."""
+NODES = "tests/e2e"
+"""Where the tests of real nodes are."""
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -52,14 +53,15 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in two lanes."""
+    """What is checked, in order, in three lanes."""
     python = sys.executable
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
     kafka = (*pytest, "kafka" + and_not_slow)
     return [
-        [Step("pytest clusters", (*kafka, *CLUSTERS))],
+        [Step("pytest nodes", (*kafka, NODES))],
+        [Step("pytest kafka", (*kafka, f"--ignore={NODES}"))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
@@ -68,7 +70,6 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
             Step("pytest", (*pytest, "not kafka" + and_not_slow)),
-            Step("pytest kafka", (*kafka, *(f"--ignore={folder}" for folder in CLUSTERS))),
         ],
     ]
 

@@ -114,8 +114,8 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
 
 
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    clusters, others = lanes(fast=False, scratch=tmp_path)
-    assert [step.name for step in clusters] == ["pytest clusters"]
+    nodes, kafka, others = lanes(fast=False, scratch=tmp_path)
+    assert [step.name for step in (*nodes, *kafka)] == ["pytest nodes", "pytest kafka"]
     assert [step.name for step in others] == [
         "ruff check",
         "ruff format",
@@ -124,16 +124,14 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "generated code",
         "build",
         "pytest",
-        "pytest kafka",
     ]
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (clusters,), others = lanes(fast=False, scratch=tmp_path)
-    without, kafka = others[-2:]
+    (nodes,), (kafka,), (*_, without) = lanes(fast=False, scratch=tmp_path)
     assert without.command[3:] == ("-m", "not kafka")
-    assert clusters.command[3:] == ("-m", "kafka", "tests/e2e", "tests/scripts")
-    assert kafka.command[3:] == ("-m", "kafka", "--ignore=tests/e2e", "--ignore=tests/scripts")
+    assert nodes.command[3:] == ("-m", "kafka", "tests/e2e")
+    assert kafka.command[3:] == ("-m", "kafka", "--ignore=tests/e2e")
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
