@@ -11,8 +11,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -41,6 +40,16 @@ from delaywheel_replica.server.ledger_place import shown
 
 BALANCED, NOT_BALANCED, COULD_NOT_RUN = 0, 1, 2
 _ROWS_PER_TASK = 250_000
+_JAVA = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000"
+    " -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
+    " -XX:Tier4BackEdgeThreshold=400000"
+)
+"""The last stage of compilation begins ten times later than by default.
+
+Planning runs a little of much code. To compile that so well costs more than half of what a small
+job costs at all; what runs for each of many rows is soon there all the same.
+"""
 _RESTING_S = 10.0
 """A leader tells its progress three times a second, if nothing else."""
 
@@ -128,6 +137,9 @@ class _Run:
         self._say = say
         self._began = time.time()
         self._notes: list[str] = []
+        self._topics: list[str] = []
+        self._plan = Plan(())
+        """What was read of Kafka last."""
 
     def run(self) -> Summary:
         options = self._options
@@ -146,17 +158,7 @@ class _Run:
         folder = LedgerFolder(setting.ledger)
         everything = folder.listing()
         _refuse_nothing(everything, done, setting.ledger)
-        chosen = everything.between(*terms.accepted_range())
-        self._say(
-            f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
-            f"{chosen.rows_guess:,} rows; done up to {moment(done.due_ms)}"
-        )
-        self._shape(chosen.rows_guess)
         facts = Facts(done, began_ms, folder.extents(everything), folder.holes(everything))
-        if everything.files and not chosen.files:
-            self._judge_emptiness(facts, terms)
-        ledger = read_ledger(self._spark, folder, chosen)
-        topics, plan, read = self._read_kafka(place, setting.cluster, ledger, terms)
         behind_s = (began_ms - done.due_ms) / 1000
         if behind_s > _RESTING_S:
             self._note(f"nothing was forwarded for {behind_s:,.0f} s when this began: does it run?")
@@ -165,10 +167,22 @@ class _Run:
                 f"not final: the floor stands at {moment(done.floor * 1000)}, and acceptances of "
                 "what is due later may still be unpublished; ask again when it is past the range"
             )
-        inputs = Inputs(ledger, read.messages, read.outcomes, read.all_messages)
-        books = reconcile(inputs, terms, facts, self._say)
+
+        def read(terms: Terms) -> Inputs:
+            chosen = everything.between(*terms.accepted_range())
+            self._say(
+                f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
+                f"{chosen.rows_guess:,} rows; done up to {moment(done.due_ms)}"
+            )
+            self._shape(chosen.rows_guess)
+            if everything.files and not chosen.files:
+                self._judge_emptiness(facts, terms)
+            ledger = read_ledger(self._spark, folder, chosen)
+            return self._read_kafka(place, setting.cluster, ledger, terms)
+
+        books = reconcile(read, terms, facts, self._say)
         try:
-            return self._write(output, setting, books, topics, plan, done.due_ms)
+            return self._write(output, setting, books, done.due_ms)
         finally:
             books.release()
 
@@ -193,7 +207,7 @@ class _Run:
 
     def _read_kafka(
         self, place: KafkaPlace, cluster: str, ledger: DataFrame, terms: Terms
-    ) -> tuple[list[str], Plan, _KafkaInputs]:
+    ) -> Inputs:
         options, spark = self._options, self._spark
         told = KafkaNames(cluster).outcomes
         place.wait_for_transactions([told])
@@ -223,27 +237,21 @@ class _Run:
                 return place.records(spark, messages)
             return place.records(spark, place.pin(topics, None, None))
 
-        inputs = _KafkaInputs(
-            place.records(spark, messages),
-            ended,
-            all_kafka,
-        )
-        return topics, messages, inputs
+        self._topics, self._plan = topics, messages
+        return Inputs(ledger, place.records(spark, messages), ended, all_kafka)
 
     def _note(self, line: str) -> None:
-        self._notes.append(line)
+        if line not in self._notes:  # what is read again may say it again
+            self._notes.append(line)
         self._say(line)
 
-    def _write(
-        self, output: Output, setting: Setting, books: Books, topics: list[str], plan: Plan,
-        progress_ms: int,
-    ) -> Summary:  # fmt: skip
+    def _write(self, output: Output, setting: Setting, books: Books, progress_ms: int) -> Summary:
         self._say(f"writing the tables to {output.place}")
         output.write_table("buckets", books.buckets)
         output.write_table("findings", books.findings)
         kinds = output.findings_by_kind()
         totals, terms = books.totals, setting.terms
-        self._explain(books, plan)
+        self._explain(books)
         summary = Summary(
             cluster=setting.cluster,
             from_ms=terms.from_ms,
@@ -251,10 +259,10 @@ class _Run:
             by=terms.by,
             interval_ms=terms.interval_ms,
             late_tolerance_ms=terms.late_tolerance_ms,
-            topics=topics,
+            topics=self._topics,
             made_at_ms=int(self._began * 1000),
             progress_ms=progress_ms,
-            kafka_ends=plan.ends(),
+            kafka_ends=self._plan.ends(),
             counts={name: totals[name] for name in (*COUNTS, "unpublished", "unbooked")},
             lateness={name: totals[f"lateness_{name}_ms"] for name in ("p50", "p99", "max")},
             findings=kinds,
@@ -269,7 +277,7 @@ class _Run:
         print_summary(summary, output, page, as_json=self._options.wants_json)
         return summary
 
-    def _explain(self, books: Books, plan: Plan) -> None:
+    def _explain(self, books: Books) -> None:
         """What a reader of the figures should know beside them."""
         totals = books.totals
         if totals["unpublished"]:
@@ -284,7 +292,7 @@ class _Run:
                 "lost nor unexpected"
             )
         if totals["missing"]:
-            begun = [t.name for t in plan.topics if any(r.start > 0 for r in t.ranges)]
+            begun = [t.name for t in self._plan.topics if any(r.start > 0 for r in t.ranges)]
             if begun and (self._options.terms.from_ms is None or not self._options.kafka_margin_ms):
                 self._note(
                     f"{', '.join(begun)}: Kafka has deleted the oldest records (retention), so "
@@ -307,14 +315,6 @@ def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
             f"{shown(place)}: no file of a ledger, though the cluster has had wheels; is it the "
             "right place, and mounted? A new cluster publishes within ledger_seal_seconds"
         )
-
-
-class _KafkaInputs(NamedTuple):
-    """What is read of Kafka."""
-
-    messages: DataFrame
-    outcomes: DataFrame
-    all_messages: Callable[[], DataFrame]
 
 
 def _size(plan: Plan) -> int:
@@ -346,6 +346,7 @@ class _session:  # noqa: N801 - used like a function
         if not submitted:
             settings |= {
                 "spark.driver.memory": options.memory,
+                "spark.driver.defaultJavaOptions": _JAVA,
                 "spark.ui.enabled": "false",
                 "spark.log.level": "ERROR",
                 "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),

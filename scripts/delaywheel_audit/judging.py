@@ -40,7 +40,8 @@ def _with_strays(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
     """Of a copy that no row of the ledger speaks of: why not.
 
     `stray` is `unpublished` (the ledger will have it), `gap` (the ledger had it; `gap_at` says
-    where it lacks it) or `unexpected` (it was never accepted).
+    where it lacks it), `unexpected` (it was never accepted) or `unread` (nothing is said before
+    the files of its time are read).
     """
     session = messages.sparkSession
     numbers = session.createDataFrame(sorted(facts.done.numbers.items()), _NUMBERS)
@@ -74,12 +75,16 @@ def _why(terms: Terms, facts: Facts) -> Column:
     first_is_there = (accepted >= F.col("from_ms")) | (F.col("first_seq") == 1)
     long_done = F.col("copy.forwarded_ms") < done.due_ms - terms.clock_tolerance_ms
     all_published = F.col("complete") & (F.col("closed") | long_done)
+    read_from_ms, read_to_ms = terms.accepted_range()
+    is_read = (accepted >= read_from_ms) & (accepted < read_to_ms)
+    has_files = accepted.between(F.col("from_ms"), F.col("to_ms"))
     readable = (F.length("id") == 16) & (F.col("due_ms") >= 0)
     readable = readable & accepted.isNotNull() & F.col("copy.wheel").isNotNull()
     return (
         F.when((F.col("rows") > 0) & F.col("matches"), None)
         .when(F.col("copies") == 0, None)
         .when(~readable, "unexpected")
+        .when(has_files & ~is_read, "unread")
         .when(F.col("hole_number").isNotNull(), "gap")
         .when(~exists, F.when(fresh, "unpublished").otherwise("unexpected"))
         .when(inside, F.when(first_is_there, "unexpected").otherwise("gap"))
@@ -146,21 +151,20 @@ def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
     same_topic = F.col("copy.topic").eqNullSafe(F.col("row.topic"))
     changed = forwarded & (~F.col("matches") | ~same_topic | F.col("malformed"))
     lateness = F.when(forwarded, at - due)
-    return (
-        fated.withColumn("acknowledged", (F.col("rows") > 0).cast("long"))
-        .withColumn("accepted", F.col("rows"))
-        .withColumn("unexpected", unexpected.cast("long"))
-        .withColumn("duplicated", F.when(legitimate, F.greatest(copies - 1, F.lit(0))).otherwise(0))
-        .withColumn("changed", changed.cast("long"))
-        .withColumn("lateness_ms", lateness)
-        .withColumn("delay_ms", F.when(forwarded, at - F.col("row.accepted_at_ms")))
-        .withColumn("early", F.coalesce(lateness < -tolerance, F.lit(col=False)).cast("long"))
-        .withColumn(
-            "late",
-            F.coalesce(lateness > terms.late_tolerance_ms, F.lit(col=False)).cast("long"),
-        )
-        .withColumn("unpublished", _is_stray("unpublished"))
-        .withColumn("unbooked", _is_stray("gap"))
+    return fated.withColumns(
+        {
+            "acknowledged": (F.col("rows") > 0).cast("long"),
+            "accepted": F.col("rows"),
+            "unexpected": unexpected.cast("long"),
+            "duplicated": F.when(legitimate, F.greatest(copies - 1, F.lit(0))).otherwise(0),
+            "changed": changed.cast("long"),
+            "lateness_ms": lateness,
+            "delay_ms": F.when(forwarded, at - F.col("row.accepted_at_ms")),
+            "early": F.coalesce(lateness < -tolerance, F.lit(col=False)).cast("long"),
+            "late": F.coalesce(lateness > terms.late_tolerance_ms, F.lit(col=False)).cast("long"),
+            "unpublished": _is_stray("unpublished"),
+            "unbooked": _is_stray("gap"),
+        }
     )
 
 

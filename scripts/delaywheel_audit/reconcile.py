@@ -23,7 +23,12 @@ behind the last, and all of the wheel that was done at 1  `unexpected`, if it wa
 is published                                              before 1; else unpublished
 behind the last, due below the floor                      `ledger_gap`: the floor waits for books
 behind the last                                           unpublished: counted, no finding
+in files that were not read                               looked up: they are read too
 ========================================================  ======================================
+
+The last of these is so where the cluster accepted farther ahead, or later, than its settings say
+now: by due, the files to read are chosen by these. Then all is read anew, with the files of the
+acceptances that such records name, and outcomes from as long ago.
 
 Every acceptance gets exactly one fate: forwarded, cancelled, duplicate dropped, dead, lost,
 pending or missing. Outcomes name wheel, seq and row; so an outcome counts for the acceptance that
@@ -49,7 +54,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.judging import judged, with_findings
-from delaywheel_audit.ledger_files import Hole
+from delaywheel_audit.ledger_files import Hole, moment
 from delaywheel_audit.matching import messages
 from delaywheel_audit.pairing import MAX_SOUGHT, pair, with_pairs
 from delaywheel_audit.tables import (
@@ -91,7 +96,8 @@ class Inputs:
     """The rows.
 
     Attributes:
-        ledger: Columns of the published files; each row once.
+        ledger: Columns of the published files; each row once. All that was accepted in
+            `Terms.accepted_range`; more does no harm.
         kafka: Columns of the source `delaywheel_kafka`.
         outcomes: The records of the outcomes topic, `outcomes_schema`.
         all_kafka: The same as `kafka`, whatever the time; asked for only when something is
@@ -118,21 +124,32 @@ def outcomes_of(records: DataFrame) -> DataFrame:
     return records.select(told.alias("told")).select("told.*").withColumn("id", F.unhex("id"))
 
 
-def reconcile(inputs: Inputs, terms: Terms, facts: Facts, say: Say = lambda _: None) -> Books:
+def reconcile(
+    read: Callable[[Terms], Inputs], terms: Terms, facts: Facts, say: Say = lambda _: None
+) -> Books:
     """Brings ledger, outcomes and Kafka together.
 
     Args:
-        inputs: The rows.
+        read: Gives the rows; asked again, for a longer `Terms.accepted_range`, if Kafka has
+            records that were accepted outside of it.
         terms: What is asked.
         facts: What was known before Kafka was read.
         say: Is told what is done next, for people.
     """
-    say("matching the ledger with Kafka")
-    both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
-    # On disk: two tables are made of it, and Kafka is read once.
-    kept = judged(both, terms, facts).persist(StorageLevel.DISK_ONLY)
-    told = totals(kept).first()
-    assert told is not None
+    while True:
+        inputs = read(terms)
+        say("matching the ledger with Kafka")
+        both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
+        # On disk: two tables are made of it, and Kafka is read once.
+        kept = judged(both, terms, facts).persist(StorageLevel.DISK_ONLY)
+        told = totals(kept).first()
+        assert told is not None
+        if told["unread_from_ms"] is None:
+            break
+        kept.unpersist()
+        first_ms, last_ms = told["unread_from_ms"], told["unread_to_ms"]
+        say(f"Kafka has what was accepted from {moment(first_ms)} to {moment(last_ms)}")
+        terms = terms.reaching(first_ms, last_ms)
     found = kept
     too_many = told["missing"] > MAX_SOUGHT
     if told["missing"] and not too_many:

@@ -44,12 +44,15 @@ def buckets(judged: DataFrame, terms: Terms) -> DataFrame:
 
 
 def totals(judged: DataFrame) -> DataFrame:
-    """One row: all counts, and the lateness of all."""
+    """One row: all counts, the lateness of all, and the times of acceptance that are not read."""
     names = (*COUNTS, "unpublished", "unbooked", "changed")
+    unread = F.when(F.col("stray") == "unread", F.col("copy.accepted_ms"))
     return judged.agg(
         *(F.coalesce(F.sum(name), F.lit(0)).cast("long").alias(name) for name in names),
         *_spread("lateness"),
         *_spread("delay"),
+        F.min(unread).alias("unread_from_ms"),
+        F.max(unread).alias("unread_to_ms"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from delaywheel_audit.control import Done
 from delaywheel_audit.ledger_files import END_MS, Extent, Hole
@@ -25,7 +25,8 @@ class Terms:
             topics that stamp with the broker's time, and for what was forwarded at the moment of
             the progress record.
         span_ms: How long before its due a message is accepted at most; None: not known.
-        late_window_ms: How long after its due at most.
+        late_window_ms: How long after its due at most. Both are of now: what was accepted under
+            others is found by `reaching`.
     """
 
     by: By = "due"
@@ -56,6 +57,18 @@ class Terms:
         # By its node's clock: a little more on both sides.
         slack = self.late_window_ms + self.clock_tolerance_ms
         return max(0, from_ms - self.clock_tolerance_ms), min(END_MS, self.end_ms + slack)
+
+    def reaching(self, from_ms: int, to_ms: int) -> Terms:
+        """The same, if messages may have been accepted from here to here, both included.
+
+        For those that are asked for by due: the settings of now may allow less than those did
+        under which they were accepted.
+        """
+        span_ms = self.span_ms
+        if span_ms is not None:
+            span_ms = max(span_ms, self.start_ms - from_ms)
+        late_window_ms = max(self.late_window_ms, to_ms + 1 - self.end_ms)
+        return replace(self, span_ms=span_ms, late_window_ms=late_window_ms)
 
 
 @dataclass(frozen=True, slots=True)

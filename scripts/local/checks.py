@@ -58,10 +58,11 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
-    kafka = (*pytest, "kafka" + and_not_slow)
+    # Spark starts once: beside the broker, for which most of its tests wait.
+    outside = (*pytest, "(kafka or spark)" + and_not_slow)
     return [
-        [Step("pytest nodes", (*kafka, NODES))],
-        [Step("pytest kafka", (*kafka, f"--ignore={NODES}"))],
+        [Step("pytest nodes", (*outside, NODES))],
+        [Step("pytest kafka", (*outside, f"--ignore={NODES}"))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
@@ -69,7 +70,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
             Step("import-linter", ("lint-imports",)),
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
-            Step("pytest", (*pytest, "not kafka" + and_not_slow)),
+            Step("pytest", (*pytest, "not kafka and not spark" + and_not_slow)),
         ],
     ]
 

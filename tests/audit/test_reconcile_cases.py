@@ -1,4 +1,4 @@
-"""Each kind of finding, and each way for none, from small frames; two runs of Spark: some 40 s."""
+"""Each kind of finding, and each way for none, from small frames; two runs of Spark: some 20 s."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from delaywheel_audit.ledger_files import Extent, Hole
 from delaywheel_audit.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.terms import Facts, Terms
 
+pytestmark = pytest.mark.spark
+
 NOW = 1_800_000_000_000
 """Of the progress record; the floor is two minutes before."""
 FLOOR = NOW // 1000 - 120
 DUE = NOW - 600_000
 ACCEPTED = DUE - 60_000
+EARLIEST = NOW - 10_800_000
+"""For the span of now: before it nothing of the range may have been accepted."""
 
 LEDGER = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
 KAFKA = (
@@ -264,6 +268,14 @@ def missing_beside_another_due(world: World) -> None:
     world.forward("two acceptances", due=beyond, wheel="n3.1", at=ACCEPTED + 5)
 
 
+def accepted_under_a_longer_span(world: World) -> None:
+    at = EARLIEST - 1_800_000
+    for name in ("long ago", "long ago, missing"):
+        world.accept(name, at=at, wheel="n6.1")
+    world.forward("long ago", at=at, wheel="n6.1")
+    world.forward("forged long ago", at=at, wheel="n6.1")
+
+
 def foreign(world: World) -> None:
     world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 5, False))
 
@@ -274,17 +286,18 @@ CASES: list[Callable[[World], None]] = [
     duplicate_before_the_first_is_published, outcome_before_its_row,
     acceptance_without_an_outcome, differing, dead, lost, duplicated, early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
-    more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due, foreign,
+    more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
+    accepted_under_a_longer_span, foreign,
 ]  # fmt: skip
 
 FACTS = Facts(
     done=Done(
         due_ms=NOW,
-        seqs={"n1.1": 90, "n3.1": 20, "n4.1": 20, "n5.1": 20},
+        seqs={"n1.1": 90, "n3.1": 20, "n4.1": 20, "n5.1": 20, "n6.1": 20},
         split_seqs={"n1.1": 75},
         floor=FLOOR,
         closed={},
-        numbers={"n1": 1, "n2": 1, "n3": 2, "n4": 1, "n5": 1},
+        numbers={"n1": 1, "n2": 1, "n3": 2, "n4": 1, "n5": 1, "n6": 1},
     ),
     began_ms=NOW,
     extents={
@@ -294,10 +307,11 @@ FACTS = Facts(
         "n3.1": Extent(1, 10, ACCEPTED - 1_000, NOW - 60_000),
         "n4.1": Extent(1, 20, ACCEPTED - 1_000, NOW - 60_000),
         "n5.1": Extent(1, 10, ACCEPTED - 1_000, ACCEPTED),
+        "n6.1": Extent(1, 20, EARLIEST - 3_600_000, NOW - 60_000),
     },
     holes=[Hole("n4.1", 5, 9, ACCEPTED - 10, ACCEPTED + 10, "no file")],
 )
-TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000)
+TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000, span_ms=7_200_000)
 
 
 def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset: int = 0) -> Books:
@@ -309,7 +323,14 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
         spark.createDataFrame(world.outcomes, outcomes_schema().replace("id string", "id binary")),
         lambda: kafka,
     )
-    return reconcile(inputs, terms, FACTS)
+
+    def read(reached: Terms) -> Inputs:
+        from_ms, to_ms = reached.accepted_range()
+        accepted = F.col("accepted_at_ms")
+        is_read = (accepted >= from_ms) & (accepted < to_ms)
+        return replace(inputs, ledger=inputs.ledger.where(is_read))
+
+    return reconcile(read, terms, FACTS)
 
 
 @dataclass(frozen=True)
@@ -351,6 +372,7 @@ NAMES = [
     "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number",
     "forged behind", "forged twice", "orphan", "cancelled elsewhere", "too many outcomes",
     "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
+    "long ago", "long ago, missing", "forged long ago",
 ]  # fmt: skip
 
 
@@ -358,7 +380,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
     assert {kind: found.names(kind) for kind in found.by_kind} == {
         "missing": {
             "split, done", "gone wheel", "missing", "one fate of two", "orphan",
-            "too many outcomes", "two dues", "two acceptances",
+            "too many outcomes", "two dues", "two acceptances", "long ago, missing",
         },
         "duplicated": {"duplicated"},
         "early": {"early"},
@@ -375,6 +397,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "unexpected": {
             "cancel broken", "forged", "forged wheel", "forged number", "forged behind",
             "forged twice", "too many outcomes", "two fates", "cancel ignored", "dead, alive",
+            "forged long ago",
         },
         "ledger_gap": {None},
     }  # fmt: skip
@@ -414,7 +437,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
         "pending": 3, "cancelled": 8, "duplicates_dropped": 5, "dead": 2, "lost": 1,
-        "missing": 8, "duplicated": 2, "unexpected": 11, "early": 1, "late": 2,
+        "missing": 9, "duplicated": 2, "unexpected": 12, "early": 1, "late": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
 

@@ -99,6 +99,24 @@ def test_a_ledger_without_files_of_the_time_proves_nothing(
         run(spark, replace(options, terms=before))
 
 
+def test_what_was_accepted_under_a_longer_span_is_in_the_books(
+    spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    kafka: KafkaBroker,
+) -> None:  # fmt: skip
+    assert options.cluster is not None
+    cluster = f"{options.cluster}-far"
+    monkeypatch.setattr("local.books.DELAY_MS", 3 * 3_600_000)
+    ledger, topics = tmp_path / "far", (f"{cluster}-orders",)
+    make(400, ledger, kafka.address, cluster=cluster, topics=topics)
+    from_ms = int(time.time() * 1000) - 3_600_000
+    terms = replace(options.terms, from_ms=from_ms, span_ms=60_000, topics=topics)
+    far = replace(options, cluster=cluster, ledger=str(ledger), terms=terms, wants_page=False)
+    summary = run(spark, far)
+    counts = {name: summary.counts[name] for name in ("accepted", "cancelled", "unexpected")}
+    assert counts == {"accepted": 400, "cancelled": 4, "unexpected": 0}
+    assert summary.balanced
+
+
 def test_a_topic_that_nobody_sent_to_has_empty_books(spark: SparkSession, options: Options) -> None:
     terms = replace(options.terms, topics=("nothing",))
     summary = run(spark, replace(options, terms=terms))

@@ -94,6 +94,15 @@ def test_a_range_of_dues_looks_at_acceptances_from_its_span_before() -> None:
     assert Terms(by="accepted", from_ms=10, to_ms=20, span_ms=5).accepted_range() == (10, 20)
 
 
+def test_a_range_of_dues_reaches_what_was_accepted_under_other_settings() -> None:
+    terms = Terms(from_ms=10_000_000, to_ms=20_000_000, span_ms=2_000_000, late_window_ms=5_000)
+    assert terms.reaching(9_000_000, 20_000_000) == terms, "that far it does already"
+    assert terms.reaching(7_000_000, 8_000_000).accepted_range() == (6_999_000, 20_006_000)
+    assert terms.reaching(8_000_000, 30_000_000).accepted_range() == (7_999_000, 30_001_001)
+    unknown = Terms(from_ms=10, to_ms=20)
+    assert unknown.reaching(1, 15) == unknown, "it reads all from the first"
+
+
 def test_what_is_done_follows_the_progress_record() -> None:
     one, two, ten = WheelId("n1", 1), WheelId("n1", 2), WheelId("n1", 10)
     progress = Progress(500, Position(two, 7, 3), {one: 4, two: 9, ten: 6}, 0)
