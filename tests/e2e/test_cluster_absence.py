@@ -44,7 +44,8 @@ def test_a_node_that_was_away_for_a_minute_catches_up(
             rows += [row(topic, b"pending", delay_s=600 + n) for n in range(20)]
             handles += send(origin, *rows)
         trio.wait("its wheel is closed", lambda: is_closed(leader, own))
-        assert time.monotonic() - killed_at > SILENT_MS / 1000
+        # Silence counts from the last word, which came a little before.
+        assert time.monotonic() - killed_at > SILENT_MS / 1000 - 1
         assert not any(slot_file(away, handle) for handle in handles[20:])
 
         trio.start(away)
