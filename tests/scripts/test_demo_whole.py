@@ -47,14 +47,14 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     assert summary.counts["accepted"] == rows >= 2_000
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_after_a_signal(how: signal.Signals) -> None:
+def test_nothing_is_left_after_a_signal() -> None:
+    """SIGTERM here; that Ctrl-C does the same, the chaos test shows."""
     before, books_before = cluster_folders(), books_folders()
     demo = start_script("demo", "--plain", "--seconds", "60")
     read_until(demo, "accepted")
     [folder] = cluster_folders() - before
     assert processes_below(folder)
-    demo.send_signal(how)
+    demo.send_signal(signal.SIGTERM)
     demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert_nothing_is_left(folder)

@@ -80,4 +80,4 @@ class Load:
                 assert message.due_ms is not None
                 assert message.value is not None
                 self.acknowledged[message.id.hex(), message.due_ms] = message.value
-            self._stop.wait(0.02)
+            self._stop.wait(0.1)

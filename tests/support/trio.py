@@ -194,7 +194,7 @@ class Trio:
     def wait(self, what: str, ask: Callable[[], T | None]) -> T:
         """Asks until the answer is true; the nodes' logs are shown when it never is."""
         try:
-            return wait_until(what, ask, timeout_s=TIMEOUT_S, every_s=0.1)
+            return wait_until(what, ask, timeout_s=TIMEOUT_S, every_s=0.2)
         except AssertionError:
             print(self.logs())  # noqa: T201 - pytest shows it beside the failure
             raise
