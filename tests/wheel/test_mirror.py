@@ -376,6 +376,19 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
     assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(4)
 
 
+def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
+    pair = Pair()
+    pair.mirror.append(pair.copies[:1])
+    pair.mirror.sync()
+    pair.mirror.append(pair.copies[1:2])
+    pair.disk.faults.append(Fault("sync", path_part="slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.mirror.sync()
+    pair.mirror.checkpoint()
+    slots = [pair.disk._files[str(pair.slot_path(ahead))] for ahead in range(2)]
+    assert not any(content.unsynced for content in slots)
+
+
 def test_a_repair_that_a_crash_of_the_machine_undoes_is_lacking_again() -> None:
     pair = Pair()
     pair.mirror.append(pair.copies)

@@ -105,11 +105,16 @@ class CopyMedium:
         """
         with self._rewritten_lock:
             rewritten, self._rewritten = self._rewritten, frozenset()
+        if self._doubted:
+            behind = range(self.checkpoint.seq + 1, last_seq + 1)
+            try:
+                self._write_again([*sorted(rewritten), *behind], floor)
+            except OSError:
+                self.rewritten(rewritten)
+                raise
+        # Only now: what was written again is in it, also where an earlier sync had covered it.
         slots, segments = self._slots.take_unsynced(), self._index.take_unsynced()
         try:
-            if self._doubted:
-                behind = range(self.checkpoint.seq + 1, last_seq + 1)
-                self._write_again([*sorted(rewritten), *behind], floor)
             self._slots.sync(slots)
             self._index.sync(segments)
         except OSError:
@@ -146,4 +151,5 @@ class CopyMedium:
                 file.write_at((copy.content,), offset)
             finally:
                 file.close()
+            self._slots.mark_unsynced([slot], new=False)
         self._index.rewrite(copy.seq, copy.row)
