@@ -124,11 +124,13 @@ class Checks:
         self.disturbed()
 
     def held(self, node: SimNode, held: Held) -> None:
-        """A node holds a wheel so far."""
-        prefix = held.lacking[0] - 1 if held.lacking else held.applied
+        """A node holds a wheel so far; it may not have heard yet that a frame is given up."""
+        wheel = held.card.wheel
+        lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
+        prefix = next(lacking, held.applied + 1) - 1
         storage = node.storage
         if storage is not None:
-            self._truth.held(storage, node.boot, held.card.wheel, prefix)
+            self._truth.held(storage, node.boot, wheel, prefix)
 
     def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
         """An origin acknowledges: W members hold it, as far as it can know; no end lies before."""
