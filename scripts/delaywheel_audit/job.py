@@ -168,7 +168,12 @@ class _Run:
                 "what is due later may still be unpublished; ask again when it is past the range"
             )
 
+        notes_before = len(self._notes)
+
         def read(terms: Terms) -> Inputs:
+            del self._notes[notes_before:]  # those of the reading before
+            if terms != setting.terms:
+                self._note("some was accepted under other settings: the whole ledger was read")
             chosen = everything.between(*terms.accepted_range())
             self._say(
                 f"ledger: {len(chosen.files):,} of {len(everything.files):,} files, some "
@@ -241,8 +246,7 @@ class _Run:
         return Inputs(ledger, place.records(spark, messages), ended, all_kafka)
 
     def _note(self, line: str) -> None:
-        if line not in self._notes:  # what is read again may say it again
-            self._notes.append(line)
+        self._notes.append(line)
         self._say(line)
 
     def _write(self, output: Output, setting: Setting, books: Books, progress_ms: int) -> Summary:

@@ -27,8 +27,8 @@ in files that were not read                               looked up: they are re
 ========================================================  ======================================
 
 The last of these is so where the cluster accepted farther ahead, or later, than its settings say
-now: by due, the files to read are chosen by these. Then all is read anew, with the files of the
-acceptances that such records name, and outcomes from as long ago.
+now: by due, the files to read are chosen by these. Then all is read anew, with every file: what is
+missing may have been accepted still earlier than what is found.
 
 Every acceptance gets exactly one fate: forwarded, cancelled, duplicate dropped, dead, lost,
 pending or missing. Outcomes name wheel, seq and row; so an outcome counts for the acceptance that
@@ -50,7 +50,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.judging import judged, with_findings
@@ -130,26 +130,19 @@ def reconcile(
     """Brings ledger, outcomes and Kafka together.
 
     Args:
-        read: Gives the rows; asked again, for a longer `Terms.accepted_range`, if Kafka has
-            records that were accepted outside of it.
+        read: Gives the rows; asked once more, for all times of acceptance, if Kafka has records
+            that were accepted outside of `Terms.accepted_range`.
         terms: What is asked.
         facts: What was known before Kafka was read.
         say: Is told what is done next, for people.
     """
-    while True:
-        inputs = read(terms)
-        say("matching the ledger with Kafka")
-        both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
-        # On disk: two tables are made of it, and Kafka is read once.
-        kept = judged(both, terms, facts).persist(StorageLevel.DISK_ONLY)
-        told = totals(kept).first()
-        assert told is not None
-        if told["unread_from_ms"] is None:
-            break
+    inputs, kept, told = _first_look(read, terms, facts, say)
+    if told["unread_from_ms"] is not None:
         kept.unpersist()
         first_ms, last_ms = told["unread_from_ms"], told["unread_to_ms"]
         say(f"Kafka has what was accepted from {moment(first_ms)} to {moment(last_ms)}")
-        terms = terms.reaching(first_ms, last_ms)
+        terms = terms.reaching_all()
+        inputs, kept, told = _first_look(read, terms, facts, say)
     found = kept
     too_many = told["missing"] > MAX_SOUGHT
     if told["missing"] and not too_many:
@@ -158,8 +151,7 @@ def reconcile(
             with_pairs(kept, pair(kept, inputs.all_kafka(), inputs.ledger)), terms
         )
         found = found.persist(StorageLevel.DISK_ONLY)
-        told = totals(found).first()
-        assert told is not None
+        told = _totals(found)
     gaps = _gaps(found, terms, facts)
 
     def release() -> None:
@@ -168,6 +160,23 @@ def reconcile(
 
     table = findings(found).unionByName(gap_findings(found, gaps))
     return Books(buckets(found, terms), table, told.asDict(), gaps, too_many, release)
+
+
+def _first_look(
+    read: Callable[[Terms], Inputs], terms: Terms, facts: Facts, say: Say
+) -> tuple[Inputs, DataFrame, Row]:
+    """All with their fates, kept on disk: two tables are made of it, and Kafka is read once."""
+    inputs = read(terms)
+    say("matching the ledger with Kafka")
+    both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
+    kept = judged(both, terms, facts).persist(StorageLevel.DISK_ONLY)
+    return inputs, kept, _totals(kept)
+
+
+def _totals(fated: DataFrame) -> Row:
+    told = totals(fated).first()
+    assert told is not None
+    return told
 
 
 def _gaps(found: DataFrame, terms: Terms, facts: Facts) -> list[tuple[Hole, int]]:

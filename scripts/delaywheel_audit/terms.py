@@ -26,7 +26,7 @@ class Terms:
             the progress record.
         span_ms: How long before its due a message is accepted at most; None: not known.
         late_window_ms: How long after its due at most. Both are of now: what was accepted under
-            others is found by `reaching`.
+            others is found by `reaching_all`.
     """
 
     by: By = "due"
@@ -58,17 +58,13 @@ class Terms:
         slack = self.late_window_ms + self.clock_tolerance_ms
         return max(0, from_ms - self.clock_tolerance_ms), min(END_MS, self.end_ms + slack)
 
-    def reaching(self, from_ms: int, to_ms: int) -> Terms:
-        """The same, if messages may have been accepted from here to here, both included.
+    def reaching_all(self) -> Terms:
+        """The same, whenever messages were accepted.
 
         For those that are asked for by due: the settings of now may allow less than those did
         under which they were accepted.
         """
-        span_ms = self.span_ms
-        if span_ms is not None:
-            span_ms = max(span_ms, self.start_ms - from_ms)
-        late_window_ms = max(self.late_window_ms, to_ms + 1 - self.end_ms)
-        return replace(self, span_ms=span_ms, late_window_ms=late_window_ms)
+        return replace(self, span_ms=None, late_window_ms=END_MS)
 
 
 @dataclass(frozen=True, slots=True)
