@@ -32,13 +32,15 @@ LARGER_WHEELS = [
     *[WheelModel(4, w, crashes=1) for w in (1, 2, 3, 4)],
     *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
 ]
-OFFICES = [OfficeModel(candidacies=2, late=3), OfficeModel(candidacies=3, late=0)]
-LARGER_OFFICES = [
+OFFICES = [
+    OfficeModel(candidacies=2, late=3),
+    OfficeModel(candidacies=3, late=0),
     OfficeModel(candidacies=3, transactions=2, late=1),
-    OfficeModel(candidacies=3),
 ]
+LARGER_OFFICES = [OfficeModel(candidacies=3)]
 ALL: list[WheelModel | OfficeModel] = [*WHEELS, *OFFICES, *LARGER_WHEELS, *LARGER_OFFICES]
-AT_MOST = 2_000_000
+WHEEL_STATES, OFFICE_STATES = 1_000_000, 2_000_000
+"""More than these at most is a model that has grown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,9 @@ def exhausted(model: WheelModel | OfficeModel) -> Exhausted:
     began = time.monotonic()
     found: Explored[WheelState] | Explored[OfficeState]
     if isinstance(model, WheelModel):
-        found = explore(model.start, model.moves, model.wrong, at_most=AT_MOST)
+        found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
     else:
-        found = explore(model.start, model.moves, model.wrong, at_most=AT_MOST)
+        found = explore(model.start, model.moves, model.wrong, at_most=OFFICE_STATES)
     return Exhausted(name_of(model), found, time.monotonic() - began)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Self
@@ -35,12 +36,14 @@ class Load:
     Attributes:
         acknowledged: id and due -> value.
         errors: Whatever a call ended with instead.
+        longest_s: The longest time between two acknowledged batches.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
         self.acknowledged: dict[tuple[str, int], bytes] = {}
         self.errors: list[DelaywheelError] = []
+        self.longest_s = 0.0
         self._client = client
         self._topic = topic
         self._stop = threading.Event()
@@ -62,6 +65,7 @@ class Load:
         wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough)
 
     def _run(self) -> None:
+        acknowledged_at = time.monotonic()
         while not self._stop.is_set():
             now = datetime.now(UTC)
             batch = [
@@ -80,4 +84,6 @@ class Load:
                 assert message.due_ms is not None
                 assert message.value is not None
                 self.acknowledged[message.id.hex(), message.due_ms] = message.value
+            before, acknowledged_at = acknowledged_at, time.monotonic()
+            self.longest_s = max(self.longest_s, acknowledged_at - before)
             self._stop.wait(0.1)

@@ -7,7 +7,7 @@ so or was heard since.
 |---|---|
 | leaves the set | it lacks something and was not caught up for longer than `insync_timeout_ms` |
 | leaves the set | its machine started anew, or has another disk: what it held may be lost |
-| leaves the set | it drains, and W are left without it; nor does it come back as long as they are |
+| leaves the set | it drains, and W are left without it; back when it speaks and they are not |
 | comes back | it says that it holds what is acknowledged, and the end of that time ago |
 
 So an idle wheel keeps its mirrors, heard or not, and takes its next message; a mirror that was not
