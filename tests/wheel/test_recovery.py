@@ -8,7 +8,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Cut, Recovered, recover_wheel
 from delaywheel.wheel import OriginWheel, WheelMissing
-from sim.disk import SimulatedDisk
+from sim.disk import Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, message
 from support.wheels import append, new_wheel, read_all
 
@@ -119,6 +119,15 @@ def test_damage_at_the_very_end_is_seen_even_without_a_crash_of_the_machine() ->
     disk, wheel, _ = wheel_of_three()
     disk.flip_bit(slot_file(wheel), 8 * len(disk.content(slot_file(wheel))) - 1)
     assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False).damaged == [3]
+
+
+def test_what_fails_once_is_read_again() -> None:
+    """With one member nobody could mend it, and nobody would look again."""
+    disk, wheel, _ = wheel_of_three()
+    for times, damaged in ((1, []), (2, [3])):
+        disk.faults += [Fault("open", path_part=".slot") for _ in range(times)]
+        recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+        assert recovered == Recovered(3, [], damaged)
 
 
 def test_an_empty_wheel_and_a_missing_one() -> None:

@@ -149,7 +149,7 @@ def _still_damaged(
     """Those of these seqs that still cannot be read and are not finished."""
     reader = WheelReader(disk, data, wheel)
     try:
-        frames = [reader.frame(seq) for seq in seqs if reader.has(seq)]
+        frames = [_read(reader, seq) for seq in seqs if reader.has(seq)]
     finally:
         reader.close()
     return [
@@ -158,6 +158,14 @@ def _still_damaged(
         if isinstance(frame, DamagedFrame)
         and (frame.reason is DamageReason.HOLE or frame.slot >= max(floor, 1))
     ]
+
+
+def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
+    """A frame. What fails once may well be read: nobody looks again where no other node has it."""
+    found = reader.frame(seq)
+    if isinstance(found, DamagedFrame) and found.reason is DamageReason.UNREADABLE:
+        return reader.frame(seq)
+    return found
 
 
 def _cut_torn_row(disk: Disk, folder: Path) -> list[Cut]:
@@ -182,7 +190,7 @@ def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> list[int]:
     reader = WheelReader(disk, data, wheel)
     damaged = []
     for seq in range(reader.last_seq(), 0, -1):
-        frame = reader.frame(seq)
+        frame = _read(reader, seq)
         if isinstance(frame, Frame) or frame.reason is DamageReason.GONE:
             break
         damaged.append(seq)
