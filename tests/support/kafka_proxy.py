@@ -119,22 +119,25 @@ class KafkaProxy:
 
     @contextlib.contextmanager
     def open_transactions(self, topic: str) -> Iterator[list[bytes]]:
-        """From the next record of the topic on one producer's transactions do not end.
+        """From the next record of the topic on no transaction ends that the leader has begun.
 
-        It is the first that tries; a producer that follows it, of a new leader, may.
+        A new leader's do: it connects anew.
         Gives the EndTxn requests that did not arrive, for `end_txn_error`.
         """
         kept: list[bytes] = []
+        leaders: set[int] = set()
 
         def keep(connection: _Connection, correlation: int, frame: bytes) -> None:
             del correlation
-            if kept and _producer_of(frame) != _producer_of(kept[0]):
-                connection.broker.sendall(frame)
-            else:
+            if id(connection) in leaders:
                 kept.append(frame)
+            else:
+                connection.broker.sendall(frame)
 
         def pass_on(connection: _Connection, correlation: int, frame: bytes) -> None:
             del correlation
+            with self._lock:
+                leaders.update(map(id, self._connections))
             self._rules.append(no_end)
             connection.broker.sendall(frame)
 
@@ -234,13 +237,6 @@ def _is(api_key: int, topic: str = "") -> Matches:
     # name within a record, in a dead letter for instance, has not.
     name = bytes([len(topic) + 1]) + topic.encode() if topic else b""
     return lambda key, frame: key == api_key and name in frame
-
-
-def _producer_of(end_txn: bytes) -> bytes:
-    """Producer id and epoch, which stand before the verdict, and an empty run of tags."""
-    (version,) = struct.unpack_from(">h", end_txn, 6)
-    end = len(end_txn) - 1 - (version >= _FLEXIBLE_END_TXN)
-    return end_txn[end - 10 : end]
 
 
 def _lose_reply(connection: _Connection, correlation: int, frame: bytes) -> None:
