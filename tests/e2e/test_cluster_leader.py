@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from confluent_kafka import IsolationLevel, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError
 
 from delaywheel import CancelOutcome, DelaywheelError, Message
 from local.kafka import KafkaBroker
 from local.node import Node
-from support.kafka_proxy import KafkaProxy
+from support.kafka_proxy import HeldCommits, KafkaProxy
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader
-from support.trio import Trio, row, seen_by, send
+from support.trio import TIMEOUT_S, Trio, row, seen_by, send
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
 
@@ -37,26 +36,11 @@ class Proxied:
     proxy: KafkaProxy
     kafka: KafkaBroker
 
-    def open_transaction(self, topic: str) -> Node:
-        """Returns the leader once its transaction with messages of the topic is open."""
-        leader = self.trio.leader()
+    def open_transaction(self, leader: Node, topic: str, held: HeldCommits) -> None:
+        """Returns once the leader has a transaction open with messages of the topic."""
         send(leader, *[row(topic, b"%d" % n, delay_s=0.3) for n in range(20)])
-        self.trio.wait("a transaction is open", lambda: self._is_open(topic))
-        return leader
-
-    def _is_open(self, topic: str) -> bool:
-        admin = AdminClient({"bootstrap.servers": self.kafka.address})
-        place = TopicPartition(topic, 0)
-        ends = [
-            admin.list_offsets(
-                {place: OffsetSpec.latest()},  # type: ignore[no-untyped-call]
-                isolation_level=level,
-            )[place]
-            .result()
-            .offset
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-        ]
-        return bool(ends[0] < ends[1])
+        # Nothing slower: after a second of silence another node aborts it.
+        assert held.begun.wait(TIMEOUT_S)
 
     def assert_delivered(self, topic: str) -> None:
         """What `open_transaction` sent is there, once."""
@@ -83,8 +67,9 @@ def test_the_leader_is_killed_with_an_open_transaction(proxied: Proxied, topic: 
     trio = proxied.trio
     trio.wait_in_sync()
     trio.wait_settled()
-    with proxied.proxy.open_transactions(topic):
-        leader = proxied.open_transaction(topic)
+    leader = trio.leader()
+    with proxied.proxy.open_transactions(topic) as held:
+        proxied.open_transaction(leader, topic, held)
         trio.kill(leader)
     trio.await_leader(trio.others(leader))
     trio.start(leader)
@@ -124,15 +109,16 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
     trio = proxied.trio
     trio.wait_in_sync()
     trio.wait_settled()
-    with proxied.proxy.open_transactions(topic) as late_commits:
-        leader = proxied.open_transaction(topic)
-        trio.wait("it has asked for the commit", lambda: late_commits)
+    leader = trio.leader()
+    told = len(leader.log.read_text())
+    with proxied.proxy.open_transactions(topic) as held:
+        proxied.open_transaction(leader, topic, held)
+        trio.wait("it has asked for the commit", lambda: held.late)
         paused_at = time.monotonic()
-        told = len(leader.log.read_text())
         trio.pause(leader)
     trio.await_leader(trio.others(leader))
     trio.wait("so long a pause", lambda: time.monotonic() - paused_at > PAUSE_S)
-    assert proxied.proxy.end_txn_error(late_commits[0]) in REFUSALS
+    assert proxied.proxy.end_txn_error(held.late[0]) in REFUSALS
     trio.resume(leader)
     trio.wait("it stands down", lambda: "before=leading" in leader.log.read_text()[told:])
     trio.wait_accepting()

@@ -52,6 +52,19 @@ class _Connection:
             end.close()
 
 
+@dataclass(slots=True)
+class HeldCommits:
+    """A leader's transactions that do not end.
+
+    Attributes:
+        begun: one with a record of the topic is open, until somebody aborts it.
+        late: the EndTxn requests that did not arrive, for `end_txn_error`.
+    """
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    late: list[bytes] = field(default_factory=list)
+
+
 class KafkaProxy:
     """Stands between clients and a broker's proxied listener.
 
@@ -118,19 +131,18 @@ class KafkaProxy:
         return lambda: self._rules.remove(rule)
 
     @contextlib.contextmanager
-    def open_transactions(self, topic: str) -> Iterator[list[bytes]]:
+    def open_transactions(self, topic: str) -> Iterator[HeldCommits]:
         """From the next record of the topic on no transaction ends that the leader has begun.
 
         A new leader's do: it connects anew.
-        Gives the EndTxn requests that did not arrive, for `end_txn_error`.
         """
-        kept: list[bytes] = []
+        held = HeldCommits()
         leaders: set[int] = set()
 
         def keep(connection: _Connection, correlation: int, frame: bytes) -> None:
             del correlation
             if id(connection) in leaders:
-                kept.append(frame)
+                held.late.append(frame)
             else:
                 connection.broker.sendall(frame)
 
@@ -140,12 +152,13 @@ class KafkaProxy:
                 leaders.update(map(id, self._connections))
             self._rules.append(no_end)
             connection.broker.sendall(frame)
+            held.begun.set()
 
         no_end = _Rule(_is(END_TXN), keep, once=False)
         produced = _Rule(_is(PRODUCE, topic), pass_on)
         self._rules.append(produced)
         try:
-            yield kept
+            yield held
         finally:
             self._rules = [rule for rule in self._rules if rule not in (produced, no_end)]
 
