@@ -190,12 +190,7 @@ class LocalCluster:
         Raises:
             ClusterError: Not in this time.
         """
-        deadline = time.monotonic() + timeout_s
-        while not all(self._is_accepting(node) for node in self.nodes):
-            self.watch()
-            if time.monotonic() > deadline:
-                raise ClusterError(f"no messages are taken; see {self.folder}/*.log")
-            time.sleep(WATCH_EVERY_S)
+        self._wait_until_all(self._is_accepting, "no messages are taken", timeout_s)
 
     def _is_accepting(self, node: Node) -> bool:
         """Whether a node sees a leader, and all nodes taking messages."""
@@ -210,18 +205,24 @@ class LocalCluster:
         Raises:
             ClusterError: Not in this time.
         """
-        deadline = time.monotonic() + timeout_s
-        while not all(self._has_published(node) for node in self.nodes):
-            self.watch()
-            if time.monotonic() > deadline:
-                raise ClusterError(f"the ledger is not published; see {self.folder}/*.log")
-            time.sleep(WATCH_EVERY_S)
+        self._wait_until_all(self._has_published, "the ledger is not published", timeout_s)
 
     def _has_published(self, node: Node) -> bool:
         """Whether a node says that all frames of its own wheels are in the ledger."""
         answer = described(node.address, details=True)
         reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
         return bool(reports) and not reports[0].ledger.lag_frames
+
+    def _wait_until_all(
+        self, holds: Callable[[Node], bool], lacking: str, timeout_s: float
+    ) -> None:
+        """Returns when something holds for every node; watches them meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not all(map(holds, self.nodes)):
+            self.watch()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{lacking}; see {self.folder}/*.log")
+            time.sleep(WATCH_EVERY_S)
 
     def leader(self) -> Node | None:
         """The node that leads, as the first that answers sees it; None: nobody does."""

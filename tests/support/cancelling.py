@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Self
 
 from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import CancelOutcome, Client, DelaywheelError
+from support.caller import Caller
 from support.service import wait_until
 
 _AHEAD_S = 6
 _PAUSE_S = 0.05
 
 
-class Cancelling:
+class Cancelling(Caller):
     """Sends messages one by one and cancels each at once, on a thread until told to stop.
 
     Attributes:
         outcomes: value -> what the cancel was answered with.
-        errors: Whatever a call ended with instead.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
+        super().__init__(client, topic, pause_s=_PAUSE_S)
         self.outcomes: dict[bytes, CancelOutcome] = {}
-        self.errors: list[DelaywheelError] = []
-        self._client = client
-        self._topic = topic
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._client.close()
 
     def wait_for_more(self) -> None:
         """Returns when 10 more are answered than now, or one has failed."""
@@ -64,13 +49,11 @@ class Cancelling:
         assert CancelOutcome.CANCELLED in self.outcomes.values()
         assert CancelOutcome.NOT_FOUND not in self.outcomes.values()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            value = uuid.uuid4().bytes
-            due = datetime.now(UTC) + timedelta(seconds=_AHEAD_S)
-            try:
-                taken = self._client.produce(self._topic, value, deliver_at=due)
-                self.outcomes[value] = self._client.cancel(taken)
-            except DelaywheelError as error:
-                self.errors.append(error)
-            self._stop.wait(_PAUSE_S)
+    def _call(self) -> None:
+        value = uuid.uuid4().bytes
+        due = datetime.now(UTC) + timedelta(seconds=_AHEAD_S)
+        try:
+            taken = self._client.produce(self._topic, value, deliver_at=due)
+            self.outcomes[value] = self._client.cancel(taken)
+        except DelaywheelError as error:
+            self.errors.append(error)

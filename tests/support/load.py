@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Self
 
 from confluent_kafka import Message as KafkaMessage
 
-from delaywheel import Client, DelaywheelError, Message
+from delaywheel import Client, Message
+from support.caller import Caller
 from support.read_committed import headers_of
 from support.service import wait_until
 
@@ -30,60 +29,45 @@ def assert_once(arrived: list[KafkaMessage], acknowledged: dict[tuple[str, int],
     assert {k: contents.get(k) for k in acknowledged} == acknowledged
 
 
-class Load:
+class Load(Caller):
     """Produces small batches with random dues on a thread until told to stop.
 
     Attributes:
         acknowledged: id and due -> value.
-        errors: Whatever a call ended with instead.
         longest_s: The longest time between two acknowledged batches.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
+        super().__init__(client, topic, pause_s=0.1)
         self.acknowledged: dict[tuple[str, int], bytes] = {}
-        self.errors: list[DelaywheelError] = []
         self.longest_s = 0.0
-        self._client = client
-        self._topic = topic
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._acknowledged_at: float | None = None
         self._random = random.Random(7)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._client.close()
 
     def wait_for_more(self) -> None:
         """Returns when 200 more are acknowledged than now."""
         enough = len(self.acknowledged) + 200
         wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough)
 
-    def _run(self) -> None:
-        acknowledged_at = time.monotonic()
-        while not self._stop.is_set():
-            now = datetime.now(UTC)
-            batch = [
-                Message(
-                    self._topic,
-                    uuid.uuid4().bytes,
-                    deliver_at=now + timedelta(milliseconds=self._random.randint(20, 3_000)),
-                )
-                for _ in range(20)
-            ]
-            for message, result in zip(batch, self._client.produce_many(batch), strict=True):
-                if result.error is not None:
-                    self.errors.append(result.error)
-                    continue
-                assert result.handle is not None
-                assert message.due_ms is not None
-                assert message.value is not None
-                self.acknowledged[message.id.hex(), message.due_ms] = message.value
-            before, acknowledged_at = acknowledged_at, time.monotonic()
-            self.longest_s = max(self.longest_s, acknowledged_at - before)
-            self._stop.wait(0.1)
+    def _call(self) -> None:
+        began_at = self._acknowledged_at or time.monotonic()
+        now = datetime.now(UTC)
+        batch = [
+            Message(
+                self._topic,
+                uuid.uuid4().bytes,
+                deliver_at=now + timedelta(milliseconds=self._random.randint(20, 3_000)),
+            )
+            for _ in range(20)
+        ]
+        for message, result in zip(batch, self._client.produce_many(batch), strict=True):
+            if result.error is not None:
+                self.errors.append(result.error)
+                continue
+            assert result.handle is not None
+            assert message.due_ms is not None
+            assert message.value is not None
+            self.acknowledged[message.id.hex(), message.due_ms] = message.value
+        self._acknowledged_at = time.monotonic()
+        self.longest_s = max(self.longest_s, self._acknowledged_at - began_at)
