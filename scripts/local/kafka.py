@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
+import itertools
 import json
 import os
 import random
@@ -25,6 +27,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import uuid
@@ -41,6 +44,12 @@ JAVA_VERSIONS = range(17, 26)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0
 PORTS = range(20_000, 32_000)
+JVM_VARIABLE = "KAFKA_JVM_PERFORMANCE_OPTS"
+"""Options of the broker's JVM instead of ours, named as by Kafka's own scripts."""
+JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
+
+_claiming = threading.Lock()
+_claimed: set[int] = set()
 
 # Kafka logs through SLF4J 1.7 and brings no backend for it: without one it says nothing.
 _WANTED = (
@@ -111,19 +120,41 @@ def _download(jars: Path, cache: Path) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, 400):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise KafkaError("no free ports")
+    """Different ports that nobody listens on now, and that are this process's until it ends.
+
+    Between the choice of a port and its use a broker needs seconds to start, and a node that is
+    stopped comes back to its own: what else runs beside it must not get the same one meanwhile.
+    """
+    with _claiming:
+        ports = (port for port in random.SystemRandom().sample(PORTS, len(PORTS)) if _claim(port))
+        found = list(itertools.islice(ports, count))
+    if len(found) < count:
+        raise KafkaError("no free ports")
+    return found
+
+
+def _claim(port: int) -> bool:
+    """Locks a byte of a file for each port; the kernel unlocks it when the process ends."""
+    if port in _claimed:
+        return False
+    try:
+        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    _claimed.add(port)
+    return True
+
+
+@functools.cache
+def _claims() -> int:
+    path = Path(tempfile.gettempdir()) / f"delaywheel-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 class KafkaBroker:
@@ -298,7 +329,7 @@ class KafkaBroker:
         jars = f"{fetch_kafka()}/*"
         logging = "-Dorg.slf4j.simpleLogger."
         return [
-            *(find_java(), "-XX:+UseSerialGC", "-Xshare:auto", *options),
+            *(find_java(), *os.environ.get(JVM_VARIABLE, JVM_OPTIONS).split(), *options),
             *(f"{logging}defaultLogLevel=warn", f"{logging}showDateTime=true"),
             f"{logging}dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", jars),

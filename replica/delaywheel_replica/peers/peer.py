@@ -270,9 +270,14 @@ class Peer:
         self._shown, self._since_ms = now, _wall_ms()
 
     def _fresh_refusal(self) -> PeerRefusal | None:
+        """Where each side refuses the other, its own words count: it knows what it has against us.
+
+        Always the same one of several, whichever came first.
+        """
         after = time.monotonic() - REFUSAL_FRESH_S
-        fresh = [found for found, at in self._refusals.values() if at > after]
-        return fresh[-1] if fresh else None
+        fresh = {key: found for key, (found, at) in self._refusals.items() if at > after}
+        ordered = ((way, stream) for way in (Way.OUT, Way.IN) for stream in Stream)
+        return next((fresh[key] for key in ordered if key in fresh), None)
 
     # --- without
 
