@@ -10,7 +10,7 @@ from delaywheel.format import HOLE_ROW
 from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
 from delaywheel_replica.core.beat import MAX_LACKING
 from delaywheel_replica.core.status import ServerStatus
-from sim.truth import FrameTruth, row_on
+from sim.truth import FrameTruth, index_of, row_on
 
 if TYPE_CHECKING:
     from sim.node import SimNode
@@ -62,11 +62,11 @@ def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
 
 def _not_copies(world: World, node: SimNode) -> Iterator[str]:
     """Frames that are not what their origin wrote, and that no fault damaged."""
-    if node.is_damaged:
-        return
     assert node.server is not None
     copies = node.server.store.held_wheels()
     for frame in world.truth.live(world.checks.floor):
+        if node.damaged and not node.damaged.isdisjoint((frame.path, index_of(frame.wheel))):
+            continue
         row = row_on(node.disk, frame.wheel, frame.seq)
         is_lost = (frame.wheel, frame.seq) in world.checks.given_up
         if not row or row == HOLE_ROW or is_lost:

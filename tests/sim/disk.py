@@ -145,14 +145,13 @@ class SimulatedDisk:
         content.now[bit // 8] ^= 1 << bit % 8
         content.synced()
 
-    def flip_somewhere(self, kind: str, chance: Random) -> bool:
-        """Damages one bit of some file of a kind: slot, index or dial; whether there was one."""
+    def flip_somewhere(self, kind: str, chance: Random) -> Path | None:
+        """Damages one bit of some file of a kind: slot, index or dial; which, if there was one."""
         if kind == "dial":
-            array = next(iter(self._arrays.values()), None)
-            if array is None:
-                return False
-            array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
-            return True
+            for name, array in self._arrays.items():
+                array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
+                return Path(name)
+            return None
         paths = [
             path
             for path in self.paths()
@@ -160,24 +159,24 @@ class SimulatedDisk:
             and (path.suffix == ".slot" if kind == "slot" else kind in path.name)
         ]
         if not paths:
-            return False
+            return None
         path = chance.choice(paths)
         self.flip_bit(path, chance.randrange(8 * len(self._files[str(path)].now)))
-        return True
+        return path
 
-    def unlink_somewhere(self, chance: Random) -> bool:
-        """Some slot file's name is gone, behind everybody's back; whether there was one.
+    def unlink_somewhere(self, chance: Random) -> Path | None:
+        """Some slot file's name is gone, behind everybody's back; which, if there was one.
 
         Whoever has it open still reads and writes it, as on Linux.
         """
         paths = [path for path in self.paths() if path.suffix == ".slot"]
         if not paths:
-            return False
-        name = str(chance.choice(paths))
-        self._unlinked[name] = self._files.pop(name)
-        self._unsynced_names.pop(name, None)
+            return None
+        path = chance.choice(paths)
+        self._unlinked[str(path)] = self._files.pop(str(path))
+        self._unsynced_names.pop(str(path), None)
         self._list_anew()
-        return True
+        return path
 
     def wipe(self) -> None:
         """All that it held is lost; what was opened is dead."""

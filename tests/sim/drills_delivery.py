@@ -148,3 +148,17 @@ def long_absence(script: Script) -> None:
     script.do(script.about(4_000), "absence", node="c", ms=26_000)
     script.flow(5_000, 28_000, 500, "ab", delay_ms=200)
     script.until_ms = 36_000
+
+
+@DELIVERY(r"a slot file is gone", r"b +does LeaveWheel\(wheel=b\.1\)", r"closes b\.1 at")
+def deleted_slot(script: Script) -> None:
+    """A slot file that its origin has closed is deleted, and then written to again."""
+    script.cluster("abc", 2, handles=2)
+    seconds = [at_ms + script.random.randrange(900) for at_ms in (16_000, 17_000, 18_000)]
+    for at_ms in range(3_000, 4_200, 100):
+        due_ms = seconds[(at_ms - 3_000) // 400]
+        script.send(at_ms, "b", delay_ms=due_ms - at_ms)
+    script.do(script.about(4_300), "slot_gone", node="b", choice=script.random.randrange(1_000))
+    for number, due_ms in enumerate(seconds):
+        script.send(4_500 + 200 * number, "bca", delay_ms=due_ms - 4_500 - 200 * number)
+    script.until_ms = 12_000

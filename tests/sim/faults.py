@@ -197,8 +197,8 @@ def slow_disk(world: World, node: str, us: int, ms: int) -> None:
 def bit_flip(world: World, node: str, what: str, choice: int) -> None:
     """The medium damages a file: of a slot, an index, or the dial."""
     sim = world.nodes[node]
-    if sim.disk.flip_somewhere(what, Random(choice)):
-        sim.is_damaged = True
+    if path := sim.disk.flip_somewhere(what, Random(choice)):
+        sim.damaged.add(path)
         world.trace.add(node, "a bit flipped in", what)
         world.checks.disturbed()
 
@@ -207,8 +207,8 @@ def bit_flip(world: World, node: str, what: str, choice: int) -> None:
 def slot_gone(world: World, node: str, choice: int) -> None:
     """Somebody deletes a slot file."""
     sim = world.nodes[node]
-    if sim.disk.unlink_somewhere(Random(choice)):
-        sim.is_damaged = True
+    if path := sim.disk.unlink_somewhere(Random(choice)):
+        sim.damaged.add(path)
         world.trace.add(node, "a slot file is gone")
         world.checks.disturbed()
 

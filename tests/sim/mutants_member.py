@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from delaywheel.disk import Buffer
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
+from delaywheel.slotfiles import SlotFiles
 from delaywheel_replica.core import losing, mirroring, own, promises, quorum
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.completeness import Completeness
@@ -224,6 +226,16 @@ def sweeps_above_the_floor() -> list[Patch]:
     return [instead(Member, "_sweep", sweep)]
 
 
+def begins_a_deleted_slot_anew() -> list[Patch]:
+    append = SlotFiles.append
+
+    def where_it_ends(self: SlotFiles, slot: int, buffer: Buffer) -> int:
+        self._ends[slot] = self._handles.length(self._owner, slot, self._folder)
+        return append(self, slot, buffer)
+
+    return [instead(SlotFiles, "append", where_it_ends)]
+
+
 def one_word_makes_a_frame_lost() -> list[Patch]:
     return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
 
@@ -325,6 +337,12 @@ MEMBER = {
         sweeps_above_the_floor,
         "deletes|let through",
         ("calm",),
+    ),
+    "a deleted slot is begun anew": Mutant(
+        "an origin whose slot file was deleted or cut goes on at the end that it finds",
+        begins_a_deleted_slot_anew,
+        "not drained .* do not hold",
+        ("deleted_slot",),
     ),
     "one word makes a frame lost": Mutant(
         "a frame is given up when one member lacks it",

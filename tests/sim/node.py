@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class SimNode:
         is_gone: it was taken out of the cluster for good.
         disk_us: how long an effect on the disk takes.
         recovered: the folder was recovered since the machine last crashed.
-        is_damaged: its disk flipped bits, or lost a file.
+        damaged: files of which its disk flipped a bit, or lost the name.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -61,7 +62,7 @@ class SimNode:
         self.is_gone = False
         self.disk_us = 0
         self.recovered = True
-        self.is_damaged = False
+        self.damaged: set[Path] = set()
         self._boots = 0
         self._restart: Timer | None = None
         self.boot = self._next_boot()
@@ -153,6 +154,7 @@ class SimNode:
         """The machine gets a new, empty disk; it stays dead until `start`."""
         self.crash_machine(None)
         self.disk.wipe()
+        self.damaged.clear()
         self.world.checks.disturbed()
 
     def pause(self, *, server: bool, cleaner: bool) -> Callable[[], None]:

@@ -36,7 +36,15 @@ INTERLEAVINGS = {
 }
 """What once broke a draft of the protocol: what it is, and what must save us, is in the drills."""
 
-FOUND = {"self_fenced", "slow_mirror", "nobody_left", "taken_out", "sent_again", "bad_copy"}
+FOUND = {
+    "self_fenced",
+    "slow_mirror",
+    "nobody_left",
+    "taken_out",
+    "sent_again",
+    "bad_copy",
+    "deleted_slot",
+}
 """What the simulation found beyond these."""
 
 
