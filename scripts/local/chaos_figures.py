@@ -29,8 +29,8 @@ class Disturbance:
         calm_silence_ms: The same of some seconds before, in which nothing happened.
         spacing_ms: The usual time between arrivals, which both leave out.
         whole_after_s: Until nothing was missing any more.
-        open_records: Of the transaction that was open when the leader was dead; 0: none was,
-            None: that was not the aim.
+        open_records: Of the transaction that was open when the leader stood still, never to go on;
+            0: none was, None: that was not the aim.
         load_1min: The machine's load average.
         cpu_busy_share: How much of all CPUs was used until the cluster was whole again.
     """

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from delaywheel_proto.v1.delaywheel_pb2 import DescribeClusterResponse
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0
 WATCH_EVERY_S = 0.1
 
 

@@ -13,6 +13,7 @@ from local.node import PROCESSES, Node, send_signal
 from local.stage import PARTITIONS, TOPIC, Stage
 from local.traffic import burst
 from local.transactions import OpenTransactions
+from local.wholeness import look
 
 PAUSE_S = 5.0
 BURST_MESSAGES = 10_000
@@ -20,6 +21,9 @@ BURST_AHEAD_S = 4.0
 # A transaction of the steady traffic has a few messages: so many are surely the burst's.
 SURELY_OPEN_RECORDS = 500
 OPEN_WITHIN_S = 10.0
+# A busy machine may have committed a burst before anybody looked.
+BURSTS = 5
+LEADER_WITHIN_S = 60.0
 
 
 class How(StrEnum):
@@ -45,14 +49,28 @@ class Strike(NamedTuple):
 
     Attributes:
         node: that led, and was disturbed.
+        epoch: of its leadership.
         at_ms: wall clock just before.
         open_records: for `transaction`: how many records were written and neither committed nor
-            aborted when the leader was dead. 0: it was not caught in the act.
+            aborted when the leader stood still, never to go on. 0: it was not caught in the act.
     """
 
     node: str
+    epoch: int
     at_ms: float
     open_records: int | None
+
+
+class _Leader(NamedTuple):
+    node: Node
+    epoch: int
+
+
+class _Stopped(NamedTuple):
+    """A leader that stands still."""
+
+    at_ms: float
+    open_records: int
 
 
 class Disturber:
@@ -71,51 +89,85 @@ class Disturber:
             ClusterError: nobody leads.
         """
         if how is How.TRANSACTION:
-            self._wait_for_burst()
-        leader = self._stage.cluster.leader()
-        if leader is None:
-            raise ClusterError("nobody leads, although the cluster was whole")
+            return self._kill_in_transaction()
+        leader = self._leader()
         if how is How.PAUSE:
             return self._pause(leader)
-        at_ms = self._stop_in_transaction(leader) if how is How.TRANSACTION else time.time() * 1000
-        send_signal(leader.pids(KILLED[how]), signal.SIGKILL)
-        open_records = self._open.records() if how is How.TRANSACTION else None
-        self._stage.view.note(f"kill -9: {how} of {leader.id}")
-        return Strike(leader.id, at_ms, open_records)
+        at_ms = time.time() * 1000
+        self._kill(leader.node, how)
+        return Strike(leader.node.id, leader.epoch, at_ms, None)
 
-    def _pause(self, leader: Node) -> Strike:
-        pids = leader.pids(("server_pid", "cleaner_pid"))
+    def _leader(self) -> _Leader:
+        """Who leads; waits for an election that nobody has asked for.
+
+        Raises:
+            ClusterError: there is none that ends.
+        """
+        nodes = {node.id: node for node in self._stage.cluster.nodes}
+        deadline = time.monotonic() + LEADER_WITHIN_S
+        while True:
+            seen = look(self._stage.cluster.nodes)
+            if seen.leader:
+                return _Leader(nodes[seen.leader], seen.epoch)
+            if time.monotonic() > deadline:
+                raise ClusterError("nobody leads, although the cluster was whole")
+            self._stage.tick()
+
+    def _kill(self, node: Node, how: How) -> None:
+        send_signal(node.pids(KILLED[how]), signal.SIGKILL)
+        self._stage.view.note(f"kill -9: {how} of {node.id}")
+
+    def _kill_in_transaction(self) -> Strike:
+        """Kills whoever leads while very many messages are being committed."""
+        for number in range(1, BURSTS + 1):
+            self._wait_for_burst()
+            leader = self._leader()
+            stopped = self._stop_in_transaction(leader.node, is_last=number == BURSTS)
+            if stopped is not None:
+                break
+        assert stopped is not None
+        self._kill(leader.node, How.TRANSACTION)
+        return Strike(leader.node.id, leader.epoch, stopped.at_ms, stopped.open_records)
+
+    def _pause(self, leader: _Leader) -> Strike:
+        pids = leader.node.pids(("server_pid", "cleaner_pid"))
         at_ms = time.time() * 1000
         try:
             send_signal(pids, signal.SIGSTOP)
-            self._stage.view.note(f"SIGSTOP of {leader.id} for {PAUSE_S:g} s")
+            self._stage.view.note(f"SIGSTOP of {leader.node.id} for {PAUSE_S:g} s")
             self._stage.wait(PAUSE_S)
         finally:
             send_signal(pids, signal.SIGCONT)  # also after Ctrl-C: what is stopped never ends
-        return Strike(leader.id, at_ms, None)
+        return Strike(leader.node.id, leader.epoch, at_ms, None)
 
     def _wait_for_burst(self) -> None:
         """Returns shortly before very many messages are due."""
         self._stage.send(burst(BURST_MESSAGES, BURST_AHEAD_S, self._chance))
         self._stage.wait(BURST_AHEAD_S - 0.5)
 
-    def _stop_in_transaction(self, leader: Node) -> float:
-        """Stops the leader with the burst's records uncommitted; when that was.
+    def _stop_in_transaction(self, leader: Node, *, is_last: bool) -> _Stopped | None:
+        """Stops the leader with the burst's records uncommitted.
 
         What commits just then goes on, and is stopped again: nobody can look and kill at once.
+        None: it was not caught so. If this is the last burst, it is stopped all the same.
         """
         pids = leader.pids(KILLED[How.TRANSACTION])
         deadline = time.monotonic() + OPEN_WITHIN_S
         while True:
             while self._open.records() < SURELY_OPEN_RECORDS and time.monotonic() < deadline:
                 pass
-            at_ms = time.time() * 1000
-            is_caught = False
+            is_over = time.monotonic() > deadline
+            if is_over and not is_last:
+                return None
+            stopped = None
             try:
+                at_ms = time.time() * 1000
                 send_signal(pids, signal.SIGSTOP)
-                is_caught = self._open.records() > 0 or time.monotonic() > deadline
+                open_records = self._open.records()
+                if open_records or is_over:
+                    stopped = _Stopped(at_ms, open_records)
             finally:
-                if not is_caught:
+                if stopped is None:
                     send_signal(pids, signal.SIGCONT)
-            if is_caught:
-                return at_ms
+            if stopped is not None:
+                return stopped

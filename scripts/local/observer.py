@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # only the child pays for it
 
 POLL_S = 0.1
 BATCH = 500
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 
 
 class Record(NamedTuple):

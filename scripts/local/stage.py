@@ -25,9 +25,9 @@ TOPIC = "demo"
 PARTITIONS = 3
 TICK_S = 0.1
 # A message that was taken is never given up earlier than this after the last arrival.
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SEND_TIMEOUT_S = 60.0
-MIRRORS_WITHIN_S = 20.0
+MIRRORS_WITHIN_S = 60.0
 
 
 class Ended(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 20.0
 
 
 class OpenTransactions:

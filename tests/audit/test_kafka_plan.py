@@ -68,7 +68,7 @@ def test_a_broker_that_is_away_is_said_in_bounded_time() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     for what in ({"topics": "x"}, {"topicsPattern": "x"}):
         with pytest.raises(KafkaSourceError) as caught:
-            pin({"kafka.bootstrap.servers": address, "timeoutMs": "1500", **what})
+            pin({"kafka.bootstrap.servers": address, "timeoutMs": "4000", **what})
         assert caught.value.reason is Reason.BROKER_AWAY
         assert address in caught.value.message
 
@@ -76,7 +76,7 @@ def test_a_broker_that_is_away_is_said_in_bounded_time() -> None:
 @pytest.mark.kafka
 def test_tls_towards_a_port_without_it_is_said(topic: MakeTopic) -> None:
     with pytest.raises(KafkaSourceError) as caught:
-        topic().plan(**{"kafka.security.protocol": "ssl", "timeoutMs": "1500"})
+        topic().plan(**{"kafka.security.protocol": "ssl", "timeoutMs": "4000"})
     assert caught.value.reason is Reason.BROKER_AWAY
     assert "last it said: ssl://" in caught.value.message
 

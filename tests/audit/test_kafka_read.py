@@ -29,7 +29,7 @@ from support.audit_topic import AuditTopic, numbered, only_slice
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import create_topic
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 MakeTopic = Callable[..., AuditTopic]
 
@@ -220,7 +220,7 @@ def test_a_broker_that_comes_back_is_waited_for(kafka: KafkaBroker) -> None:
     reader.join(1)  # nobody listens meanwhile: it goes on for as long as that
     assert reader.is_alive()
     with KafkaProxy(kafka):
-        reader.join(30)
+        reader.join(60)
     assert offsets(iter([seen])) + rest == list(range(100))
 
 
@@ -228,14 +228,14 @@ def test_a_broker_that_stays_away_is_said_in_bounded_time(kafka: KafkaBroker) ->
     with KafkaProxy(kafka):
         made = AuditTopic(kafka.proxy_address)
         made.produce([os.urandom(500) for _ in range(400)])
-        batches = reading(made, only_slice(made.plan()), timeoutMs="1500")
+        batches = reading(made, only_slice(made.plan()), timeoutMs="5000")
         next(batches)
     began = time.monotonic()
     with pytest.raises(KafkaSourceError) as caught:
         list(batches)
     assert caught.value.reason is Reason.BROKER_AWAY
     assert kafka.proxy_address in caught.value.message
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 30
 
 
 def test_offsets_that_never_were_are_said(topic: MakeTopic) -> None:
@@ -244,7 +244,7 @@ def test_offsets_that_never_were_are_said(topic: MakeTopic) -> None:
     for start, end in ((0, 9), (7, 9)):
         piece = Slice(made.name, None, 1, 0, start, end)
         with pytest.raises(KafkaSourceError) as caught:
-            list(reading(made, piece, timeoutMs="1500"))
+            list(reading(made, piece, timeoutMs="4000"))
         assert caught.value.reason is Reason.OFFSETS_NOT_THERE
         assert "ends at 5" in caught.value.message
 
@@ -279,14 +279,15 @@ def test_gaps_of_compaction_are_no_end(kafka: KafkaBroker, topic: MakeTopic) -> 
             made.produce([b"%d" % number + os.urandom(200_000)], key=b"%d" % (number % 2))
         plan = made.plan()
         assert plan.ends() == {made.name: {0: count}}
-        deadline = time.monotonic() + 20
-        while len(found := made.values(plan)) > count // 2:
+        deadline = time.monotonic() + 60
+        while len(made.values(plan)) > count // 2:
             assert time.monotonic() < deadline, "nothing was compacted"
             time.sleep(0.1)
-    kept = offsets(reading(made, only_slice(plan)))
-    assert len(kept) == len(found)
+    # Segments are exchanged one after another: what is compared must be of one state.
+    pieces = [Slice(made.name, None, 1, 0, start, start + 2) for start in range(0, count, 5)]
+    kept: list[int | None] = []
+    while (seen := offsets(reading(made, only_slice(plan)))) != kept:
+        assert time.monotonic() < deadline, "it is compacted without end"
+        kept, inside = seen, [offsets(reading(made, piece)) for piece in pieces]
     assert kept[-1] == count - 1
-    for start in range(0, count, 5):
-        piece = Slice(made.name, None, 1, 0, start, start + 2)
-        inside = [offset for offset in kept if offset is not None and start <= offset < start + 2]
-        assert offsets(reading(made, piece)) == inside
+    assert inside == [[at for at in kept if at in range(p.start, p.end)] for p in pieces]

@@ -19,7 +19,7 @@ from delaywheel_audit.kafka_source import pin
 from local.kafka import KafkaBroker, free_ports
 from support.audit_topic import numbered
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 PASSWORD = "hush-hush"
 TOPIC = "secured"
@@ -68,14 +68,14 @@ def secured(certificate: Path) -> Iterator[str]:
         producer = Producer({"bootstrap.servers": broker.address})
         for value in numbered(20):
             producer.produce(TOPIC, value)
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         yield f"127.0.0.1:{safe}"
 
 
 def options(secured: str, certificate: Path, password: str = PASSWORD) -> dict[str, str]:
     return {
         "topics": TOPIC,
-        "timeoutMs": "10000",
+        "timeoutMs": "30000",
         "kafka.bootstrap.servers": secured,
         "kafka.security.protocol": "sasl_ssl",
         "kafka.ssl.ca.location": str(certificate),
@@ -89,7 +89,7 @@ def test_reads_through_tls_with_a_password(secured: str, certificate: Path) -> N
     given = options(secured, certificate)
     (piece,) = pin(given).slices(records=100, size=0)
     client = SourceOptions.of(given).client
-    read = [m.value() for batch in read_slice(client, piece, timeout_s=10) for m in batch]
+    read = [m.value() for batch in read_slice(client, piece, timeout_s=30) for m in batch]
     assert read == numbered(20)
 
 
@@ -116,7 +116,7 @@ def test_a_wrong_password_is_said_at_once_and_not_shown(secured: str, certificat
     assert "hush" not in "".join(traceback.format_exception(caught.value))
     (piece,) = pin(options(secured, certificate)).slices(records=100, size=0)
     with pytest.raises(KafkaSourceError, match="AUTHENTICATION_FAILED"):
-        list(read_slice(SourceOptions.of(wrong).client, piece, timeout_s=10))
+        list(read_slice(SourceOptions.of(wrong).client, piece, timeout_s=30))
 
 
 def test_a_broker_that_is_not_trusted_is_said_at_once(secured: str, certificate: Path) -> None:

@@ -18,7 +18,7 @@ from delaywheel_replica.cleaner.settings import KafkaNames
 from local.books import make
 from local.kafka import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from local.kafka import KafkaBroker
 from support.seeded_books import INTERVAL_MS, Found
 from support.seeded_run import HOUR_MS, LATE_TOLERANCE_MS, SeededRun
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Result:

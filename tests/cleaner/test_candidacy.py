@@ -119,7 +119,7 @@ def test_what_a_call_was_not_prepared_for_is_raised_where_it_is_heard() -> None:
     candidacy, _ = _candidacy(FakeKafka())  # it has no topic to give: IndexError
     candidacy.read("t")
     with pytest.raises(IndexError):
-        wait_until("the call ended", candidacy.events, timeout_s=5)
+        wait_until("the call ended", candidacy.events)
     candidacy.close()
 
 

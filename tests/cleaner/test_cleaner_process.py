@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner import settings as settings_module
 from delaywheel_replica.cleaner.ports import IDS, Record
 from delaywheel_replica.cleaner.producers import LeaderProducers
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
 from delaywheel_replica.core.control import REMOVED, NodeRecord, node_record
 from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.status import CleanerStatus, Role
 from delaywheel_replica.link import NodeStorage
 from local.kafka import KafkaBroker
 from support.cleaner_world import STORAGE, World, now_ms, sent
@@ -28,8 +31,12 @@ from support.read_committed import (
     read_all,
     topic_exists,
 )
+from support.service import wait_until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+PATIENT_MS = 9_000
+"""For calls that are to succeed: as long as any may last, whatever the machine has to do."""
 
 
 @pytest.fixture
@@ -103,7 +110,7 @@ def test_messages_go_out_whole_in_order_and_never_early(
 def test_duplicates_and_cancelled_messages_are_accounted_for(
     kafka: KafkaBroker, world: World, topic: str, cluster_id: str
 ) -> None:
-    kept, cancelled = sent(topic, 600, b"kept"), sent(topic, 600, b"cancelled")
+    kept, cancelled = sent(topic, 4_000, b"kept"), sent(topic, 4_000, b"cancelled")
     world.server.write([kept, cancelled])
     world.server.write([kept])
     world.server.cancel([cancelled])
@@ -120,7 +127,7 @@ def test_a_restart_delivers_what_was_pending_once(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
-        later = [sent(topic, 4_000, b"later")]
+        later = [sent(topic, 12_000, b"later")]
         world.server.write(before + later)
         assert len(arrived(kafka, topic, before)) == 20
         world.stop()
@@ -135,10 +142,11 @@ def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, t
     world.server.write([sent(topic, 200, b"x")])
     first = min(world.status.wheels)
     world.server.reopen()
-    world.wait_for("closed", lambda s: first in s.wheels and s.wheels[first].closed_at == 1)
-    world.wait_for("unregistered", lambda s: first not in s.wheels, timeout_s=30)
-    assert world.status.progress is not None
-    assert first not in world.status.progress.seqs
+    world.wait_for("closed", lambda s: closed_at(s, first) == 1)
+    world.wait_for(
+        "unregistered",
+        lambda s: s.progress is not None and not {first} & (s.wheels.keys() | s.progress.seqs),
+    )
     world.server.write([sent(topic, 100, b"y")])
     world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
 
@@ -152,35 +160,44 @@ def test_an_answer_about_lower_wheels_closes_nothing(world: World, topic: str) -
     assert [(fence.origin, fence.upto) for fence in wanted.fences] == [("n1", written.wheel.number)]
     offset = wanted.monotonic_ms + 1_000
     waited = world.wait_for("some idle commits", lambda s: s.monotonic_ms > offset)
-    assert waited.wheels[written.wheel].closed_at is None
+    assert closed_at(waited, written.wheel) is None
     world.server.answers_lower = False
-    world.wait_for("closed", lambda s: s.wheels[written.wheel].closed_at == 1)
+    world.wait_for("closed", lambda s: closed_at(s, written.wheel) == 1)
     world.wait_for("wants nothing more", lambda s: not s.fences)
 
 
+def closed_at(status: CleanerStatus, wheel: WheelId) -> int | None:
+    """The end of a wheel; None: it has none, or is not known just now."""
+    record = status.wheels.get(wheel)
+    return None if record is None else record.closed_at
+
+
 def test_takeover_over_an_open_transaction(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+    kafka: KafkaBroker,
+    cluster_id: str,
+    wheels: Wheels,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An old leader hangs in the middle of a transaction; nothing of it is ever seen."""
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
     old = LeaderProducers(settings)
-    for number in range(IDS):
-        assert old.init(number, 5_000).verdict is Verdict.CONTINUE
+    with monkeypatch.context() as longer:
+        # The broker would end it by itself after the test: it is the new leader that does.
+        longer.setattr(settings_module, "TRANSACTION_TIMEOUT_MS", 300_000)
+        for number in range(IDS):
+            assert old.init(number, PATIENT_MS).verdict is Verdict.CONTINUE
     old.begin(1)
     old.write(1, [Record(topic, None, b"torn", [])])
-    old.flush(1, 2_000)
+    old.flush(1, PATIENT_MS)
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
-        began = time.monotonic()
         world.wait_leading()
-        assert time.monotonic() - began < 8
-        epoch = world.status.epoch
         world.server.write([sent(topic, 50, b"whole")])
         assert arrived(kafka, topic, [sent(topic, 0)]) == [b"whole"]
         progress = Record(settings.names.control, b"progress", b"torn", [], partition=0)
-        assert old.commit(1, progress, 2_000).verdict is Verdict.FENCED
-        assert world.status.epoch == epoch
+        assert old.commit(1, progress, PATIENT_MS).verdict is Verdict.FENCED
     assert [m.value() for m in read_all(kafka.address, topic)] == [b"whole"]
 
 
@@ -192,11 +209,8 @@ def test_a_fenced_leader_steps_down_and_comes_back(
     rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
     world.server.write(rows)
     intruder = LeaderProducers(settings)
-    assert intruder.init(0, 5_000).verdict is Verdict.CONTINUE
-    world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
-    world.wait_for("leads again", lambda s: s.role is Role.LEADING)
-    assert epoch is not None
-    assert (world.status.epoch or 0) > epoch
+    assert intruder.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
+    world.wait_leading_anew(epoch)
     assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
 
 
@@ -217,9 +231,7 @@ def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
             proxy.lose_next_end_txn_reply()
         else:
             proxy.hold_next_end_txn()
-        world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
-        again = world.wait_for("leads again", lambda s: s.role is Role.LEADING)
-        assert again.epoch != epoch
+        world.wait_leading_anew(epoch)
         proxy.release_held()  # into transactions of the new candidacy
         values = arrived(kafka, topic, rows)
     assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
@@ -250,20 +262,28 @@ def test_what_the_operator_says_of_a_node_is_committed(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
     earlier = LeaderProducers(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
-    assert earlier.init(0, 5_000).verdict is Verdict.CONTINUE
+    assert earlier.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
     earlier.begin(0)
     key, value = node_record("old", NodeRecord("disk", 7))
     record = Record(names.control, key.encode(), value, [], partition=0)
-    assert earlier.commit(0, record, 5_000).verdict is Verdict.COMMITTED
+    assert earlier.commit(0, record, PATIENT_MS).verdict is Verdict.COMMITTED
     earlier.destroy()
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         assert world.status.nodes["old"] == NodeRecord("disk", 7)
         for said, storage in (("new", "new"), (None, REMOVED)):
-            world.say(NodeStorage("old", said))
             known = NodeRecord(storage, 7)
-            world.wait_for("committed", lambda s, known=known: s.nodes["old"] == known)  # type: ignore[misc]
+            # Again and again, as the server does: a leader forgets it with its office.
+            wait_until("it is committed", partial(is_known, world, NodeStorage("old", said), known))
         assert world.status.nodes["n1"].storage == STORAGE
+
+
+def is_known(world: World, told: NodeStorage, known: NodeRecord) -> bool:
+    """Tells the cleaner of a node; whether its record says so by now."""
+    if world.status.nodes.get(told.node) == known:
+        return True
+    world.say(told)
+    return False
 
 
 def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:
@@ -279,12 +299,12 @@ def test_kafka_away_is_waited_for(tmp_path: Path, cluster_id: str, wheels: Wheel
         with World(broker.address, wheels.data, cluster_id, wheels) as world:
             world.wait_for("says so", lambda s: bool(s.kafka_error))
             broker.start()
-            world.wait_leading(timeout_s=40)
+            world.wait_leading()
             create_topic(broker.address, "orders")
             broker.kill()
             rows = [sent("orders", 50 * n, b"%d" % n) for n in range(20)]
             world.server.write(rows)
-            world.wait_for("stepped down", lambda s: s.role is not Role.LEADING, timeout_s=30)
+            world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
             broker.start()
             assert sorted(arrived(broker, "orders", rows), key=str) == sorted(
                 [row.value for row in rows], key=str

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
 
 import pytest
 from confluent_kafka import Message
+from structlog.testing import capture_logs
 
 from delaywheel_replica.cleaner import deadletters
 from delaywheel_replica.cleaner.settings import KafkaNames
@@ -17,7 +19,7 @@ from support.due_wheels import Sent, Wheels, wheels_in_memory
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import CommittedReader, create_topic, delete_topic, read_all
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -53,7 +55,12 @@ def reasons(letters: list[Message]) -> list[bytes]:
     return [headers_of(letter)["dw-dead-reason"] for letter in letters]
 
 
-def wait_done(world: World, rows: list[Sent], *, timeout_s: float = 30) -> None:
+def failures(logs: Sequence[MutableMapping[str, Any]]) -> set[str]:
+    """How those of the leader's transactions ended that were not committed."""
+    return {entry["verdict"] for entry in logs if entry["event"] == "transaction"}
+
+
+def wait_done(world: World, rows: list[Sent], *, timeout_s: float = 60) -> None:
     last_ms = max(row.due_ms for row in rows)
     world.wait_for(
         "everything is done",
@@ -166,15 +173,16 @@ def test_what_only_the_broker_can_refuse_is_found_by_halves(
         rows = [sent(small, 700, b"%d" % n * 30_000) for n in range(10)]  # small when compressed
         large = [sent(small, 700, os.urandom(30_000)) for _ in range(2)]
         fine = [sent(good, 700 + n, b"%d" % n) for n in range(10)]
-        world.server.write([*rows[:3], large[0], *rows[3:], large[1], *fine])
-        wait_done(world, [*rows, *fine])
+        with capture_logs() as logs:
+            world.server.write([*rows[:3], large[0], *rows[3:], large[1], *fine])
+            wait_done(world, [*rows, *fine])
+        assert "fenced" not in failures(logs), "the leader's own ids were touched"
         letters = dead_letters(kafka, cluster_id, 2)
         assert {m.value() for m in letters} == {row.value for row in large}
         assert set(reasons(letters)) == {b"MESSAGE_TOO_LARGE"}
         assert headers_of(letters[0])["dw-dead-detail"].startswith(b"MSG_SIZE_TOO_LARGE")
         assert len(read_all(kafka.address, small, at_least=10)) == 10
         assert len(read_all(kafka.address, good, at_least=10)) == 10
-        assert world.status.counters["elections"] == 1  # the leader's own ids were not touched
 
 
 def test_a_topic_deleted_while_messages_are_pending(
@@ -185,23 +193,25 @@ def test_a_topic_deleted_while_messages_are_pending(
     first = [sent(doomed, 100, b"1"), sent(good, 100, b"1")]
     world.server.write(first)  # now the clients know the topic
     wait_done(world, first)
-    rows = [sent(doomed, 300 + 100 * n, b"%d" % n) for n in range(30)]
-    fine = [sent(good, 300 + 100 * n, b"%d" % n) for n in range(30)]
+    # The first may still go out: how many is up to the broker.
+    rows = [sent(doomed, 300 + 200 * n, b"%d" % n) for n in range(30)]
+    fine = [sent(good, 300 + 200 * n, b"%d" % n) for n in range(30)]
     world.server.write(rows + fine)
     delete_topic(kafka.address, doomed)
     wait_done(world, rows)
     assert len(read_all(kafka.address, good, at_least=31)) == 31
-    letters = dead_letters(kafka, cluster_id, 25)
+    told = world.wait_for("told", lambda s: "dead_lettered" in s.counters).counters
+    assert told["dead_lettered"] + told["forwarded"] == len(first + rows + fine)
+    letters = dead_letters(kafka, cluster_id, told["dead_lettered"])
     assert set(reasons(letters)) == {b"TOPIC_MISSING"}
     # A topic made again takes messages again.
     create_topic(kafka.address, doomed)
-    again = [sent(doomed, 2_500, b"again")]
+    again = [sent(doomed, 5_000, b"again")]
     world.server.write(again)
     wait_done(world, again)
     assert [m.value() for m in read_all(kafka.address, doomed, at_least=1)] == [b"again"]
 
 
-@pytest.mark.timeout(180)
 def test_an_unavailable_topic_holds_up_the_others_once(
     kafka: KafkaBroker,
     cluster_id: str,
@@ -209,6 +219,8 @@ def test_an_unavailable_topic_holds_up_the_others_once(
     good: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    patience_s = 10
+    monkeypatch.setattr(deadletters, "PATIENCE_S", float(patience_s))
     monkeypatch.setattr(deadletters, "LAST_PROBE_S", 1.0)
     stuck = f"stuck-{cluster_id}"
     create_topic(kafka.address, stuck)
@@ -220,19 +232,19 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         release = proxy.swallow_produces(stuck)
         first = [sent(stuck, 300, b"1"), sent(good, 300, b"1")]
         world.server.write(first)
-        wait_done(world, first, timeout_s=60)
+        wait_done(world, first)
         told = world.wait_for("told", lambda s: bool(s.unavailable_topics))
         assert told.unavailable_topics == (stuck,)
         assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_UNAVAILABLE"]
-        elections = told.counters["elections"]
-        second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
-        world.server.write(second)
-        wait_done(world, second, timeout_s=2)  # nobody waits for it any more
-        release()
-        world.wait_for("it is back", lambda s: not s.unavailable_topics, timeout_s=30)
-        third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]
-        world.server.write(third)
-        wait_done(world, third)
-        assert world.status.counters["elections"] == elections
+        with capture_logs() as logs:
+            second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
+            world.server.write(second)
+            wait_done(world, second, timeout_s=patience_s - 2)  # nobody waits for it any more
+            release()
+            world.wait_for("it is back", lambda s: not s.unavailable_topics)
+            third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]
+            world.server.write(third)
+            wait_done(world, third)
+        assert not failures(logs), "the leader tried it once more"
     assert [m.value() for m in read_all(kafka.address, good, at_least=3)] == [b"1", b"2", b"3"]
     assert [m.value() for m in read_all(kafka.address, stuck, at_least=1)] == [b"3"]

@@ -119,7 +119,7 @@ def test_wrong_usage_is_exit_code_2(command: Command) -> None:
 
 
 def test_nobody_there_is_unavailable_by_name(command: Command) -> None:
-    ended = command("status", "--server", "127.0.0.1:1", "--timeout", "1")
+    ended = command("status", "--server", "127.0.0.1:1", "--timeout", "60")
     assert ended.code == 3
     assert ended.err.startswith("error: UNAVAILABLE: ")
     assert "127.0.0.1:1" in ended.err

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from datetime import timedelta
+from threading import Event
 
 import grpc
 import pytest
@@ -25,6 +26,7 @@ from support.fake_service import (
     abort,
     abort_bare,
     accept_but_lose_reply,
+    accept_once,
     hang,
     refuse_rows,
 )
@@ -42,11 +44,14 @@ def messages(count: int) -> list[Message]:
     ids=["draining", "unavailable", "lost", "hang"],
 )
 async def test_a_retry_keeps_id_and_due(obstacle: object) -> None:
+    attempt_s = 0.3 if obstacle is hang else 20.0
     with FakeService(obstacle, obstacle) as service:  # type: ignore[arg-type]
-        async with AsyncClient(service.address, attempt_timeout=0.3) as client:
+        async with AsyncClient(service.address, attempt_timeout=attempt_s) as client:
             handle = await client.produce("t", b"value", delay=SOON)
     first, *retries = service.sent
-    assert retries == [first, first]
+    assert len(retries) >= 2
+    assert retries == [first] * len(retries)
+    assert obstacle is hang or len(retries) == 2, "only short attempts may end too early"
     assert handle.id == first[0].id
     assert len(service.accepted) == 1
 
@@ -60,7 +65,7 @@ async def test_giving_up_says_whether_the_outcome_is_known(obstacle: object, kno
     with FakeService(otherwise=obstacle) as service:  # type: ignore[arg-type]
         async with AsyncClient(service.address) as client:
             with pytest.raises(TimedOutError) as caught:
-                await client.produce("t", b"", delay=SOON, timeout=0.3)
+                await client.produce("t", b"", delay=SOON, timeout=2.0)
     assert caught.value.outcome_known is known
 
 
@@ -111,25 +116,28 @@ async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> No
 
 
 async def test_a_full_queue_waits_until_the_deadline_and_queues_nothing() -> None:
-    with FakeService(hang) as service:
-        queue = Queue(max_messages=2, in_flight=1)
-        async with AsyncClient(service.address, queue=queue, attempt_timeout=0.5) as client:
+    queue, go_on = Queue(max_messages=2, in_flight=1), Event()
+    with FakeService(otherwise=accept_once(go_on)) as service:
+        async with AsyncClient(service.address, queue=queue) as client:
             pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(2)]
             with pytest.raises(TimedOutError, match="no room: 2 messages"):
                 await client._sender.put(messages(1)[0], time.monotonic() + 0.1)
             with pytest.raises(TimedOutError, match="under way"):
                 await client.flush(timeout=0.1)
+            go_on.set()
             assert await client.produce_async("t", b"", delay=SOON)
             assert all([await one for one in pending])
     assert len(service.accepted) == 3
 
 
 async def test_an_awaiter_that_is_cancelled_leaves_the_message_on_its_way() -> None:
-    with FakeService(hang) as service:
-        async with AsyncClient(service.address, attempt_timeout=0.3) as client:
+    go_on = Event()
+    with FakeService(otherwise=accept_once(go_on)) as service:
+        async with AsyncClient(service.address) as client:
             pending = await client.produce_async("t", b"", delay=SOON)
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(pending, 0.05)
+            go_on.set()
             assert await pending
 
 
@@ -137,7 +145,7 @@ async def test_cancelling_a_call_ends_it() -> None:
     with FakeService(otherwise=hang) as service:
         async with AsyncClient(service.address) as client:
             task = asyncio.create_task(client.produce("t", b"", delay=SOON))
-            assert await asyncio.to_thread(service.reached.wait, 10)
+            assert await asyncio.to_thread(service.reached.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -147,7 +155,7 @@ async def test_closing_gives_everything_a_result() -> None:
     with FakeService(otherwise=hang) as service:
         client = AsyncClient(service.address, queue=Queue(in_flight=1, batch_messages=1))
         pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(2)]
-        assert await asyncio.to_thread(service.reached.wait, 10)
+        assert await asyncio.to_thread(service.reached.wait, 60)
         await client.close(timeout=0.1)
         await client.close()
         errors = [one.outcome(timeout=0).error for one in pending]
@@ -183,5 +191,5 @@ async def test_requests_go_on_when_one_of_two_addresses_is_dead() -> None:
         gone.__exit__(None, None, None)
         async with AsyncClient([gone_address, service.address]) as client:
             for _ in range(6):
-                await client.produce("t", b"", delay=SOON, timeout=5)
+                await client.produce("t", b"", delay=SOON, timeout=60)
     assert len(service.sent) == 6

@@ -34,6 +34,8 @@ from support.fake_service import (
 )
 
 SOON = timedelta(seconds=5)
+GIVE_UP_S = 2.0
+"""Of a call that is to end so; until then its first attempt must have arrived."""
 
 
 @pytest.fixture
@@ -78,13 +80,16 @@ class TestProduce:
         ids=lambda behaviour: getattr(behaviour, "__name__", "?"),
     )
     def test_a_retry_keeps_id_and_due(self, obstacle: object) -> None:
+        attempt_s = 0.3 if obstacle is hang else 20.0
         with (
             FakeService(obstacle, obstacle) as service,  # type: ignore[arg-type]
-            Client(service.address, attempt_timeout=0.3) as client,
+            Client(service.address, attempt_timeout=attempt_s) as client,
         ):
             handle = client.produce("t", b"value", delay=SOON)
         first, *retries = service.sent
-        assert retries == [first, first]
+        assert len(retries) >= 2
+        assert retries == [first] * len(retries)
+        assert obstacle is hang or len(retries) == 2, "only short attempts may end too early"
         assert handle.id == first[0].id
         assert set(service.accepted) == {(first[0].id, first[0].due_ms)}
 
@@ -125,7 +130,7 @@ class TestProduce:
             Client(service.address) as client,
         ):
             with pytest.raises(DelaywheelError) as caught:
-                client.produce("t", b"", delay=SOON, timeout=0.3)
+                client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
             assert not caught.value.outcome_known
             assert caught.value.failed is not None
             service.otherwise = refuse_rows({})
@@ -137,7 +142,7 @@ class TestProduce:
 class TestGivingUp:
     def test_a_dead_address_is_known_not_to_have_accepted(self, dead_address: str) -> None:
         with Client(dead_address) as client, pytest.raises(TimedOutError) as caught:
-            client.produce("t", b"", delay=SOON, timeout=0.5)
+            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert caught.value.outcome_known, str(caught.value)
         assert "UNAVAILABLE" in str(caught.value)
 
@@ -147,7 +152,7 @@ class TestGivingUp:
             Client(service.address) as client,
             pytest.raises(TimedOutError) as caught,
         ):
-            client.produce("t", b"", delay=SOON, timeout=0.3)
+            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert not caught.value.outcome_known
 
     def test_a_lost_reply_leaves_the_outcome_open_whatever_follows(self) -> None:
@@ -156,7 +161,7 @@ class TestGivingUp:
             Client(service.address) as client,
             pytest.raises(TimedOutError, match="DRAINING") as caught,
         ):
-            client.produce("t", b"", delay=SOON, timeout=0.4)
+            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert not caught.value.outcome_known
 
     def test_refusals_all_along_are_known_not_to_be_accepted(self) -> None:
@@ -165,7 +170,7 @@ class TestGivingUp:
             Client(service.address) as client,
             pytest.raises(TimedOutError, match="NO_WHEEL") as caught,
         ):
-            client.produce("t", b"", delay=SOON, timeout=0.4)
+            client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert caught.value.outcome_known
         assert len(service.sent) > 1
 
@@ -174,7 +179,7 @@ class TestGivingUp:
         with FakeService(otherwise=hang) as service, Client(service.address) as client:
             with pytest.raises(TimedOutError):
                 client.produce("t", b"", delay=SOON, timeout=0.3)
-            assert 0.25 < time.monotonic() - started_s < 5
+            assert 0.25 < time.monotonic() - started_s < 25, "the client's own is 30 s"
 
 
 class TestProduceMany:
@@ -261,7 +266,7 @@ class TestDues:
         with FakeService() as service, Client(service.address) as client:
             service.describe = abort(Reason.DRAINING)
             with pytest.raises(TimedOutError) as caught:
-                client.produce("t", b"", level="30s", timeout=0.3)
+                client.produce("t", b"", level="30s", timeout=GIVE_UP_S)
         assert caught.value.outcome_known
         assert caught.value.failed is not None
 

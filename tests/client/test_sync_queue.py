@@ -5,7 +5,6 @@ import threading
 import time
 from datetime import timedelta
 
-import grpc
 import pytest
 
 from delaywheel import (
@@ -19,7 +18,7 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
-from support.fake_service import FakeService, hang, refuse_rows
+from support.fake_service import FakeService, accept_once, hang, refuse_rows
 
 SOON = timedelta(seconds=5)
 
@@ -40,7 +39,7 @@ class TestProduceAsync:
             async def wait() -> Handle:
                 return await awaited
 
-            assert waited.result(timeout=10).id == waited.message.id
+            assert waited.result(timeout=60).id == waited.message.id
             assert asyncio.run(wait()).id == awaited.message.id
             client.flush()
         assert [result.message for result in seen] == [called.message]
@@ -63,45 +62,48 @@ class TestProduceAsync:
             Client(service.address) as client,
         ):
             pending = client.produce_async("t", b"", delay=SOON)
-            error = pending.outcome(timeout=10).error
+            error = pending.outcome(timeout=60).error
             assert isinstance(error, RefusedError)
             with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
                 pending.result()
 
     def test_a_full_queue_blocks_until_the_deadline_and_queues_nothing(self) -> None:
-        queue = Queue(max_messages=2, in_flight=1)
+        queue, go_on = Queue(max_messages=2, in_flight=1), threading.Event()
         with (
-            FakeService(hang) as service,
-            Client(service.address, queue=queue, attempt_timeout=0.5) as client,
+            FakeService(otherwise=accept_once(go_on)) as service,
+            Client(service.address, queue=queue) as client,
         ):
             pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
             with pytest.raises(TimedOutError, match="no room: 2 messages") as caught:
                 client._sender.put(messages(1)[0], time.monotonic() + 0.1)
             assert caught.value.outcome_known
-            assert all(one.result(timeout=10) for one in pending)
+            go_on.set()
+            assert all(one.result(timeout=60) for one in pending)
         assert len(service.accepted) == 2
 
     def test_a_full_queue_takes_more_as_soon_as_there_is_room(self) -> None:
-        queue = Queue(max_messages=1, in_flight=1)
-        go_on = threading.Event()
-
-        def held(service: FakeService, request: object, context: grpc.ServicerContext) -> object:
-            go_on.wait(10)
-            return refuse_rows({})(service, request, context)
-
-        with FakeService(held) as service, Client(service.address, queue=queue) as client:
+        queue, go_on = Queue(max_messages=1, in_flight=1), threading.Event()
+        with (
+            FakeService(otherwise=accept_once(go_on)) as service,
+            Client(service.address, queue=queue) as client,
+        ):
             client.produce_async("t", b"1", delay=SOON)
             threading.Timer(0.1, go_on.set).start()
             second = client.produce_async("t", b"2", delay=SOON)
             assert go_on.is_set()
-            assert second.result(timeout=10)
+            assert second.result(timeout=60)
 
     def test_flush_says_when_something_is_still_under_way(self) -> None:
-        with FakeService(hang) as service, Client(service.address, attempt_timeout=0.5) as client:
+        go_on = threading.Event()
+        with (
+            FakeService(otherwise=accept_once(go_on)) as service,
+            Client(service.address) as client,
+        ):
             pending = client.produce_async("t", b"", delay=SOON)
             with pytest.raises(TimedOutError, match="under way"):
                 client.flush(timeout=0.1)
-            assert pending.result(timeout=10)
+            go_on.set()
+            assert pending.result(timeout=60)
 
     def test_producers_on_many_threads(self) -> None:
         with FakeService() as service, Client(service.address) as client:
@@ -132,7 +134,7 @@ class TestClosing:
             client = Client(service.address, queue=Queue(in_flight=1, batch_messages=1))
             pending = [client.produce_async("t", b"", delay=SOON) for _ in range(2)]
             started_s = time.monotonic()
-            assert service.reached.wait(10)
+            assert service.reached.wait(60)
             client.close(timeout=0.1)
             assert time.monotonic() - started_s < 20
             errors = [one.outcome(timeout=0).error for one in pending]

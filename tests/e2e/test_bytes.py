@@ -15,7 +15,7 @@ from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader, headers_of
 from support.service import Service
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 OWN_HEADERS = ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]
 
@@ -57,10 +57,11 @@ def test_bytes_come_out_as_they_went_in(service: Service, kafka: KafkaBroker, to
 def test_own_headers_tell_where_a_message_comes_from(
     service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
-    due = datetime.now(UTC) + timedelta(milliseconds=700)
+    due = datetime.now(UTC) + timedelta(seconds=5)
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         before_ms = time.time_ns() // 1_000_000
         handle = client.produce(topic, b"v", deliver_at=due)
+        after_ms = time.time_ns() // 1_000_000
         (got,) = reader.wait_for(1)
     _, own = split_headers(got)
     wheel, _, hex_id = str(handle).split(":")
@@ -68,7 +69,7 @@ def test_own_headers_tell_where_a_message_comes_from(
     assert own["dw-wheel"] == wheel.encode()
     due_ms = int(own["dw-due"] or b"")
     assert 0 <= due_ms - due.timestamp() * 1000 < 1.5
-    assert before_ms <= int(own["dw-accepted"] or b"") <= due_ms
+    assert before_ms <= int(own["dw-accepted"] or b"") <= after_ms
     # By default the record's time is that of forwarding, as if it had been produced then.
     assert got.timestamp()[1] >= due_ms
 
@@ -107,11 +108,9 @@ def test_nothing_is_visible_before_its_due(
         for n in range(200)
     ]
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        client.produce_many(messages)
-        deadline = time.monotonic() + 30
+        assert not [result.error for result in client.produce_many(messages) if result.error]
         seen = 0
         while seen < len(messages):
-            assert time.monotonic() < deadline
             reader.wait_for(seen + 1)
             now_ms = time.time_ns() / 1e6
             for got in reader.messages[seen:]:

@@ -12,13 +12,16 @@ from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader
 from support.service import Service
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+AHEAD_S = 10
+"""A cancel takes some milliseconds; on a busy machine it may take until somebody leads again."""
 
 
 def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        gone = client.produce(topic, b"gone", delay=timedelta(seconds=2))
-        client.produce(topic, b"stays", delay=timedelta(seconds=2.2))
+        gone = client.produce(topic, b"gone", delay=timedelta(seconds=AHEAD_S))
+        client.produce(topic, b"stays", delay=timedelta(seconds=AHEAD_S + 0.2))
         assert client.cancel(gone) is CancelOutcome.CANCELLED
         assert client.cancel(gone) is CancelOutcome.CANCELLED, "asked again: the same answer"
         reader.wait_for(1)
@@ -27,7 +30,7 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
 
 def test_by_id_and_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
     own_id = uuid.uuid4().bytes
-    due = datetime.now(UTC) + timedelta(seconds=2)
+    due = datetime.now(UTC) + timedelta(seconds=AHEAD_S)
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         client.produce(topic, b"gone", deliver_at=due, id=own_id)
         assert client.cancel(id=own_id, deliver_at=due) is CancelOutcome.CANCELLED
@@ -47,19 +50,21 @@ def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None
 
 def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
     """Whatever the answer, it is true: CANCELLED never arrives, all else does."""
+    wanted = {CancelOutcome.TOO_LATE, CancelOutcome.CANCELLED}
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        answers = {}
-        for n in range(40):
-            value = b"%d" % n
-            handle = client.produce(topic, value, delay=timedelta(milliseconds=80 + n * 5))
-            answers[value] = client.cancel(handle)
-        client.produce(topic, b"marker", delay=timedelta(milliseconds=500))
+        answers: dict[bytes, CancelOutcome] = {}
+        ahead = timedelta(milliseconds=80)
+        # On a busy machine both answers are given only for dues that are further ahead.
+        while len(answers) < 40 or not wanted <= set(answers.values()):
+            assert ahead < timedelta(seconds=15), answers
+            value = b"%d" % len(answers)
+            answers[value] = client.cancel(client.produce(topic, value, delay=ahead))
+            ahead += timedelta(milliseconds=5)
+        client.produce(topic, b"marker", delay=ahead)
         while b"marker" not in {m.value() for m in reader.messages}:
             reader.wait_for(len(reader.messages) + 1)
         arrived = {m.value() for m in reader.read_to_end()} - {b"marker"}
     assert arrived == {v for v, a in answers.items() if a is not CancelOutcome.CANCELLED}
-    assert CancelOutcome.TOO_LATE in answers.values()
-    assert CancelOutcome.CANCELLED in answers.values()
 
 
 def test_unknown(service: Service) -> None:

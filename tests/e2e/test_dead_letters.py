@@ -19,7 +19,10 @@ from support.read_committed import (
 )
 from support.service import Service
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+AHEAD_S = 8
+"""Topics are changed before this is over, also on a busy machine."""
 
 
 def dead_topic(service: Service) -> str:
@@ -32,7 +35,11 @@ def test_a_topic_deleted_while_messages_are_pending(
     doomed, healthy = new_topic(), new_topic()
     batch = [
         Message(
-            topic, b"%d" % n, key=b"k", headers=[("h", b"1")], delay=timedelta(seconds=3 + n / 50)
+            topic,
+            b"%d" % n,
+            key=b"k",
+            headers=[("h", b"1")],
+            delay=timedelta(seconds=AHEAD_S + n / 50),
         )
         for n in range(20)
         for topic in (doomed, healthy)
@@ -64,8 +71,8 @@ def test_a_message_that_became_too_large_for_its_topic(
     with own_service.client() as client:
         results = client.produce_many(
             [
-                Message(topic, b"x" * 50_000, delay=timedelta(seconds=4)),
-                *(Message(topic, b"%d" % n, delay=timedelta(seconds=4)) for n in range(10)),
+                Message(topic, b"x" * 50_000, delay=timedelta(seconds=AHEAD_S)),
+                *(Message(topic, b"%d" % n, delay=timedelta(seconds=AHEAD_S)) for n in range(10)),
             ]
         )
         assert not [r.error for r in results if r.error]
@@ -85,8 +92,8 @@ def test_a_partition_that_the_topic_has_no_more(
 ) -> None:
     topic = new_topic(partitions=8)
     with own_service.client() as client:
-        client.produce(topic, b"nowhere", partition=7, delay=timedelta(seconds=5))
-        client.produce(topic, b"fine", delay=timedelta(seconds=5))
+        client.produce(topic, b"nowhere", partition=7, delay=timedelta(seconds=AHEAD_S))
+        client.produce(topic, b"fine", delay=timedelta(seconds=AHEAD_S))
         delete_topic(kafka.address, topic)
         create_topic(kafka.address, topic)
     with (

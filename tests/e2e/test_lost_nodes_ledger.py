@@ -8,17 +8,13 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
-import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from delaywheel.client.channel import CHANNEL_OPTIONS
-from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub
 from local.kafka import KafkaBroker
-from support.trio import Trio, row, send
+from support.trio import Trio, row, run_cli, send
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(480)]
 
 SEAL_S = 6
 _NAME = re.compile(r"(.+)-(\d{19})-(\d{19})\.parquet")
@@ -48,9 +44,8 @@ def test_the_leaders_node_publishes_what_a_lost_one_left(
         # The operator takes the empty folder for good: that of its wheels is gone.
         trio.start(lost)
         trio.wait("it is refused", lambda: trio.member(leader, lost).storage_replaced)
-        with grpc.insecure_channel(leader.address, options=CHANNEL_OPTIONS) as channel:
-            request = pb.ReplaceNodeRequest(node=lost.id)
-            DelayWheelAdminStub(channel).ReplaceNode(request, timeout=30)
+        done = run_cli(leader, "node", "replace", lost.id, "--yes")
+        assert done.returncode == 0, done.stderr
         trio.wait("its rows are in the ledger", lambda: set(ids) <= entered(books, wheel))
     names = sorted(
         (int(match[2]), int(match[3]))

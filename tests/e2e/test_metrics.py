@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from delaywheel import CancelOutcome
 from local.kafka import KafkaBroker, free_ports
 from support.service import Service, wait_until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 STARTS = "process_start_time_seconds"
 # Of the cleaner: they begin anew with it.
@@ -68,21 +70,24 @@ def test_messages_are_followed_from_acceptance_to_their_topic(
     watched: tuple[Service, Watch], topic: str
 ) -> None:
     service, watch = watched
+    began = time.time()
     with service.client() as client:
         for _ in range(5):
             client.produce(topic, b"soon", delay=timedelta(milliseconds=200))
-        gone = client.produce(topic, b"gone", delay=timedelta(seconds=1))
-        client.cancel(gone)
+        gone = client.produce(topic, b"gone", delay=timedelta(seconds=6))
+        assert client.cancel(gone) is CancelOutcome.CANCELLED
         client.produce(topic, b"later", delay=timedelta(hours=1.5))
-        found = watch.until("all is done", forwarded_messages_total=5, cancelled_messages_total=1)
+        done = {"forwarded_messages_total": 5, "cancelled_messages_total": 1}
+        # A busy machine may bring another election: it is waited for.
+        found = watch.until("all is done", **done, **{"role/leading": 1, "ready": 1})
         assert found["accepted_messages_total"] == found["acknowledged_messages_total"] == 7
         assert found["accepted_cancels_total"] == 1
         assert found["pending_messages/1d"] == 1
         assert found["lateness_seconds_count"] == 5
-        assert found["lateness_seconds_bucket/10.0"] == 5
-        assert 0 < found["lateness_seconds_sum"] < 50
+        assert found["lateness_seconds_bucket/3600.0"] == 5
+        assert 0 < found["lateness_seconds_sum"] < 5 * (time.time() - began)
         assert found["commits_total"] == found["commit_duration_seconds_count"] > 3
-        assert found["elections_total"] == 1
+        assert found["elections_total"] >= 1
         assert found["role/leading"] == found["ready"] == 1
         assert found["process_resident_memory_bytes/cleaner"] > 10 << 20
         assert found["unreadable_frames"] == found["lost_frames_total"] == 0

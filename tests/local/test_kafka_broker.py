@@ -16,15 +16,15 @@ import pytest
 from local.kafka import KafkaBroker
 from support.read_committed import create_topic, topic_exists
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "local" / "kafka.py")]
 
 
-def wait_until(what: str, holds: Callable[[], bool], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 100
     while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        assert time.monotonic() < deadline, f"not within 100 s: {what}"
         time.sleep(0.05)
 
 
@@ -60,6 +60,6 @@ def test_it_ends_with_the_program_that_started_it(tmp_path: Path, how: signal.Si
         told = json.loads(ready.read_text())
         assert lives(told["pid"])
         os.kill(program.pid, how)
-        code = program.wait(30)
+        code = program.wait(60)
     assert code == (0 if how is signal.SIGTERM else -signal.SIGKILL)
-    wait_until("the JVM is gone", lambda: not lives(told["pid"]), timeout_s=20)
+    wait_until("the JVM is gone", lambda: not lives(told["pid"]))

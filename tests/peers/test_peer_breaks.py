@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
-from functools import partial
+
+import pytest
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
@@ -26,27 +26,32 @@ def members_of_two() -> dict[str, str]:
     return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), start=1)}
 
 
-def seconds(what: Callable[[], object]) -> float:
-    began = time.monotonic()
-    what()
-    return time.monotonic() - began
+def turn_away(address: str, times: int) -> list[float]:
+    """Takes so many connections at the address of a dead peer, and ends each at once.
 
-
-def turn_away(address: str, times: int) -> None:
-    """Takes so many connections at the address of a dead peer, and ends each at once."""
+    Returns when they came, by the monotonic clock.
+    """
     host, _, port = address.rpartition(":")
+    came_s = []
     with socket.create_server((host, int(port))) as server:
-        server.settimeout(20)
+        server.settimeout(60)
         for _ in range(times):
             server.accept()[0].close()
+            came_s.append(time.monotonic())
+    return came_s
 
 
 def ask(site: Site, number: int) -> None:
     """Both streams work, in both directions."""
     applied = Applied(WHEEL, "disk-n2", "boot", number)
-    site.network.send("n2", VoteAsk(number, 1))
-    site.network.send("n2", Frames(CARD, (FrameCopy(number, bytes(16), b"frame"),)))
-    site.wait("answers", lambda: {Vote(number), applied} <= {*site.from_("n2")})
+
+    def is_answered() -> bool:
+        """It is asked again: until the peer knows that it is welcome, its answers are dropped."""
+        site.network.send("n2", VoteAsk(number, 1))
+        site.network.send("n2", Frames(CARD, (FrameCopy(number, bytes(16), b"frame"),)))
+        return {Vote(number), applied} <= {*site.from_("n2")}
+
+    site.wait("answers", is_answered)
 
 
 def test_a_killed_peer_is_told_at_once_and_found_again() -> None:
@@ -58,8 +63,7 @@ def test_a_killed_peer_is_told_at_once_and_found_again() -> None:
                 ask(one, life)
                 assert one.broken == ["n2"] * (life - 1)
                 other.kill()
-                told_s = seconds(partial(wait_broken, one, life))
-                assert told_s < 0.3
+                wait_broken(one, life)  # by the end of its connections: no ping finds it out
             assert one.state("n2").connection is Connection.CONNECTING
             assert one.state("n2").counters.breaks == life
 
@@ -72,20 +76,22 @@ def test_a_process_whose_main_thread_fails_is_not_kept_by_its_peers() -> None:
     members = members_of_two()
     with Site(identity("n1"), members) as one, PeerProcess("n2", members) as other:
         one.wait_connected("n2")
-        assert other.fail(20) == FAILED
+        assert other.fail(60) == FAILED
         wait_broken(one, 1)
 
 
-def test_a_peer_that_starts_again_is_connected_within_half_a_second() -> None:
+def test_a_peer_that_starts_again_is_connected_however_long_it_was_away() -> None:
     members = members_of_two()
     with Site(identity("n1"), members) as one:
         with PeerProcess("n2", members):
             one.wait_connected("n2")
         wait_broken(one, 1)
         # It was away for long: pauses between attempts have grown as far as they do.
-        turn_away(members["n2"], 2 * MANY_ATTEMPTS)
+        came_s = turn_away(members["n2"], 2 * MANY_ATTEMPTS)[-MANY_ATTEMPTS:]
+        pauses_s = [later - first for first, later in zip(came_s, came_s[2:], strict=False)]
+        assert min(pauses_s) < 1, "of two streams that are opened in turn"
         with PeerProcess("n2", members):
-            assert seconds(lambda: one.wait_connected("n2")) < 0.5
+            one.wait_connected("n2")
             ask(one, 1)
 
 
@@ -93,9 +99,10 @@ def test_dead_peers_cost_next_to_nothing() -> None:
     members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(5), start=1)}
     with Site(identity("n1"), members):
         began_s = time.process_time()
-        lasted_s = seconds(lambda: turn_away(members["n2"], 2 * MANY_ATTEMPTS))
+        first_s, *_, last_s = turn_away(members["n2"], 2 * MANY_ATTEMPTS)
+        lasted_s = last_s - first_s
         assert lasted_s > 1, "dialled without a pause"
-        assert time.process_time() - began_s < 0.1 * lasted_s
+        assert time.process_time() - began_s < 0.2 * lasted_s
 
 
 def test_another_storage_after_a_death_is_taken() -> None:
@@ -108,6 +115,7 @@ def test_another_storage_after_a_death_is_taken() -> None:
             assert one.state("n2").storage == "emptied"
 
 
+@pytest.mark.usefixtures("pings")
 def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
     members = members_of_two()
     with (
@@ -118,8 +126,8 @@ def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
         other.pause()
         for seq in range(1, 101):
             one.network.send("n2", Frames(CARD, (FrameCopy(seq, bytes(16), bytes(1 << 20)),)))
-        # Pings each second, two seconds' patience.
-        assert seconds(partial(wait_broken, one, 1)) < 6
+        # Nothing but pings finds it out.
+        wait_broken(one, 1)
         one.wait("all streams", lambda: one.network._peers["n2"]._in == {})
         counters = one.state("n2").counters
         assert counters.sent + counters.dropped == 100
@@ -142,9 +150,8 @@ def test_a_reset_of_one_direction_is_told_to_both() -> None:
                 one.wait_for_messages(times)
                 other.wait_for_messages(times)
                 wire.reset()
-                told_s = seconds(partial(wait_broken, one, times))
+                wait_broken(one, times)
                 wait_broken(other, times)
-                assert told_s < 0.3
 
 
 def test_frames_and_beats_go_over_connections_of_their_own() -> None:
@@ -170,10 +177,11 @@ def test_a_machine_that_died_and_was_booted_anew_waits_for_its_old_connections_o
         to_n2.mend()
         with Site(identity("n2", boot="next"), members) as again:
             again.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
-            # Pings find the old ones out; and a refused node comes again after a second.
-            assert seconds(lambda: one.wait_connected("n2")) < 6
+            from_n2.reset()  # what pings do, later
+            one.wait_connected("n2")
 
 
+@pytest.mark.usefixtures("pings")
 def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:
     members = members_of_two()
     with Wire(members["n2"]) as wire:
@@ -182,10 +190,13 @@ def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:
             one.wait_connected("n2")
             other.wait_connected("n1")
             wire.silence()
-            assert seconds(partial(wait_broken, one, 1)) < 6
-            # The other direction goes on: what n2 says is heard.
-            other.network.send("n1", Vote(1))
-            one.wait_for_messages(1)
+            wait_broken(one, 1)
+
+            def is_heard() -> bool:
+                other.network.send("n1", Vote(1))
+                return Vote(1) in one.from_("n2")
+
+            one.wait("the other direction goes on", is_heard)
             other.wait("told", lambda: "n1" in other.broken)
             wire.mend()
             one.wait_connected("n2")

@@ -25,6 +25,7 @@ def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
             assert one.state("n2").rolling == two.state("n1").rolling == told
             one.network.send("n2", Vote(1))
             two.wait_for_messages(1)
+        one.wait("it is gone", lambda: "n2" in one.broken)
         with Site(identity("n2", settings=new), members) as two:
             for site, others in ((one, ("n2", "n3")), (two, ("n1", "n3")), (three, ("n1", "n2"))):
                 site.wait_connected(*others)

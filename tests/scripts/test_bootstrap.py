@@ -49,7 +49,7 @@ class Tree:
             capture_output=True,
             text=True,
             check=False,
-            timeout=30,
+            timeout=100,
         )
 
     @property
@@ -118,7 +118,7 @@ def test_two_at_once_install_once(tree: Tree) -> None:
         "DELAYWHEEL_CACHE": str(tree.folder / "cache"),
     }
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    assert [process.wait(30) for process in both] == [0, 0]
+    assert [process.wait(100) for process in both] == [0, 0]
     assert tree.installs == 1
 
 

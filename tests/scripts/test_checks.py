@@ -96,16 +96,20 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
     steps = [[Step(name, python(there)), Step("next", python(""))] for name in ("one", "two")]
     monkeypatch.setattr(checks, "lanes", lambda **_: steps)
 
+    # Open for both, it never ends: who writes always has a reader.
+    told_there = os.open(pipe, os.O_RDWR)
+
     def interrupt() -> None:
         seen = 0
         while seen < 2:
-            seen += len(pipe.read_text())
+            seen += len(os.read(told_there, 2))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     code = main([])
     thread.join()
+    os.close(told_there)
     assert code == 130
     told = capfd.readouterr().out
     assert "one | told to end" in told

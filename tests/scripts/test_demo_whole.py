@@ -13,6 +13,7 @@ import pytest
 
 from delaywheel_audit.summary import Summary
 from support.script_run import (
+    END_S,
     ROOT,
     assert_nothing_is_left,
     cluster_folders,
@@ -21,7 +22,7 @@ from support.script_run import (
     start_script,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(450)]
 
 
 def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     demo = start_script(
         *("demo", "--plain", "--messages", "2000", "--seconds", "8", "--output", str(output))
     )
-    told, _ = demo.communicate(timeout=280)
+    told, _ = demo.communicate(timeout=400)
     assert demo.returncode == 0, told
     assert "kill -9 of the leader, n" in told
     assert "exactly once" in told
@@ -55,7 +56,7 @@ def test_nothing_is_left_after_a_signal() -> None:
     [folder] = cluster_folders() - before
     assert processes_below(folder)
     demo.send_signal(signal.SIGTERM)
-    demo.communicate(timeout=60)
+    demo.communicate(timeout=END_S)
     assert demo.returncode == 130
     assert_nothing_is_left(folder)
     assert books_folders() == books_before

@@ -80,14 +80,14 @@ class Held:
         self._running += 1
         self.most = max(self.most, self._running)
         self.begun.set()
-        self.was_released.append(self.release.wait(5))
+        self.was_released.append(self.release.wait(30))
         self._running -= 1
         made: NDArray[Any] = self._work(*args)
         return made
 
     async def let_go(self) -> None:
         """From the event loop, once it has begun."""
-        await asyncio.to_thread(self.begun.wait, 5)
+        await asyncio.to_thread(self.begun.wait, 30)
         self.release.set()
 
 

@@ -53,7 +53,7 @@ class Site:
                 node="a",
                 boot="boot",
                 pid=1,
-                monotonic_ms=monotonic_ms(),
+                monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
                 wall_ms=0,
                 role=Role.LEADING,
                 progress=Progress(self.due_ms - 100, None, {OWN: 1}),

@@ -51,7 +51,7 @@ def described(
 
 def test_what_its_processes_have_counted(data: Path) -> None:
     cleaner = cleaner_status(
-        monotonic_ms=monotonic_ms(),
+        monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
         kafka_error="Timed out",
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
     )

@@ -30,13 +30,16 @@ class Ears:
     cleaner: Cleaner = field(default_factory=Cleaner)
     told: list[CleanerStatus | None] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    written: int = 0
 
     def take(self, status: CleanerStatus | None) -> None:
         self.told.append(status)
         self.news.set()
 
     def write(self, pid: int) -> CleanerStatus:
-        status = cleaner_status(pid=pid, monotonic_ms=monotonic_ms() + 60_000, role=Role.LEADING)
+        self.written += 1  # two within a millisecond differ: the same one is told once
+        stamp_ms = monotonic_ms() + 60_000 + self.written
+        status = cleaner_status(pid=pid, monotonic_ms=stamp_ms, role=Role.LEADING)
         self.pen.write(status.to_json())
         return status
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,7 @@ from delaywheel_replica.server.topics import KnownTopics
 from support.messages import Message, columns_of
 
 DUE_MS = 1_763_700_000_000
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+NOW_MS = 50_000
 
 
 def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> Batch:
@@ -33,6 +29,12 @@ def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> Batch:
             ]
         )
     )
+
+
+@pytest.fixture(autouse=True)
+def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or what was told could be old by the time it is asked for."""
+    monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: NOW_MS)
 
 
 class Asked:
@@ -64,7 +66,7 @@ async def refused(known: KnownTopics, batch: Batch) -> dict[int, Reason]:
 
 
 async def test_a_topic_that_was_told_is_accepted_at_once(known: KnownTopics, asked: Asked) -> None:
-    known.learn(Topics({"a": TopicInfo(1, None)}, checked_at_ms=now_ms()))
+    known.learn(Topics({"a": TopicInfo(1, None)}, checked_at_ms=NOW_MS))
     assert await refused(known, batch("a", "a")) == {}
     assert asked.names == []
 
@@ -72,10 +74,10 @@ async def test_a_topic_that_was_told_is_accepted_at_once(known: KnownTopics, ask
 async def test_a_topic_told_absent_is_refused_for_a_while(
     known: KnownTopics, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known.learn(Topics({}, checked_at_ms=now_ms(), absent=("a",)))
+    known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("a",)))
     assert await refused(known, batch("b.c", "a")) == {1: Reason.TOPIC_UNKNOWN}
     assert asked.names == ["b.c"]
-    later = now_ms() + topics_module.ABSENT_FOR_MS
+    later = NOW_MS + topics_module.ABSENT_FOR_MS
     monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
     assert await refused(known, batch("a")) == {}
     assert asked.names == ["b.c", "a"]
@@ -87,16 +89,16 @@ async def test_an_unknown_topic_is_asked_for_once_by_all_who_wait(
     waiting = [asyncio.ensure_future(refused(known, batch("a", "b"))) for _ in range(5)]
     await asyncio.sleep(0)
     assert sorted(asked.names) == ["a", "b"]
-    known.learn(Topics({"b": TopicInfo(1, None)}, checked_at_ms=now_ms(), absent=("a",)))
+    known.learn(Topics({"b": TopicInfo(1, None)}, checked_at_ms=NOW_MS, absent=("a",)))
     assert await asyncio.gather(*waiting) == [{0: Reason.TOPIC_UNKNOWN}] * 5
 
 
 async def test_a_complete_answer_says_what_is_absent(known: KnownTopics) -> None:
     waiting = asyncio.ensure_future(refused(known, batch("a")))
     await asyncio.sleep(0)
-    known.learn(Topics({"z": TopicInfo(1, None)}, checked_at_ms=now_ms(), complete=True))
+    known.learn(Topics({"z": TopicInfo(1, None)}, checked_at_ms=NOW_MS, complete=True))
     assert await waiting == {0: Reason.TOPIC_UNKNOWN}
-    known.learn(Topics({}, checked_at_ms=now_ms(), complete=True))
+    known.learn(Topics({}, checked_at_ms=NOW_MS, complete=True))
     assert await refused(known, batch("z")) == {0: Reason.TOPIC_UNKNOWN}
 
 
@@ -113,7 +115,7 @@ async def test_a_link_that_is_full_costs_no_waiting(tmp_path: Path) -> None:
 
 async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
     limit = FORWARD_ROOM_BYTES + 10
-    known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=now_ms()))
+    known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
     assert await refused(known, batch("a", partition=1)) == {}
     assert await refused(known, batch("a", partition=2)) == {0: Reason.PARTITION_INVALID}
     assert await refused(known, batch("a", value=bytes(10))) == {}
@@ -122,7 +124,7 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
 
 async def test_where_topics_are_created_absence_is_no_reason(tmp_path: Path, asked: Asked) -> None:
     known = KnownTopics(PosixDisk(), tmp_path / "t", ask=asked, refuses_absent=False)
-    known.learn(Topics({}, checked_at_ms=now_ms(), absent=("a",)))
+    known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("a",)))
     assert await refused(known, batch("a")) == {}
     assert asked.names == []
 
@@ -132,8 +134,8 @@ async def test_what_is_known_outlives_a_restart(tmp_path: Path, known: KnownTopi
     known.save_changes()
     assert not path.exists()
     present = {"a": TopicInfo(2, 500), "b": TopicInfo(1, None), "c": TopicInfo(1, 1)}
-    known.learn(Topics(present, checked_at_ms=now_ms()))
-    known.learn(Topics({}, checked_at_ms=now_ms(), absent=("c",)))
+    known.learn(Topics(present, checked_at_ms=NOW_MS))
+    known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("c",)))
     known.save_changes()
     again = KnownTopics(PosixDisk(), path, ask=Asked(), refuses_absent=True, wait_s=0)
     assert await refused(again, batch("a", "b", partition=1)) == {1: Reason.PARTITION_INVALID}

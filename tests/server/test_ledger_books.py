@@ -294,7 +294,7 @@ def hanging(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
     answers, reach = Event(), bench.place.reach
 
     def hang() -> None:
-        answers.wait(20)
+        answers.wait(60)
         reach()
 
     monkeypatch.setattr(bench.place, "reach", hang)
@@ -313,7 +313,9 @@ def test_a_place_that_hangs_is_told_of(
     wait_until("it is told", lambda: bench.books.state().failure)
     state = bench.books.state()
     assert state.failure == "does not answer"
-    assert state.failing_since_ms == pytest.approx(began_ms, abs=2_000)
+    assert state.failing_since_ms is not None
+    # The two clocks by which it is reckoned are read one after the other.
+    assert began_ms - 100 <= state.failing_since_ms <= time.time_ns() // 1_000_000
     monkeypatch.setattr(publish, "_PATIENCE_S", 60.0)
     hanging.set()
     wait_until("it is published", lambda: bench.books.state().files)

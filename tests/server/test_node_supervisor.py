@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import pytest
 
 from support.server_process import wait_until
 
-# Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor.
+# Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
+# it was asked to end it notes in <name>.asked.
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
@@ -33,7 +33,10 @@ with (folder / f"{name}.lives").open("a") as lives:
 if does.startswith("exit"):
     sys.exit(int(does.split()[1]))
 asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+def ask(*_):
+    asked.append(True)
+    (folder / f"{name}.asked").touch()
+signal.signal(signal.SIGTERM, ask)
 if name == "server":
     tell_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
 while True:
@@ -104,7 +107,7 @@ class Node:
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @pytest.fixture
@@ -120,10 +123,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the second, when it ends while it is read
         return False
-    return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
 
 
 def test_a_disk_that_refuses_the_run_file_does_not_end_the_node(node: Node) -> None:
@@ -184,7 +186,7 @@ def test_with_a_dead_server_both_are_started_again(node: Node) -> None:
 def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
     node.tell(name, "exit 3")
     node.start()
-    assert node.process.wait(30) == 1
+    assert node.process.wait(60) == 1
     assert len(node.lives(name)) == 5
     assert not any(is_alive(pid) for each in ("server", "cleaner") for pid in node.lives(each))
 
@@ -192,7 +194,7 @@ def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
 def test_what_is_hopeless_is_not_tried_again(node: Node) -> None:
     node.tell("server", "exit 78")
     node.start()
-    assert node.process.wait(30) == 78
+    assert node.process.wait(60) == 78
     assert len(node.lives("server")) == 1
     assert not any(is_alive(pid) for pid in node.lives("cleaner"))
 
@@ -201,8 +203,8 @@ def test_killing_the_supervisor_leaves_no_orphans(node: Node) -> None:
     node.start()
     run = node.up()
     assert node.end(signal.SIGKILL) == -signal.SIGKILL
-    wait_until("the children ended", lambda: not is_alive(run["server_pid"]), timeout_s=5)
-    wait_until("the children ended", lambda: not is_alive(run["cleaner_pid"]), timeout_s=5)
+    wait_until("the children ended", lambda: not is_alive(run["server_pid"]))
+    wait_until("the children ended", lambda: not is_alive(run["cleaner_pid"]))
 
 
 def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Path) -> None:
@@ -210,7 +212,7 @@ def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Pa
     node.start()
     run = node.up()
     node.end(signal.SIGKILL)
-    wait_until("the server ended", lambda: not is_alive(run["server_pid"]), timeout_s=5)
+    wait_until("the server ended", lambda: not is_alive(run["server_pid"]))
     rival = Node(tmp_path)  # its own cleaner obeys
     rival.start()
     try:
@@ -230,7 +232,7 @@ def test_a_second_signal_hurries(node: Node) -> None:
     node.start()
     run = node.up()
     node.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)  # two signals at once are one; nothing is observed while it waits
+    wait_until("the first is heard", (node.folder / "server.asked").exists)  # two at once are one
     assert is_alive(run["server_pid"])
     assert node.end() == 1
     assert not is_alive(run["server_pid"])
@@ -248,7 +250,9 @@ def test_a_folder_has_one_node(node: Node, tmp_path: Path) -> None:
             rival.process.wait(1)
         assert node.lives("server") == [first["server_pid"]]
         assert node.end() == 0
+        (node.folder / "drained").unlink()  # or the second one's cleaner would not stay
         wait_until("the second one's turn", lambda: len(node.lives("server")) == 2)
+        rival.up()
         assert rival.end() == 0
     finally:
         rival.process.kill()

@@ -53,6 +53,7 @@ class Place:
     Attributes:
         told: what its cleaner was told.
         deaf: so many messages its cleaner does not hear.
+    wait_s: so long it waits for the commit.
     """
 
     cleaner: Cleaner = field(default_factory=lambda: Cleaner(control_of()))
@@ -67,12 +68,13 @@ class Place:
     addresses: dict[str, str] = field(default_factory=dict)
     told: list[NodeStorage] = field(default_factory=list)
     deaf: int = 0
+    wait_s: float = 30.0
 
     def __post_init__(self) -> None:
         view = NodeView(status=self.status, peers=self.states, cleaner=self.cleaner)
         self.passing = Passing(view)
         self.operator = Operator(
-            view, self.passing, members=self.members, tell=self.tell, wait_s=1.0
+            view, self.passing, members=self.members, tell=self.tell, wait_s=self.wait_s
         )
 
     @property
@@ -141,7 +143,7 @@ async def test_it_is_repeated_until_it_is_committed() -> None:
 
 
 async def test_what_is_not_committed_in_time_is_unknown() -> None:
-    place = Place(deaf=100)
+    place = Place(deaf=100, wait_s=0.3)
     assert await refusal_of(place.replace("b")) == Reason.NODE_CHANGE_UNKNOWN
 
 

@@ -179,7 +179,7 @@ def peer(address: str | None, refusal: PeerRefusal | None = None) -> PeerState:
 
 
 async def asked(
-    peers: dict[str, PeerState], *, within_s: float = 0.3
+    peers: dict[str, PeerState], *, within_s: float
 ) -> dict[str, pb.DescribeClusterResponse | Silent]:
     """What each of these answers to whoever asks them all."""
     passing = Passing(NodeView(status=view_of(None).status, peers=lambda: peers))
@@ -208,7 +208,7 @@ async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
             "n4": peer(None),
             "n5": peer(address, refused),
         }
-        answers = await asked(peers, within_s=5)
+        answers = await asked(peers, within_s=30)
     assert answers == {
         "n2": pb.DescribeClusterResponse(node="n2"),
         "n3": Silent(f"nobody is reached at {nowhere}"),
@@ -216,7 +216,7 @@ async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
         "n5": Silent("SETTINGS_DISAGREE: min_insync: 2 here, 1 there"),
     }
     node.answer = Refusal(Reason.INTERNAL)
-    silent = (await asked({"n2": peer(address)}))["n2"]
+    silent = (await asked({"n2": peer(address)}, within_s=30))["n2"]
     assert isinstance(silent, Silent)
     assert silent.why.startswith(f"{address} answered INTERNAL: ")
 
@@ -225,9 +225,9 @@ async def test_nobody_is_waited_for_longer_than_that(leader: tuple[LeadersNode, 
     node, address = leader
     node.delay_s = 60
     began = time.monotonic()
-    answers = await asked({"n2": peer(address), "n3": peer(address)})
+    answers = await asked({"n2": peer(address), "n3": peer(address)}, within_s=0.3)
     assert set(answers.values()) == {Silent(f"no answer from {address} within 0.3 s")}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < node.delay_s
 
 
 async def test_who_came_back_is_found_at_once() -> None:
@@ -244,7 +244,7 @@ async def test_who_came_back_is_found_at_once() -> None:
             lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
                 pb.DescribeClusterRequest(), timeout=s
             ),
-            within_s=5,
+            within_s=30,
         )
         return answers["n2"]
 

@@ -23,6 +23,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
 
 def test_an_emptied_node_accepts_again_once_it_is_replaced(server: ServerProcess) -> None:
     assert server.produce(pb.DelayedMessage(topic="orders", delay_ms=60_000))[0].handle
+    server.wait_spare()  # both wheels are at risk
     before = server.cleaner.state.nodes["n1"].storage
     server.kill()
     server.data.rename(server.data.with_name("lost"))
@@ -52,6 +53,4 @@ def _replaced(server: ServerProcess) -> pb.DescribeClusterResponse | None:
 
 
 def _storage(server: ServerProcess) -> str:
-    beat = server.cleaner.beat()
-    assert beat is not None
-    return beat.storage
+    return wait_until("it tells of itself", server.cleaner.beat).storage

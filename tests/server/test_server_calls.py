@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import Role
 from delaywheel_replica.link import AskTopic, CommitSoon, TopicInfo
+from delaywheel_replica.server.topics import ANSWER_WAIT_S
 from support.server_process import ServerProcess, wait_until
 
 SETTINGS = {
@@ -38,6 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("server") / "n1", **SETTINGS) as running:
         running.cleaner.topics = {"orders": TopicInfo(3, 1_000_000), "small": TopicInfo(1, 500)}
         running.wait_accepting()
+        running.wait_spare()
         yield running
 
 
@@ -93,6 +96,7 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str, str, int | No
 def test_a_message_is_refused_by_name(
     server: ServerProcess, fields: dict[str, Any], reason: Reason
 ) -> None:
+    server.cleaner.tell_topics("nowhere")
     bad, good = server.produce(row(**fields), row())
     assert (bad.error.reason, bad.error.code) == (reason.value, reason.code_number)
     assert bad.handle == ""
@@ -140,13 +144,21 @@ def test_an_unknown_topic_is_accepted_when_nobody_can_say(server: ServerProcess)
 
 
 def test_absence_is_asked_for_once_and_forgotten_soon(server: ServerProcess) -> None:
-    for _ in range(3):
-        (result,) = server.produce(row(topic="later"))
-        assert result.error.reason == Reason.TOPIC_UNKNOWN
-    asked = [message for message in server.cleaner.received if message == AskTopic("later")]
-    assert len(asked) == 1
-    server.cleaner.topics["later"] = TopicInfo(1, None)
-    wait_until("it is asked again", lambda: server.produce(row(topic="later"))[0].handle)
+    names = (f"later-{number}" for number in count())
+
+    def asked_once() -> str | None:
+        """Of which topic, if all three came before the word on it could be late or old."""
+        name, began_s = next(names), time.monotonic()
+        results = [server.produce(row(topic=name))[0] for _ in range(3)]
+        if time.monotonic() - began_s >= ANSWER_WAIT_S:
+            return None
+        assert {result.error.reason for result in results} == {Reason.TOPIC_UNKNOWN}
+        assert server.cleaner.received.count(AskTopic(name)) == 1
+        return name
+
+    name = wait_until("three calls in a second", asked_once)
+    server.cleaner.topics[name] = TopicInfo(1, None)
+    wait_until("it is asked again", lambda: server.produce(row(topic=name))[0].handle)
 
 
 def test_a_stream_answers_in_order(server: ServerProcess) -> None:
@@ -188,30 +200,30 @@ def test_a_columnar_request_gets_columnar_results(server: ServerProcess) -> None
 
 
 def test_too_much_in_flight_is_backpressure(server: ServerProcess) -> None:
-    # One request waits for the word on its topic; the others find its caller's bound reached.
+    # One request waits for the word on its topics; another finds its caller's bound reached.
     server.cleaner.answers_topics = False
+    names = (f"slow-{number}" for number in count())
+
+    def refused() -> grpc.RpcError | None:
+        """Why, if the first one was not answered before the second one came."""
+        topics = [next(names) for _ in range(20)]
+        waits = [row(topic=topic, value=bytes(1900)) for topic in topics]
+        waiting = server.stub.DelayProduce.future(pb.DelayProduceRequest(messages=waits))
+        wait_until("it waits", lambda: AskTopic(topics[-1]) in server.cleaner.received)
+        found = None
+        try:
+            server.produce(*[row(value=bytes(1900))] * 20)
+        except grpc.RpcError as error:
+            found = error
+        assert all(result.handle for result in waiting.result(60).results)
+        return found
+
     try:
-        waits = pb.DelayProduceRequest(
-            messages=[row(topic=f"slow-{number}", value=bytes(1900)) for number in range(20)]
-        )
-        waiting = server.stub.DelayProduce.future(waits, timeout=20)
-
-        def refused() -> grpc.RpcError | None:
-            try:
-                server.stub.DelayProduce(
-                    pb.DelayProduceRequest(messages=[row(value=bytes(1900))] * 20), timeout=20
-                )
-            except grpc.RpcError as error:
-                return error
-            return None
-
-        error = wait_until("backpressure", refused, timeout_s=1)
-        code, reason, _, delay = status_of(error)
-        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKPRESSURE")
-        assert delay
-        assert all(result.handle for result in waiting.result().results)
+        code, reason, _, delay = status_of(wait_until("backpressure", refused))
     finally:
         server.cleaner.answers_topics = True
+    assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "BACKPRESSURE")
+    assert delay
 
 
 def test_a_stream_waits_where_a_call_would_be_refused(server: ServerProcess) -> None:
@@ -360,7 +372,13 @@ def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None
     """Its row in the index outlives its file; to say "ask again" would be to say so for ever."""
     with ServerProcess(tmp_path / "n1", late_window_seconds="1") as server:
         server.wait_accepting()
-        (result,) = server.produce(row(deliver_at_ms=now_ms()))
+
+        def taken() -> pb.ProduceResult | None:
+            """A message that is due now, unless it came too late."""
+            (result,) = server.produce(row(deliver_at_ms=now_ms()))
+            return result if result.handle else None
+
+        result = wait_until("it is taken", taken)
         slot = result.due_ms // 1000
         wait_until("it is sealed", lambda: now_ms() // 1000 > slot + 1)
         server.cleaner.commit_progress(floor=slot + 1)
@@ -505,8 +523,8 @@ def test_a_replaced_storage_gets_no_wheel(tmp_path: Any) -> None:
     server.start()
     try:
         server.wait_accepting()
-        wheels = server.cleaner.state.wheels
         server.kill()
+        wheels = server.cleaner.state.wheels  # no spare comes any more
         other = ServerProcess(tmp_path / "emptied")
         other.cleaner = server.cleaner  # the control topic stays
         other.start()

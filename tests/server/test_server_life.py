@@ -26,10 +26,12 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.control import unregister_records
 from delaywheel_replica.link import AskTopic
+from delaywheel_replica.server import serving
 from support.server_process import ServerProcess, wait_until
 from support.wheels import mark_wheel
 
 ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
+CLEANER_STOP_S = serving._CLEANER_STOP_S
 
 
 def now_ms() -> int:
@@ -135,9 +137,13 @@ def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
     (result,) = server.produce(row())
     assert result.handle.startswith("n1.2:")
     assert not server.describe().HasField("leader")
-    beat = server.cleaner.beat()
-    assert beat is not None
-    assert (beat.start, beat.count > 1) == (2, True)
+
+    def told_again() -> bool:
+        """Its row may still be that of the life before."""
+        beat = server.cleaner.beat()
+        return beat is not None and (beat.start, beat.count > 1) == (2, True)
+
+    wait_until("it tells", told_again)
     # A second restart without Kafka finds no spare: refused, and nothing is opened twice.
     server.kill()
     server.start(leads=False)
@@ -169,9 +175,14 @@ def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProc
 
     thread = threading.Thread(target=caller)
     thread.start()
-    code = server.terminate()
+    server.cleaner.hears = False  # it drains until its cleaner has heard of it
+    server.process.send_signal(signal.SIGTERM)
+    wait_until("it refuses", lambda: reasons)
+    server.cleaner.hears = True
+    code = server.process.wait(60)
     ended.set()
     thread.join()
+    server.kill()
     assert code == 0
     assert all(result.handle for result in slow.result().results)
     assert "The node is stopping" in reasons[0]
@@ -186,22 +197,23 @@ def test_a_cleaner_that_was_busy_hears_of_a_clean_stop(server: ServerProcess) ->
     """Kafka is slow: the link is full of wake-ups, and nobody reads it for a while."""
     server.produce(row())  # from now on it is known that there is such a topic
     server.cleaner.hears = False
-    for _ in range(400):
-        server.produce(row(due_ms=now_ms() + 100))
+    sent = [server.produce(row(due_ms=now_ms() + 100)) for _ in range(400)]
+    taken = sum(bool(result.handle) for (result,) in sent)  # but for those that came too late
+    assert taken > 300
     server.process.send_signal(signal.SIGTERM)
     wait_until("it has left its wheel", lambda: state(server).open is None)
     time.sleep(2)  # longer than one try to be heard may take
     server.cleaner.hears = True
-    wait_until("stopped", server.cleaner.stopped.is_set, timeout_s=5)
-    assert server.process.wait(10) == 0
-    assert server.cleaner.state.wheels[ONE].closed_at == 401
+    wait_until("stopped", server.cleaner.stopped.is_set)
+    assert server.process.wait(60) == 0
+    assert server.cleaner.state.wheels[ONE].closed_at == 1 + taken
 
 
 def test_a_clean_stop_without_a_cleaner_ends_all_the_same(server: ServerProcess) -> None:
     server.cleaner.stop()
     started = time.monotonic()
     assert server.terminate() == 0
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < CLEANER_STOP_S, "it waited for one that is gone"
 
 
 def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
@@ -226,7 +238,7 @@ def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
 
 
 def test_below_the_floor_everything_goes(server: ServerProcess) -> None:
-    due = now_ms() + 100
+    due = now_ms() + 20_000
     server.produce(row(due_ms=due), row(due_ms=due + 60_000))
     files = {file.stem: file for file in (server.data / "wheels").rglob("*.slot")}
     first, second = str(due // 1000), str(due // 1000 + 60)
@@ -258,14 +270,15 @@ def test_below_the_floor_everything_goes(server: ServerProcess) -> None:
 
 
 def test_a_wheel_that_is_unregistered_is_deleted(server: ServerProcess) -> None:
-    server.produce(row(due_ms=now_ms()))
+    due = now_ms() + 20_000
+    server.produce(row(due_ms=due))
     server.kill()
     server.start()
     wait_until("closed", lambda: server.cleaner.state.wheels[ONE].closed_at == 1)
     folder = server.data / "wheels" / "n1.1"
     wait_until("published", lambda: len(published(server.data)) == 1)
     server.cleaner.commit(lambda state: state.apply_all(unregister_records(state, ONE)))
-    server.cleaner.commit_progress(floor=now_ms() // 1000 + 5)
+    server.cleaner.commit_progress(floor=due // 1000 + 1)
     wait_until("deleted", lambda: not folder.exists())
     wait_until("its rows too", lambda: not (server.data / "ledger" / "rows" / "n1.1").exists())
     assert len(published(server.data)) == 1
@@ -380,7 +393,7 @@ def test_another_nodes_folder_is_refused_for_good(server: ServerProcess) -> None
 def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
     os.close(server.life_write)
     server.life_write = -1
-    assert server.process.wait(5) == 111
+    assert server.process.wait(60) == 111
 
 
 def test_the_progress_that_is_committed_is_told(server: ServerProcess) -> None:

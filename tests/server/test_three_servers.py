@@ -1,10 +1,14 @@
-"""Three real server processes that mirror one another; one leads, as their fake cleaners say."""
+"""Three real server processes that mirror one another; one leads, as their fake cleaners say.
+
+What one of them says of another it has heard some time before, and whoever is not heard for a
+second is away: so what they say is waited for.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.kafka import free_ports
 from support.fake_cleaner import FakeCleaner
-from support.server_process import ServerProcess, wait_until
+from support.server_process import ServerProcess, wait_to_hold, wait_until
 
 NODES = ("n1", "n2", "n3")
 
@@ -66,7 +70,7 @@ class Cluster:
     def whole(self, seer: str) -> pb.DescribeClusterResponse:
         """The cluster as all nodes describe it, asked through one."""
         request = pb.DescribeClusterRequest(all_members=True)
-        return self[seer].stub.DescribeCluster(request, timeout=10)
+        return self[seer].stub.DescribeCluster(request, timeout=30)
 
     def replica(self, seer: str, wheel: str, node: str) -> pb.Replica:
         """A node's copy of a wheel, as all describe it."""
@@ -77,7 +81,7 @@ class Cluster:
     def slots(self, seer: str, first: int, end: int) -> pb.ListSlotsResponse:
         """Seconds as all have counted them."""
         request = pb.ListSlotsRequest(from_slot=first, to_slot=end, all_members=True)
-        return self[seer].stub.ListSlots(request, timeout=10)
+        return self[seer].stub.ListSlots(request, timeout=30)
 
 
 @pytest.fixture(scope="module")
@@ -106,19 +110,27 @@ def test_what_is_acknowledged_lies_on_all_with_the_same_bytes(cluster: Cluster) 
         assert {result.handle.split(":")[0] for result in results} == {f"{node}.1"}
     for node in NODES:
         wheel = f"{node}.1"
-        contents = [cluster.slot_files(holder, wheel) for holder in NODES]
-        assert contents[0]
-        assert contents[0] == contents[1] == contents[2]
-        assert cluster.wheel(node, wheel).in_sync == list(NODES)
+        wait_to_hold(lambda: _is_held_by_all(cluster, node, wheel))  # noqa: B023
+
+
+def _is_held_by_all(cluster: Cluster, node: str, wheel: str) -> None:
+    contents = [cluster.slot_files(holder, wheel) for holder in NODES]
+    assert contents[0]
+    assert contents[0] == contents[1] == contents[2]
+    assert cluster.wheel(node, wheel).in_sync == list(NODES)
 
 
 def test_every_node_tells_where_all_are_reached_and_who_leads(cluster: Cluster) -> None:
     addresses = {node: cluster[node].address for node in NODES}
-    for node in NODES:
-        answer = cluster[node].describe()
-        assert {member.node: member.address for member in answer.members} == addresses
-        assert all(member.reachable and member.complete for member in answer.members)
-        assert answer.leader.node == "n1"
+
+    def all_tell() -> None:
+        for node in NODES:
+            answer = cluster[node].describe()
+            assert {member.node: member.address for member in answer.members} == addresses
+            assert all(member.reachable and member.complete for member in answer.members)
+            assert answer.leader.node == "n1"
+
+    wait_to_hold(all_tell)
 
 
 def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
@@ -126,76 +138,109 @@ def test_whichever_node_is_asked_all_of_them_answer(cluster: Cluster) -> None:
     for node in NODES:
         cluster[node].produce(row(ahead_ms=444_000))
     for seer in NODES:
-        answer = wait_until("all is held by all", lambda: _is_whole(cluster.whole(seer)))  # noqa: B023
-        assert answer.node == seer
-        rows = {row.wheel: row for row in answer.wheels if row.state == pb.WHEEL_STATE_OPEN}
-        assert {row.told_by for row in rows.values()} == set(NODES)
-        for member in answer.members:
-            report = member.report
-            assert (member.accepting, member.silent) == (True, "")
-            assert abs(report.now_ms - answer.now_ms) < 5_000
-            assert report.server_started_ms <= report.now_ms
-            assert report.role == ("leading" if member.node == "n1" else "standby")
-            assert report.ledger.place == cluster[member.node].config.ledger_place
+        wait_to_hold(lambda: _tells_of_all(cluster, seer))  # noqa: B023
+    wait_to_hold(lambda: _all_count_the_same(cluster))
+
+
+def _tells_of_all(cluster: Cluster, seer: str) -> None:
+    """What one answers is whole, and no copy that is told of lacks anything."""
+    answer = cluster.whole(seer)
+    assert answer.node == seer
+    copies = [replica for row in answer.wheels for replica in row.replicas]
+    assert len(copies) == len(answer.wheels) * len(NODES)
+    states = {(replica.state, replica.lag_frames, replica.lag_ms) for replica in copies}
+    assert states == {(pb.REPLICA_STATE_IN_SYNC, 0, 0)}
+    rows = {row.wheel: row for row in answer.wheels if row.state == pb.WHEEL_STATE_OPEN}
+    assert {row.told_by for row in rows.values()} == set(NODES)
+    for member in answer.members:
+        report = member.report
+        assert (member.accepting, member.silent) == (True, "")
+        assert abs(report.now_ms - answer.now_ms) < 5_000
+        assert report.server_started_ms <= report.now_ms
+        assert report.role == ("leading" if member.node == "n1" else "standby")
+        assert report.ledger.place == cluster[member.node].config.ledger_place
+
+
+def _all_count_the_same(cluster: Cluster) -> None:
     pending = {seer: cluster.whole(seer).pending for seer in NODES}
     assert len({each.messages for each in pending.values()}) == 1
     assert not any(each.at_least for each in pending.values())
     one_by_one = [
-        cluster[node].stub.DescribeCluster(pb.DescribeClusterRequest(details=True), timeout=10)
+        cluster[node].stub.DescribeCluster(pb.DescribeClusterRequest(details=True), timeout=30)
         for node in NODES
     ]
     assert {each.pending.messages for each in one_by_one} == {pending["n1"].messages}
 
 
-def _is_whole(answer: pb.DescribeClusterResponse) -> pb.DescribeClusterResponse | None:
-    """It, when every copy that is told of lacks nothing."""
-    copies = [replica for row in answer.wheels for replica in row.replicas]
-    states = {(replica.state, replica.lag_frames, replica.lag_ms) for replica in copies}
-    wanted = len(copies) == len(answer.wheels) * len(NODES)
-    return answer if wanted and states == {(pb.REPLICA_STATE_IN_SYNC, 0, 0)} else None
-
-
 def test_a_message_is_found_wherever_it_is_asked_for_and_counted_once(cluster: Cluster) -> None:
     (result,) = cluster["n2"].produce(row(ahead_ms=333_000))
     slot = int(result.handle.split(":")[1])
+    wait_to_hold(lambda: _is_held_by_all(cluster, "n2", "n2.1"))
     for node in NODES:
         request = pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle))
-        found = cluster[node].stub.GetMessage(request, timeout=10).message
+        found = cluster[node].stub.GetMessage(request, timeout=30).message
         assert (found.wheel, found.handle) == ("n2.1", result.handle)
-        listed = cluster[node].stub.ListSlots(
-            pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1), timeout=10
-        )
-        assert [row.messages for row in listed.slots] == [1]
-        counted = cluster.slots(node, slot, slot + 1)
-        assert [(row.messages, row.copies) for row in counted.slots] == [(1, 3)]
-        assert sorted(counted.counted_by) == list(NODES)
+        wait_to_hold(lambda: _is_counted_once(cluster, node, slot))  # noqa: B023
+
+
+def _is_counted_once(cluster: Cluster, node: str, slot: int) -> None:
+    listed = cluster[node].stub.ListSlots(
+        pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1), timeout=30
+    )
+    assert [row.messages for row in listed.slots] == [1]
+    counted = cluster.slots(node, slot, slot + 1)
+    assert [(row.messages, row.copies) for row in counted.slots] == [(1, 3)]
+    assert sorted(counted.counted_by) == list(NODES)
 
 
 def test_a_cancel_anywhere_is_written_by_the_leaders_node(cluster: Cluster) -> None:
     (result,) = cluster["n3"].produce(row())
     before = cluster.wheel("n1", "n1.1").applied_seq
     request = pb.CancelRequest(message=pb.MessageRef(handle=result.handle))
-    waiting = cluster["n2"].stub.Cancel.future(request, timeout=20)
-    wait_until("it is written", lambda: cluster.wheel("n1", "n1.1").applied_seq > before)
-    rows = cluster["n1"].describe().wheels
-    seqs = {WheelId.parse(each.wheel): each.applied_seq for each in rows}
-    cluster["n1"].cleaner.commit_progress(seqs=seqs)
-    assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
+
+    def cancelled() -> bool:
+        """Whether it is; where nobody leads just then it is asked again, as by any client."""
+        waiting = cluster["n2"].stub.Cancel.future(request, timeout=30)
+        wait_until(
+            "it is written",
+            lambda: waiting.done() or cluster.wheel("n1", "n1.1").applied_seq > before,
+        )
+        rows = cluster["n1"].describe().wheels
+        seqs = {WheelId.parse(each.wheel): each.applied_seq for each in rows}
+        cluster["n1"].cleaner.commit_progress(seqs=seqs)
+        if waiting.code() is grpc.StatusCode.UNAVAILABLE:
+            return False
+        assert waiting.result().outcome == pb.CANCEL_OUTCOME_CANCELLED
+        return True
+
+    wait_until("it is cancelled", cancelled)
+    assert cluster.wheel("n1", "n1.1").applied_seq > before
     # A call that was passed on is answered where it arrives, be it that nobody leads there.
     with pytest.raises(grpc.RpcError, match="Nobody forwards"):
         cluster["n2"].stub.Cancel(request, timeout=20, metadata=(("dw-passed", "1"),))
 
 
 def test_what_operators_want_of_nodes_is_decided_by_the_leaders_node(cluster: Cluster) -> None:
-    for node in NODES:
-        assert not any(m.storage_replaced for m in cluster[node].describe().members)
-        with pytest.raises(grpc.RpcError, match="Node n1 leads"):
-            cluster[node].admin.RemoveNode(pb.RemoveNodeRequest(node="n1"), timeout=20)
+    remove = pb.RemoveNodeRequest(node="n1")
     request = pb.ReplaceNodeRequest(node="n2", dry_run=True)
-    with pytest.raises(grpc.RpcError, match="Node n2 runs on storage"):
-        cluster["n3"].admin.ReplaceNode(request, timeout=20)
+
+    def all_refuse() -> None:
+        for node in NODES:
+            assert not any(m.storage_replaced for m in cluster[node].describe().members)
+            told = _refusal(lambda: cluster[node].admin.RemoveNode(remove, timeout=30))  # noqa: B023
+            assert "Node n1 leads" in told
+        told = _refusal(lambda: cluster["n3"].admin.ReplaceNode(request, timeout=30))
+        assert "Node n2 runs on storage" in told
+
+    wait_to_hold(all_refuse)
     with pytest.raises(grpc.RpcError, match="Nobody forwards"):
         cluster["n3"].admin.ReplaceNode(request, timeout=20, metadata=(("dw-passed", "1"),))
+
+
+def _refusal(call: Callable[[], object]) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return str(caught.value)
 
 
 def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> None:
@@ -205,25 +250,10 @@ def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> Non
     for id_ in ids:
         (result,) = cluster["n2"].produce(row(id_, ahead_ms=200_000))
         assert result.handle
-    assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
-    assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
-    before = cluster.replica("n1", "n2.1", "n3")
-    assert (before.state, before.lag_frames) == (pb.REPLICA_STATE_AWAY, 30)
-    after = cluster.replica("n1", "n2.1", "n3")
-    assert 0 < before.lag_ms <= after.lag_ms, "the age of what it lacks, which grows"
-    assert after.told_ago_ms > before.told_ago_ms
-    assert cluster.replica("n1", "n2.1", "n1").state == pb.REPLICA_STATE_IN_SYNC
-    whole = cluster.whole("n1")
-    away = next(m for m in whole.members if m.node == "n3")
-    assert (away.accepting, away.HasField("report")) == (False, False)
-    assert away.silent == f"nobody is reached at {cluster['n3'].address}"
-    assert (whole.pending.at_least, whole.pending.node in {"n1", "n2"}) == (False, True)
-    changes = next(m for m in whole.members if m.node == "n2").report.in_sync_changes
-    assert changes >= 1
+    wait_to_hold(lambda: _is_away(cluster))
+    wait_to_hold(lambda: _is_told_to_lack(cluster, 30))
     slot = int(result.handle.split(":")[1])
-    counted = cluster.slots("n1", slot, slot + 1)
-    assert [(row.slot, row.copies) for row in counted.slots] == [(slot, 2)]
-    assert [row.node for row in counted.silent] == ["n3"]
+    wait_to_hold(lambda: _is_not_counted_by_n3(cluster, slot))
     cluster.start("n3")
     cluster.wait_accepting(*NODES)
     wait_until(
@@ -233,6 +263,34 @@ def test_without_one_the_others_go_on_and_it_catches_up(cluster: Cluster) -> Non
     wait_until("it is waited for again", lambda: "n3" in cluster.wheel("n2", "n2.1").in_sync)
     (result,) = cluster["n3"].produce(row())
     assert result.handle.startswith("n3.2:")
+
+
+def _is_away(cluster: Cluster) -> None:
+    """Node n3, for n2 and for whoever asks n1."""
+    assert cluster.wheel("n2", "n2.1").in_sync == ["n1", "n2"]
+    assert not next(m for m in cluster["n2"].describe().members if m.node == "n3").reachable
+    whole = cluster.whole("n1")
+    away = next(m for m in whole.members if m.node == "n3")
+    assert (away.accepting, away.HasField("report")) == (False, False)
+    assert away.silent == f"nobody is reached at {cluster['n3'].address}"
+    assert (whole.pending.at_least, whole.pending.node in {"n1", "n2"}) == (False, True)
+    changes = next(m for m in whole.members if m.node == "n2").report.in_sync_changes
+    assert changes >= 1
+
+
+def _is_told_to_lack(cluster: Cluster, frames: int) -> None:
+    before = cluster.replica("n1", "n2.1", "n3")
+    assert (before.state, before.lag_frames) == (pb.REPLICA_STATE_AWAY, frames)
+    after = cluster.replica("n1", "n2.1", "n3")
+    assert 0 < before.lag_ms <= after.lag_ms, "the age of what it lacks, which grows"
+    assert after.told_ago_ms > before.told_ago_ms
+    assert cluster.replica("n1", "n2.1", "n1").state == pb.REPLICA_STATE_IN_SYNC
+
+
+def _is_not_counted_by_n3(cluster: Cluster, slot: int) -> None:
+    counted = cluster.slots("n1", slot, slot + 1)
+    assert [(row.slot, row.copies) for row in counted.slots] == [(slot, 2)]
+    assert [row.node for row in counted.silent] == ["n3"]
 
 
 def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ from delaywheel_audit.kafka_options import SourceOptions
 from delaywheel_audit.kafka_plan import Plan, Slice
 from delaywheel_audit.kafka_read import read_slice
 from delaywheel_audit.kafka_source import pin
-from support.read_committed import create_topic, delete_topic
+from support.read_committed import PATIENCE_S, create_topic, delete_topic
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -56,20 +56,20 @@ class AuditTopic:
             if (at := next(times, None)) is not None:
                 place["timestamp"] = at
             producer.produce(self.name, value, key, **place)
-        assert producer.flush(20) == 0
+        assert producer.flush(PATIENCE_S) == 0
 
     def transaction(self, values: Iterable[bytes], *, commits: bool = True) -> None:
         """Writes records in a transaction that ends so."""
         producer = self.open_transaction(values)
         if commits:
-            producer.commit_transaction(10)
+            producer.commit_transaction(PATIENCE_S)
         else:
-            producer.abort_transaction(10)
+            producer.abort_transaction(PATIENCE_S)
         self.settle()
 
     def settle(self) -> None:
         """Waits until no transaction is open: its end is certain before it shows."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while any(range_.open_until for range_ in self.plan().topics[0].ranges):
             assert time.monotonic() < deadline, f"{self.name}: a transaction stays open"
             time.sleep(0.02)
@@ -79,11 +79,11 @@ class AuditTopic:
         producer = Producer(
             {"bootstrap.servers": self.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"}
         )
-        producer.init_transactions(20)
+        producer.init_transactions(PATIENCE_S)
         producer.begin_transaction()
         for value in values:
             producer.produce(self.name, value, partition=0)
-        producer.flush(20)
+        producer.flush(PATIENCE_S)
         return producer
 
     def delete_records(self, before: int, *, partition: int = 0) -> None:
@@ -95,7 +95,7 @@ class AuditTopic:
     def options(self, **more: str) -> dict[str, str]:
         """Options of a read of this topic; `_` stands for the dots of Kafka's settings."""
         named = {k.replace("kafka_", "kafka.").replace("_", "."): v for k, v in more.items()}
-        said = {"kafka.bootstrap.servers": self.bootstrap, "timeoutMs": "20000"}
+        said = {"kafka.bootstrap.servers": self.bootstrap, "timeoutMs": "60000"}
         return said | ({} if "ranges" in more else {"topics": self.name}) | named
 
     def plan(self, **more: str) -> Plan:

@@ -31,7 +31,11 @@ class Cancelling(Caller):
     def wait_for_more(self) -> None:
         """Returns when 10 more are answered than now, or one has failed."""
         enough = len(self.outcomes) + 10
-        wait_until("more are answered", lambda: self.errors or len(self.outcomes) > enough)
+        wait_until(
+            "more are answered",
+            lambda: self.errors or len(self.outcomes) > enough,
+            timeout_s=120,
+        )
 
     @property
     def not_cancelled(self) -> set[bytes]:

@@ -67,6 +67,12 @@ class PretendedServer:
         document = self._cleaner.read()
         return None if document is None else CleanerStatus.from_json(document)
 
+    @property
+    def has_wheels(self) -> bool:
+        """Whether it has an open wheel and a spare."""
+        with self._lock:
+            return None not in {self._open, self._spare}
+
     def write(self, rows: Sequence[Sent]) -> list[Written]:
         """Accepts one group of messages."""
         return self._append(rows, self._wheels.write)
@@ -229,17 +235,23 @@ class World:
         assert status is not None
         return status
 
-    def wait_leading(self, *, timeout_s: float = 20) -> None:
+    def wait_leading(self, *, timeout_s: float = 60) -> None:
         """Returns when the cleaner forwards and the server has a wheel and a spare."""
         self.wait_for(
             "leading",
-            lambda s: s.role is Role.LEADING and len(s.wheels) > 1,
+            lambda s: s.role is Role.LEADING and len(s.wheels) > 1 and self.server.has_wheels,
             timeout_s=timeout_s,
         )
-        time.sleep(2 * BEAT_S)  # the pretended server looks that often
+
+    def wait_leading_anew(self, epoch: int | None) -> CleanerStatus:
+        """Returns when it leads by a later election than that of this epoch."""
+        assert epoch is not None
+        return self.wait_for(
+            "leads anew", lambda s: s.role is Role.LEADING and (s.epoch or 0) > epoch
+        )
 
     def wait_for(
-        self, what: str, holds: Callable[[CleanerStatus], bool], *, timeout_s: float = 20
+        self, what: str, holds: Callable[[CleanerStatus], bool], *, timeout_s: float = 60
     ) -> CleanerStatus:
         """Waits until the cleaner's row says so."""
         deadline = time.monotonic() + timeout_s
@@ -255,7 +267,7 @@ class World:
         """Says something to the cleaner."""
         assert self._mine.send(message)
 
-    def stop(self, *, timeout_s: float = 20) -> None:
+    def stop(self, *, timeout_s: float = 60) -> None:
         """Stops as a node does."""
         self.server.draining = True
         while self._thread.is_alive():

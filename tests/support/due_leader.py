@@ -72,7 +72,7 @@ def numbers(messages: Sequence[DueMessage | Dropped]) -> list[int]:
     return [int.from_bytes(message.id, "big") for message in messages]
 
 
-def until(condition: Callable[[], bool], within_s: float = 20) -> None:
+def until(condition: Callable[[], bool], within_s: float = 60) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline

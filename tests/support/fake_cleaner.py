@@ -4,6 +4,9 @@ Of several nodes one leads, and the others follow its `state`; it closes no whee
 
 It speaks to the server as the real one does: through `cleaner.row` and the link. What it would
 have committed to the control topic is its `state`; a test may change it.
+
+Its row is stamped ahead while it lives, and is old once it has stopped: that a test did not come to
+its thread for a second is not to look like a cleaner that has died.
 """
 
 from __future__ import annotations
@@ -32,7 +35,12 @@ from delaywheel_replica.core.control import (
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.status import (
+    CLEANER_FRESH_MS,
+    CleanerStatus,
+    Role,
+    ServerStatus,
+)
 from delaywheel_replica.link import (
     AskTopic,
     Link,
@@ -43,6 +51,9 @@ from delaywheel_replica.link import (
     Topics,
     Wake,
 )
+
+STAYS_FRESH_MS = 60_000
+"""Longer than any test is kept waiting."""
 
 
 class FakeCleaner:
@@ -90,6 +101,7 @@ class FakeCleaner:
         self._fences: dict[str, Fence] = {}
         self._missing: frozenset[tuple[WheelId, int]] = frozenset()
         self._ended = threading.Event()
+        self._stays_fresh_ms = STAYS_FRESH_MS
         self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
 
     def start(self) -> None:
@@ -101,6 +113,8 @@ class FakeCleaner:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
+            self._stays_fresh_ms = -CLEANER_FRESH_MS
+            self._write_row()
         self._link.close()
 
     def commit(self, change: Callable[[ControlState], ControlState]) -> None:
@@ -109,6 +123,20 @@ class FakeCleaner:
             self.state = change(self.state)
             self._write_row()
         self._link.send(Wake())
+
+    def tell_topics(self, *absent: str) -> None:
+        """Says, before it is asked, what Kafka has, and that it has not these.
+
+        An answer to a question counts only if it comes in time. The server hears this before any
+        call that is made from now on, and does not forget it.
+        """
+        self._link.send(
+            Topics(
+                topics=self.topics,
+                absent=absent,
+                checked_at_ms=time.monotonic_ns() // 1_000_000 + STAYS_FRESH_MS,
+            )
+        )
 
     def commit_progress(self, **changes: object) -> None:
         """Commits another progress."""
@@ -249,7 +277,7 @@ class FakeCleaner:
             node=self.node,
             boot=self._boot,
             pid=os.getpid(),
-            monotonic_ms=time.monotonic_ns() // 1_000_000,
+            monotonic_ms=time.monotonic_ns() // 1_000_000 + self._stays_fresh_ms,
             wall_ms=time.time_ns() // 1_000_000,
             role=Role.STANDBY if self.follows is not None else self.role,
             epoch=7 if leads else None,

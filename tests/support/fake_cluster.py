@@ -12,6 +12,7 @@ import grpc
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.fake_service import Behaviour, FakeService, Row, accept
+from support.service import wait_until
 
 
 class FakeCluster:
@@ -28,7 +29,8 @@ class FakeCluster:
         self.nodes = [FakeService() for _ in range(count)]
         self.advertised: list[str] = []
         self.accepting = [True] * count
-        self._dead: set[int] = set()
+        # Of each dead one what keeps others from taking its port.
+        self._dead: dict[int, socket.socket] = {}
         self._former: list[FakeService] = []
 
     def __enter__(self) -> Self:
@@ -47,6 +49,8 @@ class FakeCluster:
         for number in range(len(self.nodes)):
             if number not in self._dead:
                 self.kill(number)
+        for held in self._dead.values():
+            held.close()
 
     @property
     def addresses(self) -> list[str]:
@@ -54,17 +58,19 @@ class FakeCluster:
 
     def kill(self, number: int) -> None:
         """Ends its connections and calls, and listens no more."""
-        self._dead.add(number)
-        self.nodes[number].__exit__(None, None, None)
+        node = self.nodes[number]
+        node.__exit__(None, None, None)
+        self._dead[number] = wait_until("its port is free", lambda: _held(node.address))
 
     def revive(self, number: int) -> None:
         """A new service at the old address; it remembers nothing."""
-        self._dead.discard(number)
+        held = self._dead.pop(number)
         node = FakeService(address=self.nodes[number].address)
         node.describe = self._describe(number)
         self._former.append(self.nodes[number])
         self.nodes[number] = node
         node.__enter__()
+        held.close()
 
     def behave(self, number: int, behaviour: Behaviour) -> None:
         """How it answers every DelayProduce, Cancel and GetMessage from now on."""
@@ -99,6 +105,19 @@ class FakeCluster:
 
     def _describe(self, number: int) -> Behaviour:
         return lambda _service, _request, _context: self.describe(number)
+
+
+def _held(address: str) -> socket.socket | None:
+    """Refuses connections there, while nobody listens; gRPC may do that all the same."""
+    host, _, port = address.rpartition(":")
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((host, int(port)))
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 @contextmanager

@@ -160,6 +160,19 @@ def hang(
     return pb.DelayProduceResponse()
 
 
+def accept_once(go_on: Event) -> Behaviour:
+    """Answers nothing until it may go on, and accepts then."""
+
+    def behave(
+        service: FakeService, request: pb.DelayProduceRequest, context: grpc.ServicerContext
+    ) -> pb.DelayProduceResponse:
+        while not go_on.wait(0.02) and not service.stopping.is_set():
+            pass
+        return accept(service, request, context)
+
+    return behave
+
+
 def answer(response: object) -> Behaviour:
     return lambda _service, _request, _context: response
 

@@ -11,7 +11,6 @@ import contextlib
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Self
 
 from local.kafka import KafkaBroker
 
+ANSWER_S = 60
 PRODUCE = 0
 END_TXN = 26
 _FLEXIBLE_END_TXN = 3
@@ -106,29 +106,27 @@ class KafkaProxy:
 
     def lose_next_end_txn_reply(self) -> None:
         """The broker ends the next transaction; instead of its reply the connection breaks."""
-        self._rules.append(_Rule(_is(END_TXN), _lose_reply))
+        self._add(_Rule(_is(END_TXN), _lose_reply))
 
     def hold_next_end_txn(self) -> None:
         """The next EndTxn does not arrive, and the connection breaks; see `release_held`."""
-        self._rules.append(_Rule(_is(END_TXN), self._hold))
+        self._add(_Rule(_is(END_TXN), self._hold))
 
     def release_held(self) -> None:
         """Lets the held requests arrive now, and waits for the broker's answers."""
         held, self._held = self._held, []
         for frame in held:
-            with socket.create_connection(self._target, timeout=5) as broker:
-                broker.sendall(frame)
-                _read_frame(broker)
+            self._ask_broker(frame)
 
     def break_at_next_produce(self, topic: str) -> None:
         """What is produced next to the topic arrives, and the connection breaks."""
-        self._rules.append(_Rule(_is(PRODUCE, topic), _lose_reply))
+        self._add(_Rule(_is(PRODUCE, topic), _lose_reply))
 
     def swallow_produces(self, topic: str) -> Callable[[], None]:
         """Nothing that is produced to the topic arrives, until the returned function is called."""
         rule = _Rule(_is(PRODUCE, topic), _swallow, once=False)
-        self._rules.append(rule)
-        return lambda: self._rules.remove(rule)
+        self._add(rule)
+        return lambda: self._drop(rule)
 
     @contextlib.contextmanager
     def open_transactions(self, topic: str) -> Iterator[HeldCommits]:
@@ -150,27 +148,31 @@ class KafkaProxy:
             del correlation
             with self._lock:
                 leaders.update(map(id, self._connections))
-            self._rules.append(no_end)
+                self._rules.append(no_end)
             connection.broker.sendall(frame)
             held.begun.set()
 
         no_end = _Rule(_is(END_TXN), keep, once=False)
         produced = _Rule(_is(PRODUCE, topic), pass_on)
-        self._rules.append(produced)
+        self._add(produced)
         try:
             yield held
         finally:
-            self._rules = [rule for rule in self._rules if rule not in (produced, no_end)]
+            with self._lock:
+                self._rules = [rule for rule in self._rules if rule not in (produced, no_end)]
 
     def end_txn_error(self, frame: bytes) -> int:
         """Lets a kept EndTxn request arrive at last; the broker's error code."""
         (version,) = struct.unpack_from(">h", frame, 6)
-        with socket.create_connection(self._target, timeout=5) as broker:
-            broker.sendall(frame)
-            reply = _read_frame(broker)
+        reply = self._ask_broker(frame)
         # Length, correlation id, from version 3 on an empty run of tags, throttle time, error.
         (code,) = struct.unpack_from(">h", reply, 12 + (version >= _FLEXIBLE_END_TXN))
         return int(code)
+
+    def _ask_broker(self, frame: bytes) -> bytes:
+        with socket.create_connection(self._target, timeout=ANSWER_S) as broker:
+            broker.sendall(frame)
+            return _read_frame(broker)
 
     def cut(self) -> None:
         """Breaks all connections."""
@@ -178,6 +180,14 @@ class KafkaProxy:
             connections, self._connections = self._connections, []
         for connection in connections:
             connection.close()
+
+    def _add(self, rule: _Rule) -> None:
+        with self._lock:
+            self._rules.append(rule)
+
+    def _drop(self, rule: _Rule) -> None:
+        with self._lock:
+            self._rules.remove(rule)
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)
@@ -191,7 +201,7 @@ class KafkaProxy:
             except OSError:
                 return
             try:
-                broker = socket.create_connection(self._target, timeout=5)
+                broker = socket.create_connection(self._target, timeout=ANSWER_S)
             except OSError:
                 client.close()
                 continue
@@ -212,13 +222,19 @@ class KafkaProxy:
     def _requests(self, connection: _Connection) -> None:
         while frame := _read_frame(connection.client):
             api_key, _, correlation = struct.unpack_from(">hhi", frame, 4)
-            rule = next((rule for rule in self._rules if rule.matches(api_key, frame)), None)
+            rule = self._rule_for(api_key, frame)
             if rule is None:
                 connection.broker.sendall(frame)
-                continue
-            if rule.once:
+            else:
+                rule.act(connection, correlation, frame)
+
+    def _rule_for(self, api_key: int, frame: bytes) -> _Rule | None:
+        """What is to happen to a request; each connection asks on a thread of its own."""
+        with self._lock:
+            rule = next((rule for rule in self._rules if rule.matches(api_key, frame)), None)
+            if rule is not None and rule.once:
                 self._rules.remove(rule)
-            rule.act(connection, correlation, frame)
+        return rule
 
     def _replies(self, connection: _Connection) -> None:
         while frame := _read_frame(connection.broker):
@@ -234,14 +250,6 @@ class KafkaProxy:
         self._held.append(frame)
         self.held_requests += 1
         connection.close()
-
-
-def wait_for(what: str, holds: Callable[[], bool], *, timeout_s: float = 20) -> None:
-    """Waits until something holds; fails by name at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.005)
 
 
 def _is(api_key: int, topic: str = "") -> Matches:

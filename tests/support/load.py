@@ -11,8 +11,11 @@ from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Client, Message
 from support.caller import Caller
-from support.read_committed import headers_of
+from support.read_committed import CommittedReader, headers_of
 from support.service import wait_until
+
+LATEST_S = 3
+"""No due of a `Load` is further ahead when it is sent."""
 
 
 def key_of(message: KafkaMessage) -> tuple[str, int]:
@@ -27,6 +30,20 @@ def assert_once(arrived: list[KafkaMessage], acknowledged: dict[tuple[str, int],
     assert len(keys) == len(set(keys)), "a message is there twice"
     contents = {key_of(m): m.value() for m in arrived}
     assert {k: contents.get(k) for k in acknowledged} == acknowledged
+
+
+def assert_arrived(reader: CommittedReader, acknowledged: dict[tuple[str, int], bytes]) -> None:
+    """Waits for every acknowledged message, which is there once then.
+
+    Others may come before: what was accepted, and its caller was not told.
+    """
+    missing, seen = set(acknowledged), 0
+    while missing:
+        missing.difference_update(map(key_of, reader.messages[seen:]))
+        seen = len(reader.messages)
+        if missing:
+            reader.wait_for(seen + 1, timeout_s=60)
+    assert_once(reader.read_to_end(), acknowledged)
 
 
 class Load(Caller):
@@ -48,7 +65,7 @@ class Load(Caller):
     def wait_for_more(self) -> None:
         """Returns when 200 more are acknowledged than now."""
         enough = len(self.acknowledged) + 200
-        wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough)
+        wait_until("more are acknowledged", lambda: len(self.acknowledged) > enough, timeout_s=120)
 
     def _call(self) -> None:
         began_at = self._acknowledged_at or time.monotonic()
@@ -57,7 +74,7 @@ class Load(Caller):
             Message(
                 self._topic,
                 uuid.uuid4().bytes,
-                deliver_at=now + timedelta(milliseconds=self._random.randint(20, 3_000)),
+                deliver_at=now + timedelta(milliseconds=self._random.randint(20, LATEST_S * 1_000)),
             )
             for _ in range(20)
         ]

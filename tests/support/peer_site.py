@@ -71,7 +71,7 @@ class Site:
     def from_(self, peer: str) -> list[PeerMessage]:
         return [message for sender, message in self.came if sender == peer]
 
-    def wait(self, what: str, ask: Callable[[], object], *, timeout_s: float = 20) -> None:
+    def wait(self, what: str, ask: Callable[[], object], *, timeout_s: float = 60) -> None:
         """Until the answer is true; asked whenever something came or broke."""
         deadline = time.monotonic() + timeout_s
         with self._news:

@@ -16,6 +16,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 
+PATIENCE_S = 60.0
+"""A broker beside whole clusters on two cores may be slow; nothing here tests how fast it is."""
+
 
 def create_topic(
     bootstrap: str, topic: str, *, partitions: int = 1, config: dict[str, str] | None = None
@@ -26,7 +29,7 @@ def create_topic(
     client.create_topics([wanted])[topic].result()
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     ends = {TopicPartition(topic, number): latest for number in range(partitions)}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             for future in client.list_offsets(ends).values():
@@ -50,15 +53,16 @@ def delete_topic(bootstrap: str, topic: str) -> None:
     """Deletes a topic and waits until the broker has forgotten it."""
     client = AdminClient({"bootstrap.servers": bootstrap})
     client.delete_topics([topic])[topic].result()
-    deadline = time.monotonic() + 10
-    while topic in client.list_topics(timeout=5).topics:
+    deadline = time.monotonic() + PATIENCE_S
+    while topic in client.list_topics(timeout=PATIENCE_S).topics:
         assert time.monotonic() < deadline, f"{topic} did not go"
         time.sleep(0.02)
 
 
 def topic_exists(bootstrap: str, topic: str) -> bool:
     """Whether the broker has the topic; asking does not make it."""
-    return topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=5).topics
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    return topic in client.list_topics(timeout=PATIENCE_S).topics
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes | None]]:
@@ -92,7 +96,7 @@ class CommittedReader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def read_to_end(self, *, timeout_s: float = 20) -> list[Message]:
+    def read_to_end(self, *, timeout_s: float = PATIENCE_S) -> list[Message]:
         """Reads until every partition said once more that nothing committed follows."""
         ended: set[int] = set()
         deadline = time.monotonic() + timeout_s
@@ -111,7 +115,7 @@ class CommittedReader:
                 ended.add(partition)
         return self.messages
 
-    def wait_for(self, count: int, *, timeout_s: float = 20) -> list[Message]:
+    def wait_for(self, count: int, *, timeout_s: float = PATIENCE_S) -> list[Message]:
         """Reads until at least this many messages were seen."""
         deadline = time.monotonic() + timeout_s
         while len(self.messages) < count:

@@ -47,7 +47,7 @@ class Hand:
 
     def _write(self, topic: str, value: bytes | None, headers: list[Header], at_ms: int) -> None:
         self._producer.produce(topic, value, headers=headers, timestamp=at_ms)
-        assert self._producer.flush(20) == 0
+        assert self._producer.flush(60) == 0
         self.written[topic] += 1
 
 

@@ -37,13 +37,28 @@ CHANNEL_OPTIONS = (
 )
 
 
-def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 20) -> T:
+def wait_until(what: str, ask: Callable[[], T | None], *, timeout_s: float = 60) -> T:
     """Asks until the answer is true (and returns it); fails by name at the deadline."""
     deadline = time.monotonic() + timeout_s
     while True:
         if answer := ask():
             return answer
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+def wait_to_hold(check: Callable[[], T], *, timeout_s: float = 60) -> T:
+    """Checks until it holds (and returns what it returns); at the deadline the failure is its own.
+
+    For what several nodes say of each other: each hears the others some time later.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return check()
+        except AssertionError:
+            if time.monotonic() >= deadline:
+                raise
         time.sleep(0.01)
 
 
@@ -125,7 +140,7 @@ class ServerProcess:
             self.cleaner.start()
         with os.fdopen(ready_read) as ready:
             self.address = ready.readline().strip() or None
-        assert self.address is not None, f"the server ended: {self.process.wait(10)}"
+        assert self.address is not None, f"the server ended: {self.process.wait(30)}"
 
     def kill(self) -> None:
         """Ends the process at once, and the fake cleaner."""
@@ -137,12 +152,12 @@ class ServerProcess:
         """Ends it as the supervisor does; its exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         finally:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        self.process.wait(10)
+        self.process.wait(30)
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -171,13 +186,17 @@ class ServerProcess:
         """Waits until a wheel is open."""
         wait_until("it accepts", lambda: self.describe().members[0].accepting)
 
+    def wait_spare(self) -> None:
+        """Waits until the wheel that would be opened next is kept, and told of."""
+        wait_until("a spare", lambda: (beat := self.cleaner.beat()) and beat.spare)
+
     def describe(self) -> pb.DescribeClusterResponse:
         """DescribeCluster."""
         return self.stub.DescribeCluster(
-            pb.DescribeClusterRequest(), timeout=10, wait_for_ready=True
+            pb.DescribeClusterRequest(), timeout=30, wait_for_ready=True
         )
 
-    def produce(self, *messages: pb.DelayedMessage, timeout: float = 20) -> list[pb.ProduceResult]:
+    def produce(self, *messages: pb.DelayedMessage, timeout: float = 30) -> list[pb.ProduceResult]:
         """DelayProduce of rows; the results."""
         request = pb.DelayProduceRequest(messages=messages)
         return list(self.stub.DelayProduce(request, timeout=timeout).results)

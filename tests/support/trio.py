@@ -13,29 +13,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 
 from delaywheel import Client
 from delaywheel.client.channel import CHANNEL_OPTIONS
-from delaywheel.layout import wheels_folder
+from delaywheel.client.retry import Failure
+from delaywheel.identity import WheelId
+from delaywheel.layout import slot_path, wheel_folder
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.cluster import LocalCluster, described
 from local.kafka import free_ports
 from local.mirrors import compare
 from local.node import PROCESSES, Node, send_signal
-from support.service import wait_until
+from support.service import AGAIN, wait_until
 
 T = TypeVar("T")
-LATE_WINDOW_S = 5
+LATE_WINDOW_S = 20
+"""So long after its due a message may wait for a node, or a leader, on a busy machine."""
 SETTLED_S = 1.5
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
+ATTEMPT_S = 10.0
 
 
 def seen_by(node: Node) -> pb.DescribeClusterResponse:
-    """What a node says of the cluster; nothing while it is dead."""
+    """What a node says of the cluster; nothing while it is dead, or too busy to answer."""
     return described(node.address) or pb.DescribeClusterResponse()
 
 
@@ -117,20 +121,23 @@ class Trio:
         return node
 
     def copies(self, seer: Node, handle: str) -> dict[str, pb.Replica]:
-        """How each node's copy of a handle's wheel stands, as all nodes say, asked through one."""
+        """How each node's copy of a handle's wheel stands, as all nodes say, asked through one.
+
+        None of those of which nothing is heard just now.
+        """
         with stub_of(seer) as stub:
-            answer = stub.DescribeCluster(pb.DescribeClusterRequest(all_members=True), timeout=10)
+            answer = stub.DescribeCluster(pb.DescribeClusterRequest(all_members=True), timeout=30)
         wheel = handle.partition(":")[0]
-        (row,) = (row for row in answer.wheels if row.wheel == wheel)
-        return {replica.node: replica for replica in row.replicas}
+        rows = [row for row in answer.wheels if row.wheel == wheel]
+        return {replica.node: replica for row in rows for replica in row.replicas}
 
     def counted(self, seer: Node, handle: str) -> pb.SlotRow:
-        """What all nodes together have of a handle's second, asked through one."""
+        """What all nodes that answer have of a handle's second, asked through one."""
         slot = int(handle.split(":")[1])
         request = pb.ListSlotsRequest(from_slot=slot, to_slot=slot + 1, all_members=True)
         with stub_of(seer) as stub:
-            (row,) = stub.ListSlots(request, timeout=10).slots
-        return row
+            rows = stub.ListSlots(request, timeout=30).slots
+        return rows[0] if rows else pb.SlotRow()
 
     def member(self, seer: Node, node: Node) -> pb.Member:
         """What a node says of another."""
@@ -191,6 +198,15 @@ class Trio:
 
         self.wait(f"{sorted(names)} are in sync", lambda: all(whole(node) for node in wanted))
 
+    def wait_same(self, handle: str) -> bytes:
+        """Waits until all nodes hold the same of a handle's second: what that is."""
+
+        def same() -> bytes | None:
+            contents = {slot_file(node, handle) for node in self.nodes}
+            return contents.pop() if len(contents) == 1 else None
+
+        return self.wait(f"all hold the same of {handle}", same)
+
     def wait(self, what: str, ask: Callable[[], T | None]) -> T:
         """Asks until the answer is true; the nodes' logs are shown when it never is."""
         try:
@@ -238,8 +254,11 @@ class Trio:
 def slot_file(node: Node, handle: str) -> bytes:
     """What a node holds of the wheel and second of a handle; empty: nothing."""
     wheel, slot, _ = handle.split(":")
-    found = list((wheels_folder(node.data) / wheel).rglob(f"{slot}.slot"))
-    return found[0].read_bytes() if found else b""
+    path = slot_path(wheel_folder(node.data, WheelId.parse(wheel)), int(slot))
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def row(topic: str, value: bytes, *, delay_s: float, id_: bytes | None = None) -> pb.DelayedMessage:
@@ -257,14 +276,43 @@ def stub_of(node: Node) -> Iterator[DelayWheelStub]:
         yield DelayWheelStub(channel)
 
 
-def send(node: Node, *rows: pb.DelayedMessage, timeout_s: float = 20) -> list[str]:
-    """Sends to this node and no other; the handles."""
+def send(node: Node, *rows: pb.DelayedMessage) -> list[str]:
+    """Sends to this node and no other, again while it asks for that; the handles.
+
+    On a busy machine the others may be silent for so long that it takes nothing for a moment.
+    """
+    return wait_until(f"{node.id} takes them", lambda: _taken(node, rows), timeout_s=TIMEOUT_S)
+
+
+def send_once(node: Node, *rows: pb.DelayedMessage) -> list[pb.ProduceResult]:
+    """Sends to this node and no other, once."""
     with stub_of(node) as stub:
         request = pb.DelayProduceRequest(messages=rows)
-        answer = stub.DelayProduce(request, timeout=timeout_s)
-    errors = [result.error.reason for result in answer.results if result.error.reason]
-    assert not errors, errors
-    return [result.handle for result in answer.results]
+        return list(stub.DelayProduce(request, timeout=ATTEMPT_S).results)
+
+
+def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
+    """Asks this node and no other to take a message back; none when it may be asked again."""
+    request = pb.CancelRequest(message=pb.MessageRef(handle=handle))
+    try:
+        with stub_of(node) as stub:
+            return stub.Cancel(request, timeout=20).outcome
+    except grpc.RpcError as error:
+        failure = Failure.of_call(cast("grpc.Call", error))
+        assert failure.verdict.retry, failure
+        return None
+
+
+def _taken(node: Node, rows: Iterable[pb.DelayedMessage]) -> list[str]:
+    """The handles; none when the same may be sent again."""
+    try:
+        results = send_once(node, *rows)
+    except grpc.RpcError as error:
+        failures = [Failure.of_call(cast("grpc.Call", error))]
+    else:
+        failures = [Failure.of_error(result.error) for result in results if result.error.reason]
+    assert all(failure.verdict.retry for failure in failures), failures
+    return [] if failures else [result.handle for result in results]
 
 
 def change_config(node: Node, changes: Mapping[str, str]) -> str:
@@ -290,8 +338,14 @@ def name_members(node: Node, members: Iterable[Node]) -> None:
 
 
 def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line tool, asking one node."""
-    return subprocess.run(
+    """The command line tool, asking one node; again while it says that this may help."""
+    return wait_until(
+        f"{node.id} knows what to answer", lambda: _run_cli(node, *arguments), timeout_s=TIMEOUT_S
+    )
+
+
+def _run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str] | None:
+    done = subprocess.run(
         [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
         env={**os.environ, "DELAYWHEEL_SERVER": node.address},
         capture_output=True,
@@ -299,3 +353,4 @@ def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=60,
     )
+    return None if done.returncode in AGAIN else done
