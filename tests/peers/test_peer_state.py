@@ -150,6 +150,19 @@ def test_a_refusal_ends_with_its_stream_being_opened_and_is_news_after_that() ->
     assert len([log for log in logs if log["event"] == "peer refused"]) == 2
 
 
+@pytest.mark.parametrize("order", [(Way.OUT, Way.IN), (Way.IN, Way.OUT)])
+def test_of_two_refusals_the_peers_own_is_shown(order: tuple[Way, Way]) -> None:
+    """Whichever came first: what is told must not depend on chance."""
+    peer = Peer(ME, "n2", "a:1", print)
+    refusals = {
+        Way.OUT: PeerRefusal(PeerReason.NOT_A_MEMBER, "by it"),
+        Way.IN: PeerRefusal(PeerReason.WRONG_NODE, "by this node"),
+    }
+    for way in order * 2:
+        peer.refused(way, Stream.DATA, refusals[way])
+    assert peer.state().refusal == refusals[Way.OUT]
+
+
 def test_refusals_that_change_all_the_time_do_not_fill_the_log() -> None:
     with structlog.testing.capture_logs() as logs:
         peer = Peer(ME, "n2", "a:1", print)
