@@ -21,6 +21,8 @@ BURST_AHEAD_S = 4.0
 # A transaction of the steady traffic has a few messages: so many are surely the burst's.
 SURELY_OPEN_RECORDS = 500
 OPEN_WITHIN_S = 10.0
+# A commit that the leader asked for just before it was stopped is done by then.
+UNDER_WAY_S = 0.1
 # A busy machine may have committed a burst before anybody looked.
 BURSTS = 5
 LEADER_WITHIN_S = 60.0
@@ -163,6 +165,7 @@ class Disturber:
             try:
                 at_ms = time.time() * 1000
                 send_signal(pids, signal.SIGSTOP)
+                time.sleep(UNDER_WAY_S)
                 open_records = self._open.records()
                 if open_records or is_over:
                     stopped = _Stopped(at_ms, open_records)

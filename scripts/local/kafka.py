@@ -126,8 +126,8 @@ def free_ports(count: int) -> list[int]:
     stopped comes back to its own: what else runs beside it must not get the same one meanwhile.
     """
     with _claiming:
-        ports = (port for port in random.SystemRandom().sample(PORTS, len(PORTS)) if _claim(port))
-        found = list(itertools.islice(ports, count))
+        tried = random.SystemRandom().sample(PORTS, min(len(PORTS), 400))
+        found = list(itertools.islice(filter(_claim, tried), count))
     if len(found) < count:
         raise KafkaError("no free ports")
     return found
@@ -137,9 +137,10 @@ def _claim(port: int) -> bool:
     """Locks a byte of a file for each port; the kernel unlocks it when the process ends."""
     if port in _claimed:
         return False
+    claims = _claims()
     try:
-        fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
-    except OSError:
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):  # POSIX leaves open which
         return False
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -29,7 +29,7 @@ from support.audit_topic import AuditTopic, numbered, only_slice
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import create_topic
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 MakeTopic = Callable[..., AuditTopic]
 

@@ -19,7 +19,7 @@ from delaywheel_audit.kafka_source import pin
 from local.kafka import KafkaBroker, free_ports
 from support.audit_topic import numbered
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 PASSWORD = "hush-hush"
 TOPIC = "secured"

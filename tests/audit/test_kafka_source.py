@@ -20,7 +20,7 @@ from delaywheel_audit.kafka_errors import KafkaSourceError, Reason, reason_of
 from delaywheel_audit.kafka_source import FORMAT, all_columns, archive_in, register
 from support.audit_topic import AuditTopic, numbered
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 MakeTopic = Callable[..., AuditTopic]
 

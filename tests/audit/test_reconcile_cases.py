@@ -16,7 +16,7 @@ from delaywheel_audit.ledger_files import Extent, Hole
 from delaywheel_audit.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.terms import Facts, Terms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 NOW = 1_800_000_000_000
 """Of the progress record; the floor is two minutes before."""

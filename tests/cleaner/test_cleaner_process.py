@@ -33,7 +33,7 @@ from support.read_committed import (
 )
 from support.service import wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 PATIENT_MS = 9_000
 """For calls that are to succeed: as long as any may last, whatever the machine has to do."""

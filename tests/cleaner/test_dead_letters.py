@@ -19,7 +19,7 @@ from support.due_wheels import Sent, Wheels, wheels_in_memory
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import CommittedReader, create_topic, delete_topic, read_all
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from local.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import create_topic, delete_topic, read_all
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 PATIENT_MS = 9_000
 """For calls that are to succeed: as long as any may last, whatever the machine has to do."""

@@ -176,10 +176,13 @@ class TestGivingUp:
 
     def test_the_deadline_holds(self) -> None:
         started_s = time.monotonic()
-        with FakeService(otherwise=hang) as service, Client(service.address) as client:
+        with (
+            FakeService(otherwise=hang) as service,
+            Client(service.address, timeout=60, attempt_timeout=60) as client,
+        ):
             with pytest.raises(TimedOutError):
                 client.produce("t", b"", delay=SOON, timeout=0.3)
-            assert 0.25 < time.monotonic() - started_s < 25, "the client's own is 30 s"
+            assert 0.25 < time.monotonic() - started_s < 50, "all others are later"
 
 
 class TestProduceMany:

@@ -15,7 +15,7 @@ from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader, headers_of
 from support.service import Service
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 OWN_HEADERS = ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]
 

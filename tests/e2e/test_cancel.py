@@ -12,7 +12,7 @@ from local.kafka import KafkaBroker
 from support.read_committed import CommittedReader
 from support.service import Service
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 AHEAD_S = 10
 """A cancel takes some milliseconds; on a busy machine it may take until somebody leads again."""

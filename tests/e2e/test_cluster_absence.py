@@ -14,7 +14,7 @@ from local.node import Node
 from support.read_committed import CommittedReader
 from support.trio import Trio, row, seen_by, send, slot_file
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 # Longer than the test takes: what is delivered meanwhile is not deleted.
 LATE_WINDOW_S = 200

@@ -20,7 +20,7 @@ from support.load import Load, assert_once
 from support.read_committed import CommittedReader
 from support.trio import Trio, row, seen_by, send, send_once, slot_file, stub_of
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from support.load import Load, assert_arrived
 from support.read_committed import CommittedReader
 from support.trio import TIMEOUT_S, Trio, row, seen_by, send
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.kafka
 
 PAUSE_S = 5
 PRODUCER_FENCED = 90

@@ -15,7 +15,7 @@ from local.scraping import scrape
 from support.read_committed import CommittedReader
 from support.trio import Trio, cancelled, row, send, slot_file
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from support.trio import (
     slot_file,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(480)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from support.read_committed import (
 )
 from support.service import Service
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 AHEAD_S = 8
 """Topics are changed before this is over, also on a busy machine."""

@@ -15,7 +15,7 @@ from support.load import LATEST_S, Load, assert_arrived
 from support.read_committed import CommittedReader, read_all
 from support.service import Service
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from local.kafka import KafkaBroker
 from support.trio import Trio, row, run_cli, send
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 SEAL_S = 6
 _NAME = re.compile(r"(.+)-(\d{19})-(\d{19})\.parquet")

@@ -16,7 +16,7 @@ from delaywheel import CancelOutcome
 from local.kafka import KafkaBroker, free_ports
 from support.service import Service, wait_until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 STARTS = "process_start_time_seconds"
 # Of the cleaner: they begin anew with it.

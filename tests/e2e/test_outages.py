@@ -26,7 +26,6 @@ def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
         yield broker
 
 
-@pytest.mark.timeout(480)
 def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) -> None:
     create_topic(own_kafka.address, "orders")
     with Service(own_kafka.address, tmp_path / "cluster", "outage") as service:
@@ -55,7 +54,6 @@ def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) ->
             assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
 
 
-@pytest.mark.timeout(480)
 def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path) -> None:
     create_topic(own_kafka.address, "orders")
     service = Service(own_kafka.address, tmp_path / "cluster", "away", restart=False)
@@ -80,7 +78,6 @@ def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path
         service.stop()
 
 
-@pytest.mark.timeout(480)
 def test_replies_lost_after_commit(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> None:
     """The proxy cuts the connection after some EndTxn requests went through."""
     topic = f"orders-{cluster_id}"

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 MESSAGES = 20
 
 
-@pytest.mark.timeout(360)
 def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, topic: str) -> None:
     service = own_service
     with service.client() as client:
@@ -41,17 +40,16 @@ def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, t
     status = wait_until("it is refused by name", lambda: _refused(service))
     assert status["refusing"]["reason"] == "NO_WHEEL"
     assert [member["accepting"] for member in status["members"]] == [False]
-    refused = service.answer_of("node", "remove", node, "--yes")
-    assert (refused.returncode, refused.stderr.partition(":")[2][:12]) == (1, " NODE_LEADS:")
+    refused = service.answer_of("node", "remove", node, "--yes", code=1)
+    assert refused.stderr.partition(":")[2].startswith(" NODE_LEADS:")
 
     done = service.answer_of("node", "replace", node, "--yes", "--json")
-    assert done.returncode == 0, done.stderr
     assert "given up for good" in done.stderr
     change = json.loads(done.stdout)
     at_risk = {row["wheel"]: row["frames_at_risk"] for row in change["wheels"]}
     assert at_risk[wheel] >= 1
-    again = service.answer_of("node", "replace", node, "--yes")
-    assert (again.returncode, "NOTHING_TO_REPLACE" in again.stderr) == (1, True)
+    again = service.answer_of("node", "replace", node, "--yes", code=1)
+    assert "NOTHING_TO_REPLACE" in again.stderr
 
     service.wait_accepting()
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:

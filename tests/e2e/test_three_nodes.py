@@ -66,7 +66,6 @@ def is_tidy(cluster: LocalCluster) -> bool:
     return True
 
 
-@pytest.mark.timeout(300)
 def test_the_leader_is_killed_again_and_again(
     cluster: LocalCluster, kafka: KafkaBroker, topic: str
 ) -> None:

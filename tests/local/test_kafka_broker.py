@@ -16,7 +16,7 @@ import pytest
 from local.kafka import KafkaBroker
 from support.read_committed import create_topic, topic_exists
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.kafka
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "local" / "kafka.py")]
 

@@ -45,5 +45,6 @@ def test_no_other_process_gets_a_port_before_its_owner_ends(
     assert set(free_ports(2)) == theirs
 
 
-def test_no_port_is_given_twice() -> None:
-    assert len({free_ports(1)[0] for _ in range(200)}) == 200
+def test_no_port_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka, "PORTS", kafka.PORTS[:200])
+    assert len({free_ports(1)[0] for _ in range(60)}) == 60

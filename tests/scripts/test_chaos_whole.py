@@ -17,7 +17,7 @@ from support.script_run import (
     start_script,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from support.script_run import (
     start_script,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(450)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:

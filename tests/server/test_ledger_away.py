@@ -16,7 +16,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.server_process import ServerProcess, config_for, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 ONE = WheelId("n1", 1)
 MESSAGES = 5

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import grpc
 import pyarrow.parquet as pq
-import pytest
 
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Frame, Kind
@@ -115,7 +114,6 @@ def test_the_process_may_end_at_any_effect_on_the_disk(tmp_path: Path) -> None:
         assert effect > 40
 
 
-@pytest.mark.timeout(400)
 def test_a_real_process_may_be_killed_at_any_moment(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "n1")
     acknowledged: set[str] = set()

@@ -53,7 +53,7 @@ class Place:
     Attributes:
         told: what its cleaner was told.
         deaf: so many messages its cleaner does not hear.
-    wait_s: so long it waits for the commit.
+        wait_s: so long it waits for the commit.
     """
 
     cleaner: Cleaner = field(default_factory=lambda: Cleaner(control_of()))

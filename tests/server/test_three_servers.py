@@ -22,6 +22,7 @@ from support.fake_cleaner import FakeCleaner
 from support.server_process import ServerProcess, wait_to_hold, wait_until
 
 NODES = ("n1", "n2", "n3")
+MIN_INSYNC = 2
 
 
 class Cluster:
@@ -39,7 +40,7 @@ class Cluster:
         leader = self.servers["n1"]
 
         def prepare(cleaner: FakeCleaner) -> None:
-            cleaner.nodes, cleaner.min_insync = len(NODES), 2
+            cleaner.nodes, cleaner.min_insync = len(NODES), MIN_INSYNC
             cleaner.follows = None if node == "n1" else leader.cleaner
 
         self.servers[node].start(prepare=prepare)
@@ -108,6 +109,9 @@ def test_what_is_acknowledged_lies_on_all_with_the_same_bytes(cluster: Cluster) 
     for node in NODES:
         results = cluster[node].produce(*[row(ahead_ms=60_000 + n * 700) for n in range(20)])
         assert {result.handle.split(":")[0] for result in results} == {f"{node}.1"}
+        contents = {holder: cluster.slot_files(holder, f"{node}.1") for holder in NODES}
+        assert contents[node]
+        assert list(contents.values()).count(contents[node]) >= MIN_INSYNC, "at once, not later"
     for node in NODES:
         wheel = f"{node}.1"
         wait_to_hold(lambda: _is_held_by_all(cluster, node, wheel))  # noqa: B023

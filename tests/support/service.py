@@ -150,14 +150,16 @@ class Service:
         content: dict[str, Any] = json.loads(self.answer_of("status", "--json").stdout)
         return content
 
-    def answer_of(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs the command line tool, again while it says that this may help."""
+    def answer_of(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Runs the command line tool, again while it says that this may help; must end so."""
 
         def answered() -> subprocess.CompletedProcess[str] | None:
             done = self.run_cli(*arguments, check=False)
             return None if done.returncode in AGAIN else done
 
-        return wait_until(f"{arguments} is answered", answered)
+        done = wait_until(f"{arguments} is answered", answered)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done
 
     def wait_done(self, due_ms: float) -> None:
         """Waits until all that is due by then is done."""
