@@ -44,8 +44,8 @@ JAVA_VERSIONS = range(17, 26)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0
 PORTS = range(20_000, 32_000)
-JVM_VARIABLE = "KAFKA_JVM_PERFORMANCE_OPTS"
-"""Options of the broker's JVM instead of ours, named as by Kafka's own scripts."""
+JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
+"""The environment variable for other options of the broker's JVM, for whatever starts one."""
 JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
 
 _claiming = threading.Lock()

@@ -58,8 +58,9 @@ def test_a_fourth_node_joins_and_leaves_under_load(
         trio.wait_in_sync()
         load.wait_for_more()
     assert not load.errors
-    # Where a node waits for one that restarts, callers are told after 2 s, and go elsewhere.
-    assert load.longest_s < 20
+    # Where a node waits for one that restarts, callers are told after 2 s, and go elsewhere. Three
+    # attempts that nobody answered, of 5 s each, would be an error; all below is a busy machine.
+    assert load.longest_s < 15
     trio.wait("all copies are the same", trio.same_bytes)
     assert slot_file(three[0], handle) == content
     with CommittedReader(kafka.address, topic) as reader:

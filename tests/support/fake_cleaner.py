@@ -113,8 +113,6 @@ class FakeCleaner:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
-            self._stays_fresh_ms = -CLEANER_FRESH_MS
-            self._write_row()
         self._link.close()
 
     def commit(self, change: Callable[[ControlState], ControlState]) -> None:
@@ -171,6 +169,9 @@ class FakeCleaner:
 
     def _live(self) -> None:
         self._run()
+        with self._lock:
+            self._stays_fresh_ms = -CLEANER_FRESH_MS
+            self._write_row()
         self._link.close()  # the server sees that its cleaner has ended
 
     def _run(self) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 import tomllib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -281,7 +281,15 @@ def send(node: Node, *rows: pb.DelayedMessage) -> list[str]:
 
     On a busy machine the others may be silent for so long that it takes nothing for a moment.
     """
-    return wait_until(f"{node.id} takes them", lambda: _taken(node, rows), timeout_s=TIMEOUT_S)
+    handles: dict[bytes, str] = {}
+
+    def all_taken() -> bool:
+        left = [row for row in rows if row.id not in handles]
+        handles.update(_taken(node, left))
+        return len(handles) == len(rows)
+
+    wait_until(f"{node.id} takes them", all_taken, timeout_s=TIMEOUT_S)
+    return [handles[row.id] for row in rows]
 
 
 def send_once(node: Node, *rows: pb.DelayedMessage) -> list[pb.ProduceResult]:
@@ -303,16 +311,18 @@ def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
         return None
 
 
-def _taken(node: Node, rows: Iterable[pb.DelayedMessage]) -> list[str]:
-    """The handles; none when the same may be sent again."""
+def _taken(node: Node, rows: Sequence[pb.DelayedMessage]) -> dict[bytes, str]:
+    """The handles, by id, of those that are taken; the others may be sent again."""
     try:
         results = send_once(node, *rows)
     except grpc.RpcError as error:
         failures = [Failure.of_call(cast("grpc.Call", error))]
+        results = []
     else:
         failures = [Failure.of_error(result.error) for result in results if result.error.reason]
     assert all(failure.verdict.retry for failure in failures), failures
-    return [] if failures else [result.handle for result in results]
+    answered = zip(rows, results, strict=False)
+    return {row.id: result.handle for row, result in answered if result.handle}
 
 
 def change_config(node: Node, changes: Mapping[str, str]) -> str:

@@ -270,9 +270,9 @@ class Peer:
         self._shown, self._since_ms = now, _wall_ms()
 
     def _fresh_refusal(self) -> PeerRefusal | None:
-        """Where each side refuses the other, its own words count: it knows what it has against us.
+        """Always the same one of several, whichever came first.
 
-        Always the same one of several, whichever came first.
+        The peer's words come before ours: it knows what it has against this node.
         """
         after = time.monotonic() - REFUSAL_FRESH_S
         fresh = {key: found for key, (found, at) in self._refusals.items() if at > after}
