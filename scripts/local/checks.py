@@ -1,8 +1,8 @@
 """Every check of the project, one named step after another, each with its time.
 
 Three lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
-with a broker, one all else. All steps run even when one fails: a run tells everything that is
-wrong.
+with a broker, one all else; and, as it has the least to do, those that stop a broker of their own.
+All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
 """
@@ -28,6 +28,7 @@ from local.child import interrupt_on_signals
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
+OUTAGES = f"{NODES}/test_outages.py"
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -60,8 +61,10 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     and_not_slow = " and not slow" if fast else ""
     # Spark starts once: beside the broker, for which most of its tests wait.
     outside = (*pytest, "(kafka or spark)" + and_not_slow)
+    # All of these are slow, and pytest fails if it has nothing to do.
+    outages = [] if fast else [Step("pytest outages", (*outside, OUTAGES))]
     return [
-        [Step("pytest nodes", (*outside, NODES))],
+        [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
         [Step("pytest kafka", (*outside, f"--ignore={NODES}"))],
         [
             Step("ruff check", ("ruff", "check", ".")),
@@ -71,6 +74,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
             Step("pytest", (*pytest, "not kafka and not spark" + and_not_slow)),
+            *outages,
         ],
     ]
 

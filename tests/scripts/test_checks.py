@@ -128,13 +128,16 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "generated code",
         "build",
         "pytest",
+        "pytest outages",
     ]
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (kafka,), (*_, without) = lanes(fast=False, scratch=tmp_path)
+    (nodes,), (kafka,), (*_, without, outages) = lanes(fast=False, scratch=tmp_path)
     assert without.command[3:] == ("-m", "not kafka and not spark")
-    assert nodes.command[3:] == ("-m", "(kafka or spark)", "tests/e2e")
+    own = "tests/e2e/test_outages.py"
+    assert nodes.command[3:] == ("-m", "(kafka or spark)", "tests/e2e", f"--ignore={own}")
+    assert outages.command[3:] == ("-m", "(kafka or spark)", own)
     assert kafka.command[3:] == ("-m", "(kafka or spark)", "--ignore=tests/e2e")
 
 
