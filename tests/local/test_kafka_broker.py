@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from local.kafka import KafkaBroker
+from support import service
 from support.read_committed import create_topic, topic_exists
 
 pytestmark = pytest.mark.kafka
@@ -21,11 +21,8 @@ pytestmark = pytest.mark.kafka
 PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "local" / "kafka.py")]
 
 
-def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 100
-    while not holds():
-        assert time.monotonic() < deadline, f"not within 100 s: {what}"
-        time.sleep(0.05)
+# A JVM starts.
+wait_until = partial(service.wait_until, timeout_s=100)
 
 
 def lives(pid: int) -> bool:
