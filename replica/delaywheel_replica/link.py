@@ -17,23 +17,30 @@ message            direction           meaning
                                        the cleaner's row shows that it is committed
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
-``Topics``         cleaner to server   what Kafka said of its topics
+``Topics``         cleaner to server   what Kafka said of some topics
 =================  ==================  ==========================================================
 """
 
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
+
+import structlog
 
 from delaywheel_replica.inheritance import LINK_FD_VARIABLE
 
-# A message of so many topics, with the longest names, stays below the kernel's default bound of
-# one datagram (208 KiB).
-_TOPICS_PER_MESSAGE = 400
-_MESSAGE_LENGTH_BYTES = 256 * 1024
+_MESSAGE_LENGTH_BYTES = 64 * 1024
+"""No message is longer. The kernel's default bound on one datagram is 208 KiB."""
+_TOPICS_LENGTH_BYTES = 16 * 1024
+"""About so long is a message of many topics: a buffer that is nearly full still takes one."""
+_TOPIC_LENGTH_BYTES = 32
+"""What an entry takes besides its name, at most."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +86,18 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What Kafka said of its topics.
+    """What Kafka said of some topics. Each message stands for itself.
 
     Attributes:
         topics: Those that are there.
         absent: Names asked for that Kafka, answering without an error, does not have.
-        complete: All parts together are everything that Kafka has: what is not named is not there.
-        checked_at_ms: ``time.monotonic`` in ms, taken before Kafka was asked; the same in all
-            parts of one answer. The monotonic clock is the machine's, shared by both processes.
-        part: Number of this part, from 0.
-        parts: How many there are.
+        checked_at_ms: ``time.monotonic`` in ms, taken before Kafka was asked. The monotonic clock
+            is the machine's, shared by both processes.
     """
 
     topics: Mapping[str, TopicInfo]
     checked_at_ms: int
-    complete: bool = False
     absent: tuple[str, ...] = ()
-    part: int = 0
-    parts: int = 1
 
 
 Message: TypeAlias = Wake | CommitSoon | AskTopic | NodeStorage | Stop | Topics
@@ -106,55 +107,28 @@ class LinkMessageError(ValueError):
     """A message cannot be understood: the two processes are of different versions."""
 
 
-def split_topics(
-    topics: Mapping[str, TopicInfo],
-    *,
-    checked_at_ms: int,
-    complete: bool,
-    absent: Sequence[str] = (),
-) -> list[Topics]:
-    """One answer of Kafka's as messages that fit the socket; to be sent in this order."""
-    items = list(topics.items())
-    slices = [
-        dict(items[at : at + _TOPICS_PER_MESSAGE])
-        for at in range(0, max(len(items), 1), _TOPICS_PER_MESSAGE)
-    ]
-    return [
-        Topics(
-            topics=part,
-            checked_at_ms=checked_at_ms,
-            complete=complete,
-            absent=tuple(absent) if number == 0 else (),
-            part=number,
-            parts=len(slices),
-        )
-        for number, part in enumerate(slices)
-    ]
+def split_topics(message: Topics) -> Iterator[Topics]:
+    """What a message says, as messages that are each small enough for the socket.
 
-
-@dataclass(slots=True)
-class TopicAnswer:
-    """Joins the parts of ``Topics`` messages; parts of an older answer are dropped."""
-
-    _parts: dict[int, Topics] = field(default_factory=dict)
-
-    def add(self, message: Topics) -> Topics | None:
-        """The whole answer once its last part has come, else None."""
-        if message.parts == 1:
-            return message
-        if self._parts and next(iter(self._parts.values())).checked_at_ms != message.checked_at_ms:
-            self._parts.clear()
-        self._parts[message.part] = message
-        if len(self._parts) < message.parts:
-            return None
-        parts = [self._parts[number] for number in sorted(self._parts)]
-        self._parts.clear()
-        return Topics(
-            topics={name: info for part in parts for name, info in part.topics.items()},
-            checked_at_ms=message.checked_at_ms,
-            complete=message.complete,
-            absent=tuple(name for part in parts for name in part.absent),
-        )
+    A name too long for any message is left out: it is none that Kafka could have.
+    """
+    there = dict[str, TopicInfo]()
+    absent = list[str]()
+    length_bytes = 0
+    for name, info in chain(message.topics.items(), ((name, None) for name in message.absent)):
+        entry_bytes = len(json.dumps(name)) + _TOPIC_LENGTH_BYTES
+        if entry_bytes > _TOPICS_LENGTH_BYTES:
+            continue
+        if length_bytes and length_bytes + entry_bytes > _TOPICS_LENGTH_BYTES:
+            yield Topics(there, message.checked_at_ms, tuple(absent))
+            there, absent, length_bytes = {}, [], 0
+        length_bytes += entry_bytes
+        if info is None:
+            absent.append(name)
+        else:
+            there[name] = info
+    if length_bytes:
+        yield Topics(there, message.checked_at_ms, tuple(absent))
 
 
 class Link:
@@ -177,13 +151,17 @@ class Link:
         return self._socket.fileno()
 
     def send(self, message: Message) -> bool:
-        """Sends, or drops the message when the buffer is full.
+        """Sends, or drops the message when the buffer is full, or the message too long for it.
 
         Returns:
             Whether it was sent. False also when the other end is gone for good.
         """
+        content = encode(message)
+        if len(content) > _MESSAGE_LENGTH_BYTES:
+            log.error("link message too long", kind=type(message).__name__, bytes=len(content))
+            return False
         try:
-            self._socket.send(encode(message))
+            self._socket.send(content)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             return False
         return True
@@ -251,10 +229,7 @@ def _document(message: Message) -> dict[str, Any]:
                     for name, info in message.topics.items()
                 },
                 "absent": list(message.absent),
-                "complete": message.complete,
                 "checked_at_ms": message.checked_at_ms,
-                "part": message.part,
-                "parts": message.parts,
             }
         case Wake() | CommitSoon() | Stop():
             return {"type": _PLAIN_NAMES[type(message)]}
@@ -277,9 +252,6 @@ def _message(document: dict[str, Any]) -> Message:
                     for name, (partitions, limit) in document["topics"].items()
                 },
                 checked_at_ms=int(document["checked_at_ms"]),
-                complete=bool(document["complete"]),
                 absent=tuple(document["absent"]),
-                part=int(document["part"]),
-                parts=int(document["parts"]),
             )
     raise LinkMessageError(f"unknown type {kind!r}")

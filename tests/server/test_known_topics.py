@@ -93,15 +93,6 @@ async def test_an_unknown_topic_is_asked_for_once_by_all_who_wait(
     assert await asyncio.gather(*waiting) == [{0: Reason.TOPIC_UNKNOWN}] * 5
 
 
-async def test_a_complete_answer_says_what_is_absent(known: KnownTopics) -> None:
-    waiting = asyncio.ensure_future(refused(known, batch("a")))
-    await asyncio.sleep(0)
-    known.learn(Topics({"z": TopicInfo(1, None)}, checked_at_ms=NOW_MS, complete=True))
-    assert await waiting == {0: Reason.TOPIC_UNKNOWN}
-    known.learn(Topics({}, checked_at_ms=NOW_MS, complete=True))
-    assert await refused(known, batch("z")) == {0: Reason.TOPIC_UNKNOWN}
-
-
 async def test_without_an_answer_in_time_it_is_accepted(known: KnownTopics) -> None:
     assert await refused(known, batch("a")) == {}
 

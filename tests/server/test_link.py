@@ -11,7 +11,6 @@ from delaywheel_replica.link import (
     Message,
     NodeStorage,
     Stop,
-    TopicAnswer,
     TopicInfo,
     Topics,
     Wake,
@@ -30,10 +29,7 @@ MESSAGES: list[Message] = [
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
         checked_at_ms=17,
-        complete=True,
         absent=("nope",),
-        part=1,
-        parts=2,
     ),
 ]
 
@@ -82,27 +78,41 @@ def test_the_other_end_gone_is_told(ends: tuple[Link, Link]) -> None:
         list(here.receive())
 
 
-def test_an_answer_about_many_topics_fits_the_socket_in_parts(ends: tuple[Link, Link]) -> None:
+@pytest.mark.parametrize("name_length", [1, 40, 249])
+def test_news_of_many_topics_go_as_messages_that_each_stand_for_themselves(
+    ends: tuple[Link, Link], name_length: int
+) -> None:
     here, there = ends
-    topics = {f"{number:0249}": TopicInfo(1, None) for number in range(1_000)}
-    messages = split_topics(topics, checked_at_ms=5, complete=True, absent=["nope"])
-    answer = TopicAnswer()
-    joined = None
-    for message in messages:
+    names = [f"{number:0{name_length}}" for number in range(4_000)]
+    topics = {name: TopicInfo(12, 1_048_588) for name in names[::2]}
+    news = Topics(topics, checked_at_ms=5, absent=tuple(names[1::2]))
+    found, absent = dict[str, TopicInfo](), list[str]()
+    for message in split_topics(news):
         assert here.send(message)
         (received,) = there.receive()
+        assert received == message
         assert isinstance(received, Topics)
-        assert joined is None
-        joined = answer.add(received)
-    assert len(messages) > 1
-    assert joined == Topics(topics, checked_at_ms=5, complete=True, absent=("nope",))
+        found |= received.topics
+        absent += received.absent
+    assert (found, absent) == (topics, names[1::2])
 
 
-def test_parts_of_an_older_answer_are_dropped() -> None:
-    answer = TopicAnswer()
-    topics = {f"{number}": TopicInfo(1, None) for number in range(1_000)}
-    old = split_topics(topics, checked_at_ms=1, complete=True)
-    new = split_topics(topics, checked_at_ms=2, complete=True)
-    assert answer.add(old[0]) is None
-    joined = [answer.add(part) for part in new]
-    assert [part is not None for part in joined] == [False] * (len(new) - 1) + [True]
+def test_no_news_are_no_message() -> None:
+    assert not list(split_topics(Topics({}, checked_at_ms=5)))
+
+
+def test_a_name_that_no_message_can_hold_is_left_out() -> None:
+    news = Topics({"a": TopicInfo(1, None)}, checked_at_ms=5, absent=("x" * 65_535, "b"))
+    assert list(split_topics(news)) == [
+        Topics({"a": TopicInfo(1, None)}, checked_at_ms=5, absent=("b",))
+    ]
+
+
+@pytest.mark.parametrize("length", [70_000, 300_000])
+def test_a_message_too_long_for_the_socket_is_dropped_and_ends_nothing(
+    ends: tuple[Link, Link], length: int
+) -> None:
+    here, there = ends
+    assert not here.send(AskTopic("x" * length))
+    assert here.send(Wake())
+    assert list(there.receive()) == [Wake()]

@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -38,7 +37,8 @@ from delaywheel_replica.cleaner.settings import (
     KafkaNames,
     KafkaSettings,
 )
-from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics, Topic, TopicState
+from delaywheel_replica.cleaner.topic_news import TopicNews
+from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics
 from delaywheel_replica.cleaner.trials import Trials
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.control import ControlState
@@ -58,8 +58,6 @@ from delaywheel_replica.link import (
     Message,
     NodeStorage,
     Stop,
-    TopicInfo,
-    Topics,
     Wake,
 )
 from delaywheel_replica.logs import set_up_logging
@@ -72,7 +70,6 @@ TOPICS_TOLD = 100
 
 FIRST_CAP_MESSAGES = 500
 FIRST_CAP_BYTES = 1 << 20
-UNLIMITED_BYTES = (1 << 31) - 1
 
 log = structlog.get_logger(__name__)
 
@@ -99,6 +96,7 @@ class Cleaner:
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
         self._topics = KnownTopics(settings, create=create, on_news=self._awake)
+        self._news = TopicNews(link.send, creates=config.create_topics)
         self._trials = Trials(settings, on_found=self._awake)
         self._dead_letters = DeadLetters(
             self._topics,
@@ -133,7 +131,7 @@ class Cleaner:
         while True:
             self._read_server()
             rest_s = self._leadership.turn(self._server)
-            self._tell_topics()
+            self._news.tell(self._topics.news())
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return
@@ -206,11 +204,6 @@ class Cleaner:
             case _:
                 pass  # a wake-up: the turn that follows is the answer
 
-    def _tell_topics(self) -> None:
-        news = self._topics.news()
-        if news:
-            self._link.send(_topics_message(news, creates=self._config.create_topics))
-
     def _write_row(self, *, now: bool = False) -> None:
         """Tells the server, at once when something changed that it waits for."""
         view = self._leadership.view()
@@ -269,22 +262,6 @@ def _kafka_settings(config: Config) -> KafkaSettings:
         client=config.kafka,
         max_record_bytes=config.max_message_bytes + DEAD_ROOM_BYTES,
     )
-
-
-def _topics_message(news: Mapping[str, Topic], *, creates: bool) -> Topics:
-    """What the server has to know; a topic that will be made is not missing."""
-    there = {
-        name: TopicInfo(
-            topic.partitions,
-            UNLIMITED_BYTES if topic.limits is None else topic.limits.max_message_bytes,
-        )
-        for name, topic in news.items()
-        if topic.partitions
-    }
-    gone = (TopicState.MISSING, TopicState.ILLEGAL)
-    absent = () if creates else tuple(n for n, topic in news.items() if topic.state in gone)
-    checked_at = min(topic.asked_at for topic in news.values())
-    return Topics(topics=there, absent=absent, checked_at_ms=int(checked_at * 1000))
 
 
 def main() -> int:

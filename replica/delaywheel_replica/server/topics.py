@@ -26,7 +26,7 @@ import numpy as np
 from delaywheel.disk import Disk
 from delaywheel.reasons import Reason
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES
-from delaywheel_replica.link import AskTopic, TopicAnswer, TopicInfo, Topics
+from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.requests import Batch, is_topic_name
 
@@ -70,7 +70,6 @@ class KnownTopics:
         self._present = _load(disk, path)
         self._absent_ms: dict[str, int] = {}
         self._asked: dict[str, asyncio.Future[None]] = {}
-        self._answer = TopicAnswer()
         self._unsaved = False
 
     async def check(self, batch: Batch) -> None:
@@ -89,21 +88,15 @@ class KnownTopics:
 
     def learn(self, message: Topics) -> None:
         """Takes in what the cleaner says."""
-        answer = self._answer.add(message)
-        if answer is None:
-            return
-        absent = set(answer.absent)
-        if answer.complete:
-            absent |= (self._present.keys() | self._asked.keys()) - answer.topics.keys()
-        for name, info in answer.topics.items():
+        for name, info in message.topics.items():
             self._unsaved |= self._present.get(name) != info
             self._present[name] = info
             self._absent_ms.pop(name, None)
             self._settle(name)
-        for name in absent:
+        for name in message.absent:
             self._unsaved |= self._present.pop(name, None) is not None
             self._absent_ms.pop(name, None)  # so that the order is that of the telling
-            self._absent_ms[name] = answer.checked_at_ms
+            self._absent_ms[name] = message.checked_at_ms
             self._settle(name)
         while len(self._absent_ms) > _ABSENT_AT_MOST:
             del self._absent_ms[next(iter(self._absent_ms))]
