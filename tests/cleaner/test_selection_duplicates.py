@@ -1,5 +1,7 @@
 """Equal keys and equal contents, against one comparison at a time."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -48,11 +50,12 @@ def test_the_first_of_equals_has_the_least_rank(keys: list[tuple[int, int, int]]
         assert firsts[number] == same[-1]
 
 
-@pytest.mark.parametrize("at_once_bytes", [1, 7, 1 << 20])
+@pytest.mark.parametrize(("at_once_bytes", "large_bytes"), [(1, 100), (7, 100), (7, 2), (1, 1)])
 @settings(deadline=None)
 @given(pairs=st.lists(st.tuples(contents, contents), max_size=12), data=st.data())
 def test_contents_differ_where_bytes_or_lengths_do(
     at_once_bytes: int,
+    large_bytes: int,
     pairs: list[tuple[tuple[bytes | None, bytes | None, int, int], ...]],
     data: st.DataObject,
 ) -> None:
@@ -69,8 +72,28 @@ def test_contents_differ_where_bytes_or_lengths_do(
             blobs[blob] += (key or b"") + (value or b"")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(duplicates, "_COMPARED_AT_ONCE_BYTES", at_once_bytes)
+        patch.setattr(duplicates, "_LARGE_BYTES", large_bytes)
+        patch.setattr(duplicates, "_PIECE_BYTES", 2)
         differ = contents_differ(left, right, [memoryview(blob) for blob in blobs])
     assert differ.tolist() == [one != other for one, other in pairs]
+
+
+@pytest.mark.parametrize("length", [1 << 12, (1 << 12) - 1, 8 << 20])
+def test_comparing_takes_little_memory_however_large_messages_are(length: int) -> None:
+    count = max(1, (8 << 20) // length)
+    records = np.zeros(count, RECORD)
+    records["value_length"], records["key_length"] = length, -1
+    records["start"] = np.arange(count) * length
+    blob = bytes(length * count)
+    altered = memoryview(blob[:-1] + b"!")
+    other = records.copy()
+    other["blob"] = 1
+    tracemalloc.start()
+    differ = contents_differ(records, other, [memoryview(blob), altered])
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert differ.tolist() == [False] * (count - 1) + [True]
+    assert peak_bytes < 8 << 20
 
 
 def test_the_mix_spreads_keys_that_differ_little() -> None:
