@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from delaywheel.format import Kind
+from delaywheel.columns import Columns
+from delaywheel.format import Kind, encode_group
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.beat import Beat
@@ -226,6 +228,33 @@ def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
     assert asked.committed.failed == dict.fromkeys(range(1, 301), refusal)
     assert only_early.said == "DUE_TOO_OLD"
     assert node.stored(ONE) == [due]
+
+
+def test_a_request_that_cannot_be_encoded_is_refused_alone(node: Driven) -> None:
+    """Whatever let it through: the process of whoever writes must not end by it."""
+    poison = node.ask(replace(message(1), topic="x" * 70_000), message(2))
+    sound = [node.ask(message(3)), node.ask(message(4), message(5))]
+    node.work()
+    assert {refusal.reason for refusal in poison.committed.failed.values()} == {Reason.INTERNAL}
+    assert len(poison.committed.failed) == 2
+    assert [each.committed.failed for each in sound] == [{}, {}]
+    assert node.stored(ONE) == [message(3), message(4), message(5)]
+    assert node.produce(message(6)).said == str(ONE)
+
+
+def test_a_group_that_cannot_be_encoded_as_a_whole_is_refused(
+    node: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_few(columns: Columns, **options: Any) -> Any:
+        if len(columns) > 1:
+            raise MemoryError
+        return encode_group(columns, **options)
+
+    monkeypatch.setattr("delaywheel.wheel.encode_group", encode_few)
+    asked = [node.ask(message(number)) for number in (1, 2)]
+    node.work()
+    assert {each.said for each in asked} == {"INTERNAL"}
+    assert node.produce(message(3)).said == str(ONE)
 
 
 # --- members that do not answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ RULES = Rules(
     levels_ms={"5s": 5_000, "2m": 120_000},
     own_topics=frozenset({"delaywheel-c-control"}),
 )
+BIG = replace(RULES, max_request_bytes=1 << 20)
 ID = bytes(range(16))
 
 
@@ -234,6 +236,7 @@ ONE = [Message(NOW_MS, ID, "orders", b"k", b"v", (("h", b"x"),))]
             Reason.REQUEST_MALFORMED,
         ),
         (column_request(ONE, partitions=b"x"), Reason.REQUEST_MALFORMED),
+        (column_request(ONE, topics=["orders", ""]), Reason.REQUEST_MALFORMED),
         (column_request(ONE, timestamps_ms=b"x"), Reason.REQUEST_MALFORMED),
     ],
 )
@@ -248,6 +251,38 @@ def test_a_request_that_cannot_be_taken_is_refused_as_a_whole(
 def test_columns_that_nobody_uses_may_be_left_out() -> None:
     batch = decode(column_request(ONE, partitions=b"", timestamps_ms=b""), RULES, now_ms=NOW_MS)
     assert messages_of(batch.columns) == ONE
+
+
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_topics_of_refused_messages_go_no_further(*, in_columns: bool) -> None:
+    """A name longer than a frame's dictionary can hold would end whoever encodes it."""
+    long = "x" * 70_000
+    messages = [replace(ONE[0], topic=topic) for topic in (long, "orders", long)]
+    make = column_request if in_columns else row_request
+    batch = decode(make(messages), BIG, now_ms=NOW_MS)
+    assert {row: refusal.reason for row, refusal in batch.refusals.items()} == {
+        0: Reason.TOPIC_INVALID,
+        2: Reason.TOPIC_INVALID,
+    }
+    assert batch.accepted()[0].topics == ("orders",)
+
+
+def test_topics_that_no_message_has_are_dropped() -> None:
+    messages = [replace(ONE[0], topic=topic) for topic in ("a", "b", "a")]
+    request = column_request(messages, topics=["x" * 70_000, "a", "b"])
+    request.columns.topic_numbers = np.array([1, 2, 1], dtype="<u4").tobytes()
+    batch = decode(request, BIG, now_ms=NOW_MS)
+    assert batch.columns.topics == ("a", "b")
+    assert messages_of(batch.columns) == messages
+
+
+def test_what_a_caller_wrote_is_said_back_in_part() -> None:
+    message = row(level="x" * 5_000)
+    (refusal,) = decode(
+        pb.DelayProduceRequest(messages=[message]), BIG, now_ms=NOW_MS
+    ).refusals.values()
+    assert refusal.reason is Reason.LEVEL_UNKNOWN
+    assert len(refusal.text) < 300
 
 
 def test_headers_that_are_none_are_refused_one_by_one() -> None:

@@ -25,6 +25,16 @@ def test_take_gathers_any_rows(messages: list[Message], chance: Random) -> None:
     assert len(taken.blob) == int(taken.lengths_bytes.sum())
 
 
+@settings(deadline=None)
+@given(any_messages(), st.randoms(use_true_random=False))
+def test_compacting_drops_what_no_message_has(messages: list[Message], chance: Random) -> None:
+    rows = chance.sample(range(len(messages)), k=chance.randrange(len(messages) + 1))
+    taken = columns_of(messages).take(np.array(rows, dtype=np.intp))
+    compacted = taken.compacted()
+    assert messages_of(compacted) == messages_of(taken)
+    assert set(compacted.topics) == {messages[row].topic for row in rows}
+
+
 def test_concat_of_cancels_and_nothing() -> None:
     cancels = Columns.of_cancels(np.array([5]), np.zeros((1, 16), dtype=np.uint8))
     both = Columns.concat([cancels, cancels])

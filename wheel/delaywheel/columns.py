@@ -19,7 +19,8 @@ timestamps_ms      the Kafka record's timestamp; -1 = none asked for
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -130,6 +131,18 @@ class Columns:
             timestamps_ms=self.timestamps_ms[rows],
             blob=blob,
             starts=starts,
+        )
+
+    def compacted(self) -> "Columns":
+        """The same messages; topics that none of them has are dropped."""
+        is_used = np.bincount(self.topic_numbers, minlength=len(self.topics)) > 0
+        if is_used.all():
+            return self
+        numbers = (np.cumsum(is_used) - 1).astype(np.uint32)
+        return replace(
+            self,
+            topics=tuple(compress(self.topics, is_used.tolist())),
+            topic_numbers=numbers[self.topic_numbers],
         )
 
     def topic(self, row: int) -> str:

@@ -65,6 +65,13 @@ class SlotFinished(Exception):  # noqa: N818 - the condition is the name
     """A message for a slot below the floor: its file would come back after its deletion."""
 
 
+class NotEncodable(Exception):  # noqa: N818 - the condition is the name
+    """A group has something that no frame can hold: its caller let it through.
+
+    Nothing was written. Without that, the group can be tried again.
+    """
+
+
 class WheelBroken(Exception):  # noqa: N818 - the condition is the name
     """The medium refused something: this wheel takes no more, its node opens the spare.
 
@@ -197,18 +204,11 @@ class OriginWheel:
         Raises:
             SlotFull: nothing was written; without that slot's messages it can be tried again.
             SlotFinished: nothing was written; the caller let a late message through.
+            NotEncodable: nothing was written; the caller let through what no frame can hold.
             WheelBroken: the medium refused; see there.
         """
         self._refuse_if_broken()
-        frames = encode_group(
-            columns,
-            kind=kind,
-            wheel=self.meta.wheel,
-            first_seq=self._index.last_seq + 1,
-            accepted_at_ms=accepted_at_ms,
-            max_frame_messages=self._max_frame_messages,
-            max_frame_bytes=self._max_frame_bytes,
-        )
+        frames = self._encode(columns, kind, accepted_at_ms)
         if frames and frames[0].slot < self._floor:
             raise SlotFinished(f"slot {frames[0].slot} is below the floor {self._floor}")
         self._slots.refuse_full(frames)
@@ -227,6 +227,14 @@ class OriginWheel:
         if failure is not None:
             raise self._break(f"a write failed: {failure}", places[:done]) from failure
         return places
+
+    def check_encodable(self, columns: Columns, kind: Kind) -> None:
+        """Encodes a group for nothing but to see whether that can be done.
+
+        Raises:
+            NotEncodable: it cannot.
+        """
+        self._encode(columns, kind, accepted_at_ms=0)
 
     def sync(self) -> None:
         """Returns when everything appended is on the medium.
@@ -267,6 +275,20 @@ class OriginWheel:
         self._broken = self._broken or "it was closed"
         self._slots.close()
         self._index.close()
+
+    def _encode(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> list[EncodedFrame]:
+        try:
+            return encode_group(
+                columns,
+                kind=kind,
+                wheel=self.meta.wheel,
+                first_seq=self._index.last_seq + 1,
+                accepted_at_ms=accepted_at_ms,
+                max_frame_messages=self._max_frame_messages,
+                max_frame_bytes=self._max_frame_bytes,
+            )
+        except Exception as error:  # encoding touches nothing: whatever it raises, all is as before
+            raise NotEncodable(f"{type(error).__name__}: {error}") from error
 
     def _write_frames(self, frames: list[EncodedFrame]) -> tuple[list[FramePlace], OSError | None]:
         """Writes frames in order up to the first that fails."""

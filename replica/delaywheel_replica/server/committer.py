@@ -22,11 +22,12 @@ waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from delaywheel.columns import Columns
@@ -34,13 +35,17 @@ from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import SlotFull
-from delaywheel.wheel import FramePlace, SlotFinished, WheelBroken
+from delaywheel.wheel import FramePlace, NotEncodable, SlotFinished, WheelBroken
 from delaywheel_replica.core.member import Admission
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
 _GROUP_MESSAGES: Final = 20_000
 _GROUP_BYTES: Final = 32 * 1024 * 1024
+# So much of what an encoder says goes into an answer.
+_CAUSE_LENGTH: Final = 100
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +126,21 @@ class Group:
             return [(request, Committed(wheel, seq, {})) for request in self.requests], []
         later: Answers = []
         now: Answers = []
-        begin = 0
-        for request in self.requests:
-            verdicts = self.verdicts[begin : begin + len(request.columns)]
+        for request, place in self.places():
+            verdicts = self.verdicts[place]
             rows = np.flatnonzero(verdicts).tolist()
             failed = {row: self.reasons[verdicts[row]] for row in rows}
             answers = later if len(failed) < len(verdicts) else now
             answers.append((request, Committed(wheel, seq, failed)))
-            begin += len(request.columns)
         return later, now
+
+    def places(self) -> Iterator[tuple[Request, slice]]:
+        """The requests, and which messages of the group are theirs."""
+        begin = 0
+        for request in self.requests:
+            end = begin + len(request.columns)
+            yield request, slice(begin, end)
+            begin = end
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +159,17 @@ class Wrote:
 
 
 def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
-    """Appends those messages of a group that are not refused; full and finished slots are left out.
+    """Appends those messages of a group that are not refused.
 
-    If the wheel breaks, messages that are not known to count are refused.
+    Refused are, beyond what was before: messages of full and finished slots; requests that no
+    frame can hold, whatever encoding them raises; and, if the wheel breaks, messages that are not
+    known to count.
     """
     while True:
         columns, rows = group.columns, None
         if group.verdicts.any():
             rows = np.flatnonzero(group.verdicts == 0)
-            columns = columns.take(rows)
+            columns = columns.take(rows).compacted()
         if not len(columns):
             return Wrote(columns, ())
         try:
@@ -168,9 +181,23 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
             # The seal should have refused it; nothing was written, and the least is finished.
             finished = (group.columns.slots == columns.slots.min()) & (group.verdicts == 0)
             group.refuse(finished, Refusal(Reason.DUE_TOO_OLD, "Its second is finished"))
+        except NotEncodable as error:
+            _refuse_not_encodable(store, group, error)
         except WheelBroken as error:
             _refuse_undone(group, rows, error)
             return Wrote(columns, error.done, error)
+
+
+def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> None:
+    """Refuses the requests that cannot be encoded by themselves; if each can, all of them."""
+    _log.error("a group cannot be encoded", error=str(error), exc_info=error)
+    refusal = Refusal(Reason.INTERNAL, f"It cannot be encoded: {str(error)[:_CAUSE_LENGTH]}")
+    undone = group.verdicts == 0
+    culprits = np.zeros_like(undone)
+    for request, place in group.places():
+        if undone[place].any() and not store.can_encode(request.columns, group.kind):
+            culprits[place] = undone[place]
+    group.refuse(culprits if culprits.any() else undone, refusal)
 
 
 def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:

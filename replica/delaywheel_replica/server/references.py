@@ -7,7 +7,7 @@ from delaywheel.errors import MessageInvalidError
 from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.refusals import RefusedError, quoted
 
 _SLOT_BEYOND = 1 << 32
 
@@ -32,7 +32,7 @@ def reference_of(message: pb.MessageRef) -> Reference:
             try:
                 handle = Handle.parse(message.handle)
             except MessageInvalidError as error:
-                raise RefusedError(Reason.HANDLE_INVALID, repr(message.handle)) from error
+                raise RefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
             return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None)
         case "id_and_due":
             both = message.id_and_due

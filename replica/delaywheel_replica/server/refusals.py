@@ -5,7 +5,7 @@ retry helps.
 """
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
@@ -27,6 +27,8 @@ _RETRY_DELAY_MS = {
     Reason.NOT_UP_TO_DATE: 200,
     Reason.CANCEL_UNKNOWN: 200,
 }
+# So much of a caller's text is said back to it.
+_QUOTED_LENGTH: Final = 60
 DETAILS_KEY = "grpc-status-details-bin"
 """Metadata of a call's end: a google.rpc.Status."""
 
@@ -72,6 +74,11 @@ class RefusedError(Exception):
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason.value)
         self.refusal = Refusal(reason, detail)
+
+
+def quoted(text: str) -> str:
+    """A caller's text, to be said back to it in an error: no longer than an error should be."""
+    return repr(text if len(text) <= _QUOTED_LENGTH else f"{text[:_QUOTED_LENGTH]}…")
 
 
 async def abort(context: "grpc.aio.ServicerContext[object, object]", refusal: Refusal) -> NoReturn:

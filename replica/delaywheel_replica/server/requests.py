@@ -9,7 +9,6 @@ said, for columns whether lengths and blob agree, which is a matter of the whole
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -20,7 +19,7 @@ from delaywheel.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.headers import check_headers, encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.refusals import Refusal, RefusedError
+from delaywheel_replica.server.refusals import Refusal, RefusedError, quoted
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 # Dues are cut to this before they go into a column: far beyond every span, far below overflow.
@@ -70,7 +69,7 @@ class Batch:
         good = np.ones(len(self.columns), dtype=np.bool_)
         good[list(self.refusals)] = False
         rows = np.flatnonzero(good)
-        return self.columns.take(rows), rows
+        return self.columns.take(rows).compacted(), rows
 
 
 def decode(request: pb.DelayProduceRequest, rules: Rules, *, now_ms: int) -> Batch:
@@ -143,19 +142,21 @@ def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms
 
 def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
     columns = batch.columns
-    for number, topic in enumerate(columns.topics):
-        if not is_topic_name(topic):
-            refusal = Refusal(Reason.TOPIC_INVALID)
-        elif topic in own_topics:
-            refusal = Refusal(Reason.TOPIC_INVALID, f"{topic} belongs to the service")
-        else:
-            continue
-        batch.refuse(np.flatnonzero(columns.topic_numbers == number), refusal)
+    is_name = np.array([is_topic_name(topic) for topic in columns.topics], dtype=np.bool_)
+    if not is_name.all():
+        invalid = np.flatnonzero(~is_name[columns.topic_numbers])
+        batch.refuse(invalid, Refusal(Reason.TOPIC_INVALID))
+    for topic in own_topics.intersection(columns.topics):
+        ours = np.flatnonzero(columns.topic_numbers == columns.topics.index(topic))
+        batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, f"{topic} belongs to the service"))
 
 
-@lru_cache(maxsize=4096)
 def is_topic_name(topic: str) -> bool:
-    """Whether Kafka could have a topic of this name."""
+    """Whether Kafka could have a topic of this name.
+
+    Nothing is remembered of it: matching costs no more than looking it up, and a caller may name
+    topics of any length.
+    """
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
 
 
@@ -182,6 +183,10 @@ def _decode_columns(batch: pb.ColumnBatch) -> Columns:
     value_lengths = _column(batch.value_lengths, np.int32, messages, "value_lengths")
     headers_lengths = _column(batch.headers_lengths, np.int32, messages, "headers_lengths")
     ids = _column(batch.ids, np.uint8, messages * ID_LENGTH_BYTES, "ids")
+    if len(batch.topics) > messages:
+        raise RefusedError(
+            Reason.REQUEST_MALFORMED, f"{len(batch.topics)} topics for {messages} messages"
+        )
     topics = tuple(batch.topics)
     topic_numbers = _column(batch.topic_numbers, np.uint32, messages, "topic_numbers")
     blob = batch.blob
@@ -210,7 +215,7 @@ def _decode_columns(batch: pb.ColumnBatch) -> Columns:
         timestamps_ms=_optional(batch.timestamps_ms, np.int64, messages, "timestamps_ms"),
         blob=blob,
         starts=starts,
-    )
+    ).compacted()
 
 
 def _column(packed: bytes, dtype: type[_Scalar], items: int, name: str) -> NDArray[_Scalar]:
@@ -338,7 +343,7 @@ def _delay_of(message: pb.DelayedMessage, rules: Rules) -> int:
     if message.HasField("level"):
         delay_ms = rules.levels_ms.get(message.level)
         if delay_ms is None:
-            raise RefusedError(Reason.LEVEL_UNKNOWN, f"No level {message.level!r}")
+            raise RefusedError(Reason.LEVEL_UNKNOWN, f"No level {quoted(message.level)}")
         return delay_ms
     if message.delay_ms < 0:
         raise RefusedError(Reason.DELAY_INVALID, f"A delay of {message.delay_ms} ms")

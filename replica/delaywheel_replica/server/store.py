@@ -40,6 +40,7 @@ from delaywheel.wheel import (
     DEFAULT_MAX_FRAME_BYTES,
     DEFAULT_MAX_FRAME_MESSAGES,
     FramePlace,
+    NotEncodable,
     OriginWheel,
     WheelBroken,
     WheelMeta,
@@ -226,6 +227,7 @@ class Store:
         Raises:
             SlotFull: nothing was written.
             SlotFinished: nothing was written.
+            NotEncodable: nothing was written.
             WheelBroken: the medium refused; some frames may count, see `last_seq`.
         """
         if self._open is None:
@@ -243,6 +245,16 @@ class Store:
         if len(self._open.meta.members) > 1:
             self._recent.add(places)
         return places
+
+    def can_encode(self, columns: Columns, kind: Kind) -> bool:
+        """Whether frames of the open wheel can hold these."""
+        if self._open is None:
+            raise ValueError("no wheel is open")
+        try:
+            self._open.check_encodable(columns, kind)
+        except NotEncodable:
+            return False
+        return True
 
     def leave_wheel(self) -> Held:
         """The open wheel is written no more; what it holds.
