@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,7 @@ class Checks:
         self.registered: dict[WheelId, WheelRecord] = {}
         self.given_up: set[FrameName] = set()
         self.floor = 0
+        self._told: dict[tuple[str, str, WheelId], Held] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
         self._delivered: Counter[Key] = Counter()
@@ -125,12 +127,17 @@ class Checks:
 
     def held(self, node: SimNode, held: Held) -> None:
         """A node holds a wheel so far; it may not have heard yet that a frame is given up."""
-        wheel = held.card.wheel
-        lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
-        prefix = next(lacking, held.applied + 1) - 1
         storage = node.storage
         if storage is not None:
-            self._truth.held(storage, node.boot, wheel, prefix)
+            place = storage, node.boot, held.card.wheel
+            self._told[place] = held
+            self._truth.held(*place, self._prefix(held))
+
+    def _prefix(self, held: Held) -> int:
+        """Up to where it holds a wheel; a frame that is given up is not lacking."""
+        wheel = held.card.wheel
+        lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
+        return next(lacking, held.applied + 1) - 1
 
     def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
         """An origin acknowledges: W members hold it, as far as it can know; no end lies before."""
@@ -248,9 +255,18 @@ class Checks:
         """One control record counts, though nobody can read it yet."""
         for wheel, record in news.wheels.items():
             self.registered.setdefault(wheel, record)
-        self.given_up |= news.lost
+        if news.lost:
+            self._give_up(news.lost)
         if news.progress is not None:
             self.floor = max(self.floor, news.progress.floor)
+
+    def _give_up(self, lost: AbstractSet[FrameName]) -> None:
+        """Frames are given up: who lacks nothing else holds more than it could say so far."""
+        self.given_up |= lost
+        wheels = {wheel for wheel, _ in lost}
+        for place, held in self._told.items():
+            if held.card.wheel in wheels:
+                self._truth.held(*place, self._prefix(held))
 
     def visible(self, entries: list[LogEntry]) -> None:
         """Records can be read, in the order of their logs."""

@@ -162,3 +162,28 @@ def deleted_slot(script: Script) -> None:
     for number, due_ms in enumerate(seconds):
         script.send(4_500 + 200 * number, "bca", delay_ms=due_ms - 4_500 - 200 * number)
     script.until_ms = 12_000
+
+
+@DELIVERY(r"a slot file is gone", r"a +does Repair", r"delivers m\d+ c\.1")
+def deleted_copy(script: Script) -> None:
+    """The leader's copy of a slot file is deleted while it is open, and is put back."""
+    due_ms = script.about(6_000, 900)
+    for at_ms in range(2_500, 3_500, 100):
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    choice = script.random.randrange(1_000)
+    script.do(script.about(3_600), "slot_gone", node="a", choice=choice)
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"a bit flipped in index", r"server died", r"tells lost a\.1/", r"closes a\.1 at")
+def torn_behind_a_loss(script: Script) -> None:
+    """A node alone lost a row of its index, and dies while it writes the rows of its last group."""
+    script.cluster("a", 1, max_frame_messages=5)
+    script.flow(2_500, 4_000, 100, "a", delay_ms=9_000)
+    script.do(4_050, "bit_flip", node="a", what="index", choice=script.random.randrange(1 << 30))
+    at_ms = script.about(4_320, 60)
+    # Two slot files are made and written before the rows, which get through in part.
+    script.do(at_ms, "kill_at_write", node="a", effects=4, torn=0.7)
+    for delay_ms in (20_000, 24_000):
+        script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
+    script.until_ms = 9_000

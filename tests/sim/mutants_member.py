@@ -236,6 +236,10 @@ def begins_a_deleted_slot_anew() -> list[Patch]:
     return [instead(SlotFiles, "append", where_it_ends)]
 
 
+def repairs_a_deleted_file() -> list[Patch]:
+    return [instead(SlotFiles, "reopen", lambda _self, _slots: None)]
+
+
 def one_word_makes_a_frame_lost() -> list[Patch]:
     return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
 
@@ -343,6 +347,12 @@ MEMBER = {
         begins_a_deleted_slot_anew,
         "not drained .* do not hold",
         ("deleted_slot",),
+    ),
+    "a deleted file is repaired": Mutant(
+        "frames are put back into a file that is open here and whose name is gone",
+        repairs_a_deleted_file,
+        "not drained .* messages are pending",
+        ("deleted_copy",),
     ),
     "one word makes a frame lost": Mutant(
         "a frame is given up when one member lacks it",

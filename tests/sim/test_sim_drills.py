@@ -44,6 +44,8 @@ FOUND = {
     "sent_again",
     "bad_copy",
     "deleted_slot",
+    "deleted_copy",
+    "torn_behind_a_loss",
 }
 """What the simulation found beyond these."""
 

@@ -268,6 +268,17 @@ def test_a_damaged_row_is_repaired_and_hits_no_other_frame() -> None:
         pair.assert_same()
 
 
+def test_a_repair_goes_to_the_file_that_has_the_name() -> None:
+    pair = Pair((0, 0, 0))
+    pair.mirror.append(pair.copies)
+    pair.disk.delete(pair.slot_path())  # behind the back of the mirror, which has it open
+    pair.mirror.note_damaged(2)
+    for copy in pair.copies:
+        assert pair.mirror.repair([copy]) == []
+    assert not pair.mirror.lacking
+    pair.assert_same()
+
+
 def test_repair_of_what_is_whole_writes_nothing() -> None:
     pair = Pair()
     pair.mirror.append(pair.copies)

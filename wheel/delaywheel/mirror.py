@@ -192,6 +192,7 @@ class MirrorWheel:
                 except FrameDamaged as damage:
                     refused.append(damage)
         damaged = [place for place in places if self._is_damaged(place.seq)]
+        self._slots.reopen({place.slot for place in damaged})
         taken = self._taken(damaged)
         with self._medium.lock:
             self._medium.note_lacking(place.seq for place in damaged)

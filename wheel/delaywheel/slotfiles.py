@@ -116,6 +116,14 @@ class HandleCache:
             for key in keys:
                 self._handles.pop(key).file.close()
 
+    def close_slots(self, owner: int, slots: Collection[int]) -> None:
+        """Closes the handles of some of one owner's slots."""
+        with self._lock:
+            for slot in slots:
+                handle = self._handles.pop((owner, slot), None)
+                if handle is not None:
+                    handle.file.close()
+
     def _used(self, owner: int, slot: int, folder: Path) -> _Handle:
         """A handle, now the one last used."""
         key = (owner, slot)
@@ -225,6 +233,13 @@ class SlotFiles:
         """Writes one frame at its place, wherever the others of its slot end."""
         end = self._handles.write(self._owner, slot, self._folder, buffer, offset)
         self.mark_unsynced([slot], new=end == 0)
+
+    def reopen(self, slots: Collection[int]) -> None:
+        """Has the next write of these slots go to the files that have their names by then.
+
+        Somebody may have deleted a file that is open here: nobody else can read what goes there.
+        """
+        self._handles.close_slots(self._owner, slots)
 
     def length(self, slot: int) -> int:
         """The length of a slot's file; 0 when it is not there."""
