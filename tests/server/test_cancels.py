@@ -18,6 +18,7 @@ from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.queries import Queries
+from delaywheel_replica.server.references import Reference
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Found
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms, wall_ms
@@ -40,11 +41,13 @@ class Site:
         scans: what each look at the slot finds, the last one from then on.
         words: what happens while the cleaner's next words are awaited.
         held: how much of the other node's wheel is held here.
+        asked: what was looked for.
     """
 
     scans: list[Found]
     words: list[Callable[[], None]] = field(default_factory=list)
     held: int = 1
+    asked: list[Reference] = field(default_factory=list)
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
     def __post_init__(self) -> None:
@@ -71,7 +74,8 @@ class Site:
         wheels = {OWN: wheel_beat(2), OTHERS: wheel_beat(self.held)}
         return ServerStatus(beat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
-    async def find(self, _reference: object) -> Found:
+    async def find(self, reference: Reference) -> Found:
+        self.asked.append(reference)
         return self.scans.pop(0) if len(self.scans) > 1 else self.scans[0]
 
     async def submit(self, *_columns: object) -> object:
@@ -82,7 +86,9 @@ class Site:
             await asyncio.Event().wait()
         self.words.pop(0)()
 
-    async def cancel(self) -> pb.CancelOutcome.ValueType | Reason:
+    async def cancel(
+        self, named: pb.MessageRef | None = None
+    ) -> pb.CancelOutcome.ValueType | Reason:
         """What is answered."""
         view = NodeView(status=self.status, cleaner=self.cleaner)
         cancels = Cancels(
@@ -93,7 +99,7 @@ class Site:
             ask=lambda _: None,
             next_word=self.next_word,
         )
-        named = pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
+        named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
         try:
             return (await cancels.cancel(pb.CancelRequest(message=named), passed=False)).outcome
         except RefusedError as error:
@@ -108,6 +114,18 @@ async def test_what_was_delivered_is_said_to_be() -> None:
     site = Site([found(), found(OWN_CANCEL)])
     site.words.append(lambda: site.done(others=1))
     assert await site.cancel() == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+
+
+async def test_once_found_by_its_handle_it_stays_that_message() -> None:
+    """Another due of the same id may come to lie in that second, when the cancel is written."""
+    site = Site([found(), found(OWN_CANCEL)])
+    site.scans[0].dues_ms = (site.due_ms,)
+    site.words.append(lambda: site.done(others=1))
+    slot = site.due_ms // 1000
+    handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
+    assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+    pinned = Reference(slot, bytes(16), site.due_ms, OWN)
+    assert site.asked == [replace(pinned, due_ms=None), pinned, pinned]
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:

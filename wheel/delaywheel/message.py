@@ -232,7 +232,8 @@ class Handle(NamedTuple):
     """Where a pending message is: enough to look at it or withdraw it. Its text is stable.
 
     Attributes:
-        wheel: The wheel that took it; a hint, the other two find it.
+        wheel: The wheel that took it. The other two find it; this one decides when the same id was
+            sent with several dues of one second.
         slot: The second of its due, `due_ms // 1000`.
         id: 16 bytes.
 

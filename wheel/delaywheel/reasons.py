@@ -237,7 +237,7 @@ class Reason(StrEnum):
         "HANDLE_AMBIGUOUS",
         _INVALID,
         _FINAL,
-        "Give either a handle, or id and due.",
+        "Give either a handle, or id and due; id and due where a handle fits several messages.",
     )
     MESSAGE_NOT_FOUND = (
         "MESSAGE_NOT_FOUND",

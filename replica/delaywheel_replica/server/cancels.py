@@ -7,6 +7,7 @@ A node that does not lead passes the call on (``passing.py``).
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -82,7 +83,8 @@ class Cancels:
             passed: another node has passed the call on.
 
         Raises:
-            RefusedError: NO_LEADER, NOT_UP_TO_DATE, CANCEL_UNKNOWN, or that of the writing.
+            RefusedError: NO_LEADER, NOT_UP_TO_DATE, HANDLE_AMBIGUOUS, CANCEL_UNKNOWN, or that of
+                the writing.
         """
         reference = reference_of(request.message)
         if self._view.cleaner.leading() is None and not passed:
@@ -94,6 +96,8 @@ class Cancels:
     async def _cancel(self, reference: Reference) -> "pb.CancelOutcome.ValueType":
         found = await self._queries.find(reference)
         due_ms = _due_of(reference, found)
+        # From here on it is this message, whatever else comes to lie in that second.
+        reference = replace(reference, due_ms=due_ms)
         decision = before_writing(self._sight(due_ms, found))
         if decision is CancelDecision.ALREADY_DELIVERED:
             decision = await self._delivered(reference, due_ms)
@@ -158,10 +162,7 @@ class Cancels:
 def _due_of(reference: Reference, found: Found) -> int:
     if reference.due_ms is not None:
         return reference.due_ms
-    if found.first is None:
-        return reference.slot * 1000
-    frame, row = found.first
-    return int(frame.columns.due_ms[row])
+    return found.dues_ms[0] if found.dues_ms else reference.slot * 1000
 
 
 def _cancel_of(id_: bytes, due_ms: int) -> Columns:

@@ -36,6 +36,8 @@ _PAGE_AT_MOST: Final = 1_000
 # A page that carries contents ends when it gets so long.
 _PAGE_BYTES: Final = 2 << 20
 _SLOT_BEYOND: Final = 1 << 32
+# So many of those that a handle may mean are named.
+_DUES_TOLD: Final = 5
 _Made = TypeVar("_Made")
 
 _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
@@ -73,7 +75,13 @@ class Queries:
         self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
-        """Where a message and its cancels lie; below the floor there is nothing to be found."""
+        """Where a message and its cancels lie; below the floor there is nothing to be found.
+
+        Raises:
+            RefusedError: HANDLE_AMBIGUOUS: several messages have this id and second;
+                NOT_UP_TO_DATE: only another message is found, and this one may lie in what cannot
+                be read.
+        """
         progress = self._progress()
         if progress is not None and reference.slot < progress.floor:
             # Its rows may still be in an index, its file is gone: nothing that others could hold.
@@ -86,15 +94,24 @@ class Queries:
             reference.id,
             limits_of(status),
             reference.due_ms,
+            reference.wheel,
         )
         found.complete = found.complete and self._knows_all(status)
+        if found.first is not None and not (found.in_wheel or found.complete):
+            raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
+        if len(found.dues_ms) > 1:
+            dues = ", ".join(map(str, found.dues_ms[:_DUES_TOLD]))
+            raise RefusedError(
+                Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}"
+            )
         return found
 
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
         """One message with its content.
 
         Raises:
-            RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read.
+            RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
+                HANDLE_AMBIGUOUS.
         """
         found = await self.find(reference)
         if found.first is None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from delaywheel.columns import ID_LENGTH_BYTES
 from delaywheel.errors import MessageInvalidError
+from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -14,11 +15,19 @@ _SLOT_BEYOND = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One message. ``due_ms`` is None when a handle gives only its second."""
+    """One message.
+
+    Attributes:
+        slot: its second.
+        id: its 16 bytes.
+        due_ms: its due; None: a handle gives only the second.
+        wheel: the wheel that took it, as a handle says; None: only id and due are given.
+    """
 
     slot: int
     id: bytes
     due_ms: int | None
+    wheel: WheelId | None = None
 
 
 def reference_of(message: pb.MessageRef) -> Reference:
@@ -31,9 +40,10 @@ def reference_of(message: pb.MessageRef) -> Reference:
         case "handle":
             try:
                 handle = Handle.parse(message.handle)
-            except MessageInvalidError as error:
+                wheel = WheelId.parse(handle.wheel)
+            except (MessageInvalidError, NameInvalidError) as error:
                 raise RefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
-            return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None)
+            return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None, wheel)
         case "id_and_due":
             both = message.id_and_due
             if len(both.id) != ID_LENGTH_BYTES:

@@ -24,14 +24,19 @@ class Found:
     """Where a message and its cancels lie.
 
     Attributes:
+        dues_ms: of all that may be meant, ascending: one, unless nothing was found, or a handle
+            fits several messages. Of several nothing else is told.
         copies: in the order of positions; more than one after a retry.
         first: frame and row of the first copy.
+        in_wheel: the wheel that the handle names has a copy, or none is named.
         complete: every frame of the slot could be read, of every wheel.
     """
 
+    dues_ms: tuple[int, ...] = ()
     copies: list[Position] = field(default_factory=list)
     cancels: list[Position] = field(default_factory=list)
     first: tuple[Frame, int] | None = None
+    in_wheel: bool = True
     complete: bool = True
 
 
@@ -59,7 +64,12 @@ class Scanner:
         self._readers: dict[WheelId, WheelReader] = {}
 
     def find(
-        self, slot: int, id_: bytes, limits: Mapping[WheelId, int], due_ms: int | None
+        self,
+        slot: int,
+        id_: bytes,
+        limits: Mapping[WheelId, int],
+        due_ms: int | None,
+        wheel: WheelId | None = None,
     ) -> Found:
         """Looks for a message.
 
@@ -67,22 +77,30 @@ class Scanner:
             slot: its second.
             id_: its 16 bytes.
             limits: the wheels to look at, each up to a seq.
-            due_ms: its due; None: any within the second, that of the first copy.
+            due_ms: its due; None: any within the second.
+            wheel: which one took it; None: any. It decides when the id was sent with several dues
+                of one second. It need not have it any more: another attempt may lie elsewhere.
         """
         found = Found()
         frames = list(self.frames(slot, limits, found))
         wanted = np.frombuffer(id_, dtype=np.uint8)
-        for frame in frames:
-            if frame.kind is Kind.MESSAGES:
-                for row in _rows_of(frame.columns, wanted, due_ms):
-                    if found.first is None:
-                        found.first = frame, row
-                        due_ms = int(frame.columns.due_ms[row])
-                    found.copies.append(Position(frame.wheel, frame.seq, row))
-        for frame in frames:
-            if frame.kind is Kind.CANCELS:
-                for row in _rows_of(frame.columns, wanted, due_ms):
-                    found.cancels.append(Position(frame.wheel, frame.seq, row))
+        copies = list(_named(frames, Kind.MESSAGES, wanted, due_ms))
+        dues_ms = {due_ms for _, _, due_ms in copies}
+        if wheel is not None:
+            there = {due_ms for frame, _, due_ms in copies if frame.wheel == wheel}
+            found.in_wheel = bool(there)
+            dues_ms = there or dues_ms
+        found.dues_ms = tuple(sorted(dues_ms))
+        if len(dues_ms) != 1:
+            return found
+        (due_ms,) = dues_ms
+        copies = [copy for copy in copies if copy[2] == due_ms]
+        found.first = copies[0][:2]
+        found.copies = [Position(frame.wheel, frame.seq, row) for frame, row, _ in copies]
+        found.cancels = [
+            Position(frame.wheel, frame.seq, row)
+            for frame, row, _ in _named(frames, Kind.CANCELS, wanted, due_ms)
+        ]
         return found
 
     def frames(
@@ -122,6 +140,16 @@ def key_of(columns: Columns, row: int) -> bytes:
     """Id and due of a message, as one key."""
     id_: bytes = columns.ids[row].tobytes()
     return id_ + int(columns.due_ms[row]).to_bytes(8, "little")
+
+
+def _named(
+    frames: Iterable[Frame], kind: Kind, wanted: NDArray[np.uint8], due_ms: int | None
+) -> Iterator[tuple[Frame, int, int]]:
+    """The messages or cancels of an id, in the order of positions: frame, row, due."""
+    for frame in frames:
+        if frame.kind is kind:
+            for row in _rows_of(frame.columns, wanted, due_ms):
+                yield frame, row, int(frame.columns.due_ms[row])
 
 
 def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:
