@@ -1,7 +1,6 @@
 """A real one-node Apache Kafka broker on loopback: for tests, the demo and the benchmark.
 
-The jars are fetched once into the cache folder by the Ivy that PySpark ships (no Maven, no
-Docker), under a file lock, so that several runs may start at the same time.
+Where its jars and Java come from is in kafka_jars.py.
 
 A broker has two client listeners: the plain one (`address`) and a *proxied* one, which tells
 clients to come back to `proxy_address`. Nothing listens there until a test puts a proxy between
@@ -20,7 +19,6 @@ import itertools
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -37,10 +35,8 @@ from pathlib import Path
 from typing import Self
 
 from local.child import interrupt_on_signals, start_child
+from local.kafka_jars import KAFKA_VERSION, KafkaError, class_archive, fetch_kafka, find_java
 
-KAFKA_VERSION = "4.1.1"
-SCALA_VERSION = "2.13"
-JAVA_VERSIONS = range(17, 26)
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 20.0
 PORTS = range(20_000, 32_000)
@@ -50,73 +46,6 @@ JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
 
 _claiming = threading.Lock()
 _claimed: set[int] = set()
-
-# Kafka logs through SLF4J 1.7 and brings no backend for it: without one it says nothing.
-_WANTED = (
-    ("org.apache.kafka", f"kafka_{SCALA_VERSION}", KAFKA_VERSION),
-    ("org.slf4j", "slf4j-simple", "1.7.36"),
-)
-
-
-class KafkaError(RuntimeError):
-    """The broker could not be fetched, started or stopped."""
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept between runs."""
-    if named := os.environ.get("DELAYWHEEL_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "delaywheel"
-
-
-def find_java() -> str:
-    """The Java that runs the broker: `JAVA_HOME`, else the one on the path."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None:
-        raise KafkaError("no Java found: install a Java runtime, 17 or 21, or set JAVA_HOME")
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
-    version = re.search(r'version "(\d+)', told)
-    if version is None or int(version[1]) not in JAVA_VERSIONS:
-        raise KafkaError(f"Kafka needs Java 17 or newer; {java} says: {told.strip()}")
-    return java
-
-
-def fetch_kafka() -> Path:
-    """The folder of Kafka's jars; downloads them at the first call."""
-    cache = cache_folder()
-    jars = cache / f"kafka-{KAFKA_VERSION}"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "kafka.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not jars.is_dir():
-            _download(jars, cache)
-    return jars
-
-
-def _download(jars: Path, cache: Path) -> None:
-    """Fetches into a folder beside and renames it, so that half a download is never taken."""
-    import pyspark  # noqa: PLC0415 - only for the path of its Ivy; heavy, and only needed once
-
-    ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"), None)
-    if ivy is None:
-        raise KafkaError("this PySpark ships no Ivy jar to fetch Kafka with")
-    half = jars.with_name(jars.name + ".half")
-    shutil.rmtree(half, ignore_errors=True)
-    print(f"fetching Apache Kafka {KAFKA_VERSION} (43 MB) into {cache}", file=sys.stderr)
-    for organisation, module, version in _WANTED:
-        command = [
-            *(find_java(), "-jar", str(ivy), "-cache", str(cache / "ivy")),
-            *("-dependency", organisation, module, version, "-confs", "default", "-retrieve"),
-            f"{half}/[organisation]-[artifact]-[revision](-[classifier]).[ext]",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        jar = half / f"{organisation}-{module}-{version}.jar"
-        if done.returncode != 0 or not jar.is_file():
-            told = done.stdout[-3000:] + done.stderr[-1000:]
-            raise KafkaError(f"Ivy could not fetch {module} {version}:\n{told}")
-    half.rename(jars)
 
 
 def free_ports(count: int) -> list[int]:
@@ -178,6 +107,7 @@ class KafkaBroker:
         port: int | None = None,
         heap: str = "768m",
         settings: Mapping[str, str] | None = None,
+        archive_to: Path | None = None,
     ) -> None:
         """Prepares a broker; nothing runs before `start`.
 
@@ -186,6 +116,7 @@ class KafkaBroker:
             port: The port for clients; a free one if absent.
             heap: The JVM's greatest heap, as for `-Xmx`.
             settings: Broker settings on top of the defaults.
+            archive_to: Where a clean stop leaves an archive of the classes that were loaded.
         """
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="delaywheel-kafka-"))
@@ -193,6 +124,7 @@ class KafkaBroker:
         self.log_path = self.folder / "kafka.log"
         self._heap = heap
         self._settings = dict(settings or {})
+        self._archive_to = archive_to
         free = free_ports(4)
         self._port = port or free[0]
         self._controller_port, self.proxied_port, self.proxy_port = free[1:]
@@ -242,7 +174,7 @@ class KafkaBroker:
         config.write_text("".join(f"{k}={v}\n" for k, v in self._properties().items()))
         if not (self.folder / "data" / "meta.properties").exists():
             self._format(config)
-        java = self._java(f"-Xmx{self._heap}")
+        java = self._java(f"-Xmx{self._heap}", *(self._archive_made() or self._archive_in_use()))
         self._process = start_child([*java, "kafka.Kafka", str(config)], log=self.log_path)
         self._wait_until_ready()
 
@@ -327,14 +259,21 @@ class KafkaBroker:
         }
 
     def _java(self, *options: str) -> list[str]:
-        jars = f"{fetch_kafka()}/*"
+        jars = fetch_kafka()
         logging = "-Dorg.slf4j.simpleLogger."
         return [
             *(find_java(), *os.environ.get(JVM_VARIABLE, JVM_OPTIONS).split(), *options),
             *(f"{logging}defaultLogLevel=warn", f"{logging}showDateTime=true"),
             f"{logging}dateTimeFormat=HH:mm:ss.SSS",
-            *("-cp", jars),
+            *("-cp", f"{jars}/*"),
         ]
+
+    def _archive_made(self) -> list[str]:
+        return [f"-XX:ArchiveClassesAtExit={self._archive_to}"] if self._archive_to else []
+
+    def _archive_in_use(self) -> list[str]:
+        archive = None if self._archive_to else class_archive(_archive_classes)
+        return [f"-XX:SharedArchiveFile={archive}"] if archive else []
 
     def _format(self, config: Path) -> None:
         cluster = "-"
@@ -342,7 +281,7 @@ class KafkaBroker:
             cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         done = subprocess.run(
             [
-                *self._java("-Xmx256m", "-XX:TieredStopAtLevel=1"),
+                *self._java("-Xmx256m", "-XX:TieredStopAtLevel=1", *self._archive_in_use()),
                 *("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)),
             ],
             capture_output=True,
@@ -363,6 +302,13 @@ class KafkaBroker:
             self.kill()
             why = "did not start in time" if code is None else f"ended with code {code}"
             raise KafkaError(f"the broker {why}; its log ends with:\n{tail}")
+
+
+def _archive_classes(archive: Path) -> None:
+    with KafkaBroker(archive_to=archive):
+        pass  # once it answers it has loaded what most of a start is spent on
+    if not archive.exists():
+        raise KafkaError("the broker left no archive of its classes")
 
 
 def _answers(address: str) -> bool:

@@ -89,9 +89,11 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
     """Each says that it is there, and when it is told to end; what would follow never begins."""
     pipe = tmp_path / "there"
     os.mkfifo(pipe)
+    # The signal is blocked until it is waited for: an interrupt between the two is not lost.
     there = (
-        f"import signal\ntry:\n open({str(pipe)!r}, 'w').write('x')\n signal.pause()\n"
-        "except KeyboardInterrupt: print('told to end')\n"
+        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+        f"os.write(os.open({str(pipe)!r}, os.O_WRONLY), b'x')\n"
+        "signal.sigwait([signal.SIGINT])\nprint('told to end')\n"
     )
     steps = [[Step(name, python(there)), Step("next", python(""))] for name in ("one", "two")]
     monkeypatch.setattr(checks, "lanes", lambda **_: steps)
