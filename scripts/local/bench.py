@@ -37,7 +37,7 @@ from delaywheel import Client, Message
 from local.bench_report import print_report
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError, LocalCluster
-from local.kafka import KafkaError
+from local.kafka_jars import KafkaError
 from local.observer import Observer, Record
 from local.scraping import Meter
 from local.tally import Spread, due_of

@@ -24,7 +24,7 @@ from local.child import interrupt_on_signals
 from local.cluster import ClusterError, parse_settings
 from local.disturbing import Disturber, How, Strike
 from local.gaps import longest_gap, usual_spacing_ms
-from local.kafka import KafkaError
+from local.kafka_jars import KafkaError
 from local.machine import CpuTime, load_1min
 from local.stage import Ended, Stage, staged
 from local.traffic import steady

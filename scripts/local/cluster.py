@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from local.child import interrupt_on_signals
-from local.kafka import KafkaBroker, KafkaError, free_ports, write_ready_file
+from local.kafka import KafkaBroker, free_ports, write_ready_file
+from local.kafka_jars import KafkaError
 from local.node import Node
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from local.child import interrupt_on_signals
 from local.cluster import ClusterError
-from local.kafka import KafkaError
+from local.kafka_jars import KafkaError
 from local.node import STOP_TIMEOUT_S
 from local.reconciling import Books, BooksError, books_folder, reconcile
 from local.stage import TICK_S, TOPIC, Ended, Stage, staged

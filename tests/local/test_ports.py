@@ -10,7 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from local import kafka
-from local.kafka import KafkaError, free_ports
+from local.kafka import free_ports
+from local.kafka_jars import KafkaError
 
 ANOTHER = """
 import sys
