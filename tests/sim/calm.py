@@ -16,6 +16,13 @@ HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
 """None of these gives a node a reason to stand, or to leave a wheel."""
 
 
+FULL_DISK = frozenset({"lost_answers", "disk_full"})
+"""While nothing else happens to one node alone, the cluster goes on deleting."""
+
+FLOOR_BEHIND_S = 15
+"""The floor follows the late window by less: transactions, seals, the books, and a leader's end."""
+
+
 def is_calm(plan: Plan) -> bool:
     """Whether nothing is done to the cluster that it would notice."""
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
@@ -25,6 +32,27 @@ def wrong_closes(world: World, wheel: WheelId) -> Iterator[str]:
     """A wheel is closed: nobody had a reason to leave it."""
     if is_calm(world.plan):
         yield f"{wheel} is closed, and nothing was done to {wheel.node}"
+
+
+def has_one_full_disk(plan: Plan) -> bool:
+    """Whether all that happens is that the disk of one node fills, which the others can spare."""
+    actions = [step for step in plan.steps if isinstance(step, Action)]
+    full = {str(step.arguments["node"]) for step in actions if step.kind == "disk_full"}
+    others = len(plan.settings.nodes) - len(full)
+    return (
+        all(step.kind in FULL_DISK for step in actions)
+        and len(full) <= 1
+        and others >= max(plan.settings.min_insync, 1)
+    )
+
+
+def resting_floor(world: World) -> Iterator[str]:
+    """The cluster does not delete what is finished, though at most one disk is full."""
+    if world.checks.floor and has_one_full_disk(world.plan):
+        now_s = min(node.clock.wall_ms() for node in world.living()) // 1000
+        behind_s = now_s - world.settings.late_window_s - world.checks.floor
+        if behind_s > FLOOR_BEHIND_S:
+            yield f"the floor {world.checks.floor} is {behind_s} s behind the late window"
 
 
 def wrong_candidacies(world: World) -> Iterator[str]:

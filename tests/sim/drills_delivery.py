@@ -187,3 +187,15 @@ def torn_behind_a_loss(script: Script) -> None:
     for delay_ms in (20_000, 24_000):
         script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
     script.until_ms = 9_000
+
+
+@DELIVERY(r"disk_full", r"No space left", r"does Sweep", r"does Sweep", r"does Sweep")
+def full_disk(script: Script) -> None:
+    """The disk of one node fills, and stays full: the others go on, and go on deleting."""
+    node = script.random.choice("abc")
+    others = "".join(other for other in "abc" if other != node)
+    script.flow(2_500, 50_000, 300, others, delay_ms=script.about(300, 3_000))
+    spare_bytes = script.random.randrange(2_000)
+    script.do(script.about(5_000, 2_000), "disk_full", node=node, spare_bytes=spare_bytes,
+              ms=FOREVER_MS)  # fmt: skip
+    script.until_ms = 55_000

@@ -2,6 +2,7 @@
 
 import re
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,25 @@ FOUND = {
     "deleted_slot",
     "deleted_copy",
     "torn_behind_a_loss",
+    "full_disk",
 }
 """What the simulation found beyond these."""
+
+
+RED = {
+    "full_disk": "a full disk stops the floor of all",
+}
+"""What is known and not mended yet, and why it fails."""
+
+
+def drills() -> list[Any]:
+    """Every drill; those that are red have to stay so until they are taken off the list."""
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=RED[name]))
+        if name in RED
+        else name
+        for name in sorted(DRILLS)
+    ]
 
 
 def run(name: str, seed: int) -> tuple[Result, list[str]]:
@@ -60,7 +78,7 @@ def run(name: str, seed: int) -> tuple[Result, list[str]]:
     return result, lines[:healed]
 
 
-@pytest.mark.parametrize("name", sorted(DRILLS))
+@pytest.mark.parametrize("name", drills())
 def test_a_drill_leads_where_it_should(name: str) -> None:
     result, trace = run(name, 1)
     assert not result.violations
@@ -70,7 +88,7 @@ def test_a_drill_leads_where_it_should(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(DRILLS))
+@pytest.mark.parametrize("name", drills())
 def test_a_drill_goes_well_at_other_times(name: str) -> None:
     assert not run(name, 2)[0].violations
 

@@ -24,6 +24,7 @@ from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.member_events import MemberConfig
 from sim.book import TOPICS, Book, Entry
 from sim.bounds import out_of_bounds, too_large_at_the_end
+from sim.calm import resting_floor
 from sim.checks import Checks
 from sim.clients import Clients
 from sim.drained import why_not_drained
@@ -242,7 +243,7 @@ class World:
                 perform(self, step.kind, dict(step.arguments))
 
     def _look(self) -> None:
-        for what in out_of_bounds(self):
+        for what in (*out_of_bounds(self), *resting_floor(self)):
             self.violation(what)
         self.scheduler.call_later(LOOK_US, self._look)
 
