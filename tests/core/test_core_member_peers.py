@@ -282,7 +282,7 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
     node.tick()
-    others = (beat_of("b", office=Office(4, (Fence("a", 1),))),)
+    others = (beat_of("b", last_number=2, office=Office(4, (Fence("a", 1),))),)
     beat = beat_of("c", office=Office(5, (Fence("b", 2), Fence("a", 1))))
     effects = node.machine.step(_received(node, "c", Gossip(beat, others)))
     awaited = [effect for effect in effects if isinstance(effect, Save | LeaveWheel)]
@@ -365,7 +365,8 @@ def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> Non
 
 def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() -> None:
     node = _mirror_of_b(held=0)
-    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 2),)))))
+    office = Office(5, (Fence("b", 2),))
+    node.receive("c", Gossip(beat_of("c", office=office, wheels={B2: wheel_beat(0)})))
     node.receive("b", Gossip(beat_of("b", open=B3)))
     assert messages(node, Refused) == []
     node.receive("b", Gossip(beat_of("b", count=2, open=B3, spare=B2)))
@@ -484,7 +485,7 @@ def test_the_newest_beats_of_others_are_relayed() -> None:
     node.tick()
     (gossip, _) = [m for _, m in node.take_sent() if isinstance(m, Gossip)]
     assert gossip.others == (beat,)
-    assert gossip.beat.floor == 17
+    assert gossip.beat.floor is None, "only the own cleaner's word of it is told as the own"
     assert gossip.beat.heard == {"b": Heard("boot-b", 100)}
 
 

@@ -21,6 +21,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
+from delaywheel_replica.core.plausible import check
 from delaywheel_replica.peers.encoding import decode, encode
 from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_ids
 
@@ -67,6 +68,20 @@ def test_every_message_survives(message: PeerMessage) -> None:
     read = decode(encode(message))
     assert read == message
     assert type(read) is type(message)
+
+
+@given(st.binary(max_size=60), messages, st.data())
+def test_of_damaged_bytes_nothing_but_malformed_is_raised(
+    bytes_of_chance: bytes, message: PeerMessage, data: st.DataObject
+) -> None:
+    written = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        written[data.draw(st.integers(0, len(written) - 1))] = data.draw(st.integers(0, 255))
+    for told in (bytes_of_chance, bytes(written)):
+        try:
+            check("a", decode(told))
+        except MalformedError:
+            continue
 
 
 @given(frames)

@@ -42,7 +42,7 @@ def test_a_hello_survives(who: PeerIdentity, to: str) -> None:
 
 @given(identities | st.builds(PeerRefusal, st.sampled_from(PeerReason), texts))
 def test_an_answer_survives(answer: PeerIdentity | PeerRefusal) -> None:
-    assert decode_answer(encode_answer(answer)) == answer
+    assert decode_answer(encode_answer(answer)) == answer  # told with all of its text
 
 
 def test_processes_of_one_machine_are_told_apart() -> None:
@@ -132,6 +132,24 @@ def test_each_refusal_names_both_values(
     assert refusal.reason is reason
     for text in told:
         assert text in refusal.text
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        judge(ME, identity("n1", storage="twin"), MEMBERS),
+        judge(ME, identity("n7"), MEMBERS),
+        id_taken(identity("n2"), identity("n2", storage="copy", boot="elsewhere")),
+        id_taken(replace(identity("n2"), started_ns=9), replace(identity("n2"), started_ns=8)),
+    ],
+)
+def test_a_refusal_tells_a_stranger_nothing_that_he_did_not_bring(refusal: PeerRefusal) -> None:
+    sent = decode_answer(encode_answer(refusal))
+    assert isinstance(sent, PeerRefusal)
+    assert sent.reason is refusal.reason
+    assert sent.text
+    for secret in ("disk-n", "boot", "n1, n2"):
+        assert secret not in sent.text
 
 
 def test_of_another_protocol_nothing_else_is_looked_at() -> None:

@@ -32,6 +32,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
+from delaywheel_replica.core.plausible import check
 from delaywheel_replica.peers import accepting, network
 from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.handshake import encode_hello
@@ -351,8 +352,24 @@ def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
         assert pb.Answer.FromString(next(answers)).welcome.node == "n1"
         assert list(answers) == []
         assert one.reason("n2") is PeerReason.MALFORMED
+        assert one.state("n2").counters.malformed == 1
         one.wait("told", lambda: one.broken == ["n2"])
         channel.close()
+
+
+def test_a_message_that_the_server_does_not_believe_ends_its_stream_and_nothing_else() -> None:
+    members = members_of(2)
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+        one.on_message = check
+        other.network.send("n1", Vote(1 << 60))
+        one.wait("counted", lambda: one.state("n2").counters.malformed == 1)
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+        other.network.send("n1", Vote(2))
+        one.wait("heard", lambda: ("n2", Vote(2)) in one.came)
+        assert ("n2", Vote(1 << 60)) not in one.came
 
 
 def test_who_says_no_hello_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

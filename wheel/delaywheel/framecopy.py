@@ -1,6 +1,10 @@
 """A frame on its way from one copy of a wheel to another."""
 
-from typing import NamedTuple
+import struct
+from typing import Final, NamedTuple
+
+_PLACE: Final = struct.Struct("<I4xI4x")
+"""Slot and length of an index row, for those who decide without reading what a frame holds."""
 
 
 class FrameCopy(NamedTuple):
@@ -17,3 +21,7 @@ class FrameCopy(NamedTuple):
     seq: int
     row: bytes
     content: bytes
+
+    def place(self) -> tuple[int, int]:
+        """Slot and length in bytes, as the row says; (0, 0) when it is no row at all."""
+        return _PLACE.unpack(self.row) if len(self.row) == _PLACE.size else (0, 0)

@@ -103,6 +103,7 @@ from delaywheel_replica.core.peers import (
     Vote,
     VoteAsk,
 )
+from delaywheel_replica.core.plausible import known_number, tempered
 from delaywheel_replica.core.promises import Promises, answer
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.core.telling import Telling
@@ -311,7 +312,7 @@ class Member:
                 self._mirrors.told_lacks(sender, message)
                 return self._mirrors.fetch()
             case Promise():
-                return [Tell()] if self._promises.answered(sender, message.answer) else []
+                return self._promised(sender, message.answer)
             case VoteAsk():
                 return self._asked_vote(sender, message)
             case Vote():
@@ -345,8 +346,17 @@ class Member:
 
     def _refused(self, message: Refused) -> None:
         """One member is enough: what it does not take may never be acknowledged."""
-        if message.origin == self._known.node:
-            self._asked([Fence(message.origin, message.upto)])
+        node = self._known.node
+        if message.origin == node:
+            upto = min(message.upto, self._known_number(node))
+            self._asked([Fence(node, upto)])
+
+    def _known_number(self, origin: str) -> int:
+        """No promise is given about wheels beyond: it would bind for ever."""
+        known = self._known
+        registered = () if known.registry is None else known.registry.wheels
+        number = known_number(origin, registered, self._holdings, self._hearing.beats())
+        return max(number, known.state.last_number) if origin == known.node else number
 
     def _asked(self, fences: Iterable[Fence]) -> None:
         if self._promises.asked(fences, self._known.state):
@@ -370,9 +380,11 @@ class Member:
     # --- what others say
 
     def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
-        now_ms = self._known.now_ms
+        known, now_ms = self._known, self._known.now_ms
         effects: list[Effect] = []
-        news = self._hearing.gossip(sender, gossip, now_ms)
+        most_slot = known.wall_ms // 1000 - known.config.late_window_s
+        beats = [tempered(beat, most_slot) for beat in (gossip.beat, *gossip.others)]
+        news = self._hearing.gossip(sender, Gossip(beats[0], tuple(beats[1:])), now_ms)
         self._hearing.message(sender, now_ms)
         for each in news:
             effects += self._heard(each)
@@ -383,7 +395,6 @@ class Member:
     def _heard(self, news: News) -> list[Effect]:
         beat, known = news.beat, self._known
         effects = self._tell_leader() if self._holdings.heard(beat) else []
-        known.raise_floor(beat.floor)
         if news.is_direct:
             self._completeness.heard(beat)
             self._line.heard(beat)
@@ -395,7 +406,7 @@ class Member:
         if news.is_direct:
             self._voting.leader_heard(beat.node, known.now_ms)
         self._promises.filled(beat.office.fills)
-        self._asked(beat.office.fences)
+        self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
         return [*effects, *self._answer_leader(beat)]
 
     def _refuse_named(self, beat: Beat) -> list[Effect]:
@@ -414,6 +425,14 @@ class Member:
         state = self._known.state
         found = (answer(state, fence, self._holdings) for fence in sorted(fences))
         return [each for each in found if each is not None]
+
+    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
+        """Answers are kept for each origin: of nodes that nobody knows they are not."""
+        origin = given.fence.origin
+        is_configured = origin in {self._known.node, *self._hearing.others}
+        if not is_configured and self._known_number(origin) == 0:
+            return []
+        return [Tell()] if self._promises.answered(sender, given) else []
 
     def _tell_leader(self) -> list[Effect]:
         return [] if self._known.office is None else [Tell()]

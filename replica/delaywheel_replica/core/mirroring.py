@@ -12,9 +12,13 @@ Of those that may be taken, the ones that follow on what is held are mirrored, i
 that are held are passed over; and what comes behind a gap is dropped, to be fetched. Those that are
 lacking below are put in their places, which a promise does not forbid: its answer tells of the
 greatest seq that has a row here, and no end is found below it.
+
+Before all that, frames are left out (`believable`) that no holder can have: without content, though
+their second is not finished; and for a second that lies further ahead than anything is accepted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
@@ -37,6 +41,27 @@ class Verdict:
     repair: tuple[FrameCopy, ...] = ()
     refused: bool = False
     answer: bool = False
+
+
+AHEAD_SECONDS: Final = 86_400
+"""Clocks may differ by so much, beyond a wheel's span, before its frames are taken for damaged."""
+
+
+def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
+    """The message without frames that cannot be so.
+
+    Args:
+        frames: as they came.
+        finished_below: the slot below which frames may be without content.
+        now_slot: of the own clock.
+    """
+    last_slot = now_slot + frames.card.span_seconds + AHEAD_SECONDS
+    kept = tuple(
+        copy
+        for copy, (slot, length) in ((copy, copy.place()) for copy in frames.frames)
+        if not length or (slot <= last_slot and (copy.content or slot < finished_below))
+    )
+    return frames if len(kept) == len(frames.frames) else replace(frames, frames=kept)
 
 
 def judge(

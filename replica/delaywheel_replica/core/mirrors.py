@@ -42,7 +42,7 @@ from delaywheel_replica.core.member_events import (
     Repair,
     Send,
 )
-from delaywheel_replica.core.mirroring import Verdict, judge
+from delaywheel_replica.core.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
 from delaywheel_replica.core.promises import Promises
 
@@ -122,6 +122,8 @@ class Mirrors:
     def came(self, sender: str, frames: Frames) -> list[Effect]:
         """Frames came, pushed or asked for."""
         wheel = frames.card.wheel
+        if not self._is_its_card(frames):
+            return []
         if frames.request:
             self._fetching.answered(frames.request)
         if not self._awaiting.is_writing(wheel):
@@ -185,10 +187,26 @@ class Mirrors:
             (self._catching_up if frames.request else self._pushed).add(card.wheel)
         return effects
 
+    def _is_its_card(self, frames: Frames) -> bool:
+        """Whether a card says what is known of its wheel; of unknown wheels only pushes are taken.
+
+        The origin pushes a wheel as soon as it was given it, perhaps before this node has read so.
+        """
+        card = frames.card
+        record, held = self._known.record(card.wheel), self._holdings.get(card.wheel)
+        if record is not None:
+            return (card.members, card.min_insync) == (record.members, record.min_insync)
+        return frames.request == 0 if held is None else card == held.card
+
     def _judge(self, frames: Frames) -> Verdict:
         wheel, known = frames.card.wheel, self._known
+        by_clock = known.wall_ms // 1000 - known.config.late_window_s
         return judge(
-            frames,
+            believable(
+                frames,
+                finished_below=max(by_clock, known.floor or 0),
+                now_slot=known.wall_ms // 1000,
+            ),
             self._holdings.get(wheel),
             storage=known.storage,
             node=known.node,

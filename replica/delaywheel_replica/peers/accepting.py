@@ -23,8 +23,14 @@ from delaywheel_replica.peers.states import PeerReason, PeerRefusal
 HELLO_S: Final = 5.0
 """A stream that has not said Hello for so long is ended: each keeps a thread."""
 
+CONTROL_BYTES: Final = 8 << 20
+"""Of one message on a control stream: a beat tells some hundred bytes of each wheel."""
+
 STRANGERS_LOGGED: Final = 100
 """Refusals of nodes that are no members are logged once each, at most so many."""
+
+_TEXT: Final = 300
+"""So many characters are kept of what is wrong with a message."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +51,8 @@ class Acceptor:
         Args:
             me: this node.
             peers: the other members.
-            on_message: called with the sender and the message, in the order of each stream.
+            on_message: called with the sender and the message, in the order of each stream; raises
+                MalformedError for one that cannot be so.
         """
         self._me = me
         self._peers = peers
@@ -75,7 +82,8 @@ class Acceptor:
             yield encode_answer(self._me)
             self._read(peer, stream, requests)
         except MalformedError as error:
-            peer.refused(Way.IN, stream, PeerRefusal(PeerReason.MALFORMED, str(error)))
+            peer.tallies[Way.IN, stream].malformed += 1
+            peer.refused(Way.IN, stream, PeerRefusal(PeerReason.MALFORMED, str(error)[:_TEXT]))
         except grpc.RpcError:  # broken
             pass
         finally:
@@ -100,6 +108,8 @@ class Acceptor:
     def _read(self, peer: Peer, stream: Stream, requests: Iterator[bytes]) -> None:
         tally = peer.tallies[Way.IN, stream]
         for data in requests:
+            if stream is Stream.CONTROL and len(data) > CONTROL_BYTES:
+                raise MalformedError(f"a message of {len(data)} bytes on the control stream")
             message = decode(data)
             tally.received += 1
             tally.received_bytes += len(data)

@@ -76,11 +76,13 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
         if own != others:
             return PeerRefusal(reason, _differ(mine, theirs, name, own, others))
     if theirs.node == mine.node:
-        text = f"two nodes are {mine.node}: their storages are {mine.storage}, {theirs.storage}"
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+        told = f"two nodes are {mine.node}"
+        text = f"{told}: their storages are {mine.storage}, {theirs.storage}"
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, told)
     if theirs.node not in members:
-        text = f"{theirs.node} is none of the members {mine.node} has: {', '.join(sorted(members))}"
-        return PeerRefusal(PeerReason.NOT_A_MEMBER, text)
+        told = f"{theirs.node} is none of the members {mine.node} has"
+        text = f"{told}: {', '.join(sorted(members))}"
+        return PeerRefusal(PeerReason.NOT_A_MEMBER, text, told)
     return _refuse_settings(mine, theirs)
 
 
@@ -134,11 +136,12 @@ def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
     | the same | later | the node was restarted: what is left of the first is about to break |
     | the same | earlier | refused: a copy on that machine was started after it |
     """
+    told = f"{first.node} is connected already, as another process"
     if (first.storage, first.boot) != (second.storage, second.boot):
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second))
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second), told)
     if 0 < second.started_ns < first.started_ns:
         text = f"{_two_nodes(first, second)}, and was started before"
-        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text)
+        return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, told)
     return None
 
 
@@ -173,7 +176,7 @@ def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
     """The only response of a stream: who was reached, or why not."""
     if isinstance(answer, PeerIdentity):
         return pb.Answer(welcome=_identity(answer)).SerializeToString()
-    refusal = pb.Refusal(reason=answer.reason.value, text=answer.text)
+    refusal = pb.Refusal(reason=answer.reason.value, text=answer.told or answer.text)
     return pb.Answer(refusal=refusal).SerializeToString()
 
 

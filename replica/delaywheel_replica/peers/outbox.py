@@ -29,6 +29,7 @@ class Tally:
     received_bytes: int = 0
     dropped: int = 0
     dropped_bytes: int = 0
+    malformed: int = 0
     superseded: int = 0
     connects: int = 0
 

@@ -212,6 +212,7 @@ class Peer:
             received_bytes=sum(tally.received_bytes for tally in tallies),
             dropped=sum(tally.dropped for tally in tallies),
             dropped_bytes=sum(tally.dropped_bytes for tally in tallies),
+            malformed=sum(tally.malformed for tally in tallies),
             superseded=sum(tally.superseded for tally in tallies),
             connects=sum(tally.connects for tally in tallies),
             breaks=self._breaks,

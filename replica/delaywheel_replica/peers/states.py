@@ -32,10 +32,18 @@ class PeerReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """Why, for programs and for people."""
+    """Why, for programs and for people.
+
+    Attributes:
+        reason: for programs.
+        text: for this node's log, and whoever asks it.
+        told: for the other side, in place of `text`: anybody may open a stream, so it names no
+            member, storage or boot that it did not bring along. Empty: all of `text`.
+    """
 
     reason: PeerReason
     text: str
+    told: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class Counters:
         received_bytes: of these.
         dropped: messages not sent: the peer was not connected, or its queue was full.
         dropped_bytes: of these, where they had been encoded.
+        malformed: messages that could not be read or cannot be so; each ended its stream.
         superseded: Gossip that a newer one replaced before it was sent; not a loss.
         connects: how often one of the two streams to it was welcomed.
         breaks: how often the peer was told to be disconnected.
@@ -60,6 +69,7 @@ class Counters:
     received_bytes: int = 0
     dropped: int = 0
     dropped_bytes: int = 0
+    malformed: int = 0
     superseded: int = 0
     connects: int = 0
     breaks: int = 0

@@ -77,6 +77,7 @@ from delaywheel_replica.core.member_events import (
     Written,
 )
 from delaywheel_replica.core.peers import Frames, Lacks, PeerMessage
+from delaywheel_replica.core.plausible import check
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import (
     Answers,
@@ -217,7 +218,12 @@ class Driver:
             self._outside.answer(overdue)
 
     def received(self, sender: str, message: PeerMessage) -> None:
-        """A message of another node."""
+        """A message of another node.
+
+        Raises:
+            MalformedError: no node can mean it; nothing was done.
+        """
+        check(sender, message)
         self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms))
 
     def disconnected(self, peer: str) -> None:

@@ -178,5 +178,10 @@ PEER_METRICS: tuple[Spec, ...] = (
         "Messages not sent: no connection, or a full queue; what counts is sent again.",
         lambda c: c.dropped,
     ),
+    _traffic(
+        "peer_malformed_messages",
+        "Messages of a peer that could not be read or cannot be so; each closed its connection.",
+        lambda c: c.malformed,
+    ),
     _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),
 )
