@@ -11,6 +11,7 @@ import pytest
 from delaywheel.disk import PosixFile
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, selection, tail, window
+from delaywheel_replica.cleaner.kept import Bound
 from delaywheel_replica.cleaner.rows import DueMessage, Outcome
 from delaywheel_replica.cleaner.selection import Step
 from support.due_leader import EMPTY, START_MS, Leader, message, numbers, until
@@ -114,20 +115,23 @@ def test_a_copy_in_a_frame_beyond_the_step_is_not_looked_at(wheels: Wheels) -> N
         assert numbers(leader.messages) == [1, 5, 6, 7]
 
 
-@pytest.mark.parametrize("kept", [0, window.PAST_MESSAGES])
+NOTHING = Bound(0, 0, 0)
+
+
+@pytest.mark.parametrize("kept", [NOTHING, window.PAST])
 def test_a_retry_of_a_done_message_is_dropped(
-    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, kept: int
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, kept: Bound
 ) -> None:
-    monkeypatch.setattr(window, "PAST_MESSAGES", kept)
+    monkeypatch.setattr(window, "PAST", kept)
     first = message(START_MS + 100, 1, value=b"one")
-    wheels.write(A1, [first, message(START_MS + 200, 2)])
+    wheels.write(A1, [first, message(START_MS + 200, 2), message(START_MS + 2_000, 9)])
     wheels.cancel(A1, [message(START_MS + 200, 2)])
     with Leader(wheels) as leader:
         leader.forward(START_MS + 5000)
         wheels.write(B1, [first, replace(first, value=b"two"), message(START_MS + 200, 2)])
         wheels.write(A1, [message(START_MS + 300, 3)])
         leader.forward(START_MS + 5000)
-        assert numbers(leader.messages) == [1, 3]
+        assert numbers(leader.messages) == [1, 9, 3]
         outcomes = [(drop.outcome, drop.content_differs) for drop in leader.dropped]
         assert outcomes == [
             (Outcome.CANCELLED, False),
@@ -248,26 +252,76 @@ def test_days_without_messages_cost_few_steps(wheels: Wheels) -> None:
 def test_a_catch_up_holds_a_few_seconds_at_a_time(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window, "LOADED_AHEAD_MESSAGES", 20)
-    monkeypatch.setattr(window, "PAST_MESSAGES", 30)
+    monkeypatch.setattr(window, "AHEAD", Bound(1_000, 20, 1 << 30))
+    monkeypatch.setattr(window, "PAST", Bound(1_000, 30, 1 << 30))
     wheels.write(A1, [message(START_MS + 100 * number, number) for number in range(1, 3000)])
     with Leader(wheels) as leader:
         most = 0
         while leader.progress.due_ms < START_MS + 400_000:
             leader.commit(leader.look(START_MS + 400_000, cap_messages=25))
-            most = max(most, sum(len(s) for s in leader.reader._window._seconds.values()))
+            most = max(most, sum(len(s) for s in leader.reader._window._seconds))
         assert numbers(leader.messages) == list(range(1, 3000))
         assert most <= 100
 
 
-def test_late_messages_beyond_the_bound_wait_in_their_files(
+@pytest.mark.parametrize(
+    "bound", [Bound(4, 1_000, 1 << 30), Bound(1_000, 4, 1 << 30), Bound(1_000, 1_000, 4 << 20)]
+)
+def test_seconds_are_kept_by_number_messages_and_bytes(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, bound: Bound
+) -> None:
+    monkeypatch.setattr(window, "AHEAD", bound)
+    monkeypatch.setattr(window, "PAST", bound)
+    large = bytes(1 << 20)
+    wheels.write(A1, [message(START_MS + 1_000 * n, n, value=large) for n in range(40)])
+    with Leader(wheels) as leader:
+        most = 0
+        while leader.progress.due_ms < START_MS + 60_000:
+            leader.commit(leader.look(START_MS + 60_000, cap_messages=1))
+            most = max(most, len(leader.reader._window._seconds))
+        assert numbers(leader.messages) == list(range(40))
+        assert most <= 9  # four ahead, the one where progress stands, four past
+
+
+def test_seconds_below_the_floor_are_freed(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1_000 * n, n) for n in range(20)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 30_000)
+        floor = START_MS // 1_000 + 15
+        step = leader.look(START_MS + 30_001)
+        leader.reader.done(step, replace(step.after, floor=floor))
+        assert [second.slot for second in leader.reader._window._seconds] == [
+            *range(floor, floor + 5)
+        ]
+
+
+def test_late_frames_for_more_seconds_than_are_kept_are_all_taken(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "LATE_MESSAGES", 20)
-    for number in range(100):
-        wheels.write(A1, [message(START_MS - number, 2 * number + n) for n in (0, 1)])
+    monkeypatch.setattr(window, "PAST", NOTHING)
+    monkeypatch.setattr(tail, "LATE_MESSAGES", 3)
+    dues_ms = [START_MS + 1_000 * n for n in range(12)]
+    wheels.write(A1, [message(due_ms, n) for n, due_ms in enumerate(dues_ms)])
     with Leader(wheels) as leader:
-        assert len(leader.look(START_MS + 5).messages) == 20
+        leader.forward(START_MS + 20_000)
+        for wheel in (A1, B1, A2):
+            wheels.write(wheel, [message(due_ms, n) for n, due_ms in enumerate(dues_ms)])
+        for _ in range(36):  # each time some more are admitted
+            leader.forward(START_MS + 20_000)
+        assert len(leader.dropped) == 36
+        assert all(drop.outcome == Outcome.DUPLICATE for drop in leader.dropped)
+
+
+@pytest.mark.parametrize("bound", ["LATE_MESSAGES", "LATE_BYTES"])
+def test_late_messages_beyond_the_bound_wait_in_their_files(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(tail, bound, 20 if bound == "LATE_MESSAGES" else 20_000)
+    value = bytes(1_000)
+    for number in range(100):
+        wheels.write(A1, [message(START_MS - number, 2 * number + n, value=value) for n in (0, 1)])
+    with Leader(wheels) as leader:
+        assert len(leader.look(START_MS + 5).messages) in {18, 20}
         leader.forward(START_MS + 5, cap_messages=7)
         assert sorted(numbers(leader.messages)) == list(range(200))
 

@@ -41,6 +41,9 @@ FORWARDED = 0
 # Frames are taken in together up to so many messages: most frames are small, and each numpy
 # call costs as much for one message as for a hundred.
 _ROWS_TOGETHER = 4096
+# About what they take in memory beside the messages' own bytes, with buffers grown by doubling.
+_ROW_BYTES = 256
+_FRAME_BYTES = 512
 _TAKEN_OVER = (
     ("start", "starts"),
     ("timestamp_ms", "timestamps_ms"),
@@ -66,6 +69,8 @@ class Second:
 
     def __init__(self, slot: int, wheels: WheelNumbers) -> None:
         self.slot = slot
+        self.length_bytes = 0
+        """About what it takes in memory."""
         self._wheels = wheels
         self._records: Records = np.empty(0, RECORD)  # grown by doubling; `_count` are valid
         self._count = 0
@@ -185,7 +190,10 @@ class Second:
         records["accepted_at_ms"] = np.repeat(accepted_at_ms, rows)
         records["row"] = np.arange(len(records)) - np.repeat(np.cumsum(rows) - rows, rows)
         records["blob"] = np.repeat(np.arange(len(frames)) + len(self._blobs), rows)
-        self._blobs += [memoryview(part.blob) for part in columns]
+        blobs = [memoryview(part.blob) for part in columns]
+        self._blobs += blobs
+        self.length_bytes += sum(map(len, blobs)) + _FRAME_BYTES * len(blobs)
+        self.length_bytes += _ROW_BYTES * len(records)
         records["topic"] = self._topics_of(columns, rows)
         for name, column in _TAKEN_OVER:
             records[name] = np.concatenate([getattr(part, column) for part in columns])
@@ -224,6 +232,7 @@ class Second:
         _set_mixes(added)
         joined = np.concatenate((self._cancels, added))
         self._cancels = joined.take(np.argsort(joined["mix"]))
+        self.length_bytes += _ROW_BYTES * len(added)
 
 
 def _set_keys(records: Records, frames: list[Frame], rows: NDArray[np.int_]) -> None:

@@ -40,7 +40,8 @@ from delaywheel_replica.core.progress import Progress
 _ROWS_AT_ONCE = 65_536
 _HOLE = np.frombuffer(HOLE_ROW, INDEX_ROW)
 LATE_MESSAGES = 100_000
-"""No more frames are admitted while so many late messages wait for their steps."""
+LATE_BYTES = 32 << 20
+"""No more late frames are admitted while so much of them waits for its steps."""
 
 
 class LateFrame(NamedTuple):
@@ -50,6 +51,7 @@ class LateFrame(NamedTuple):
     second: Second
     begin: int
     end: int
+    length_bytes: int
 
 
 class Tail:
@@ -59,7 +61,7 @@ class Tail:
         self._disk = disk
         self._data = data
         self._window = window
-        self._late_messages = 0
+        self._late_messages = self._late_bytes = 0
         self.readers: dict[WheelId, WheelReader] = {}
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
@@ -71,7 +73,7 @@ class Tail:
         self.admitted = dict(progress.seqs)
         self.late.clear()
         self._awaited.clear()
-        self._late_messages = 0
+        self._late_messages = self._late_bytes = 0
 
     def follow(self, wheel: WheelId) -> None:
         """Read this wheel's index from now on."""
@@ -115,6 +117,7 @@ class Tail:
             while late and late[0].seq <= progress.seq(wheel):
                 taken = late.popleft()
                 self._late_messages -= taken.end - taken.begin
+                self._late_bytes -= taken.length_bytes
 
     def close(self) -> None:
         """Close the indexes."""
@@ -148,6 +151,7 @@ class Tail:
         if late:
             self.late.setdefault(wheel, deque()).extend(sorted(late, key=itemgetter(0)))
             self._late_messages += sum(frame.end - frame.begin for frame in late)
+            self._late_bytes += sum(frame.length_bytes for frame in late)
         self.admitted[wheel] = first + end - 1
         return end == len(rows)
 
@@ -183,13 +187,16 @@ class Tail:
         late = numbers[rows["slot"][numbers] <= progress.due_ms // 1000]
         if not len(late):
             return len(rows)
-        slots = rows["slot"][late]
-        waiting = [slot for slot in set(slots.tolist()) if self._window.open(slot) is None]
-        before = np.cumsum(message_counts(rows[late])) + self._late_messages
-        before[1:] = before[:-1]
-        before[:1] = self._late_messages
-        held = late[np.isin(slots, waiting) | (before >= LATE_MESSAGES)]
-        return int(held[0]) if len(held) else len(rows)
+        messages, lengths = message_counts(rows[late]), rows["length"][late].astype(np.int64)
+        is_full = np.cumsum(messages) - messages >= LATE_MESSAGES - self._late_messages
+        is_full |= np.cumsum(lengths) - lengths >= LATE_BYTES - self._late_bytes
+        end = int(late[is_full.argmax()]) if is_full.any() else len(rows)
+        slots, places = np.unique(rows["slot"][late[~is_full]], return_index=True)
+        # In the order of the rows, up to the first second that is not there: that one is loaded.
+        for place, slot in sorted(zip(places.tolist(), slots.tolist(), strict=True)):
+            if self._window.open(slot) is None:
+                return int(late[place])
+        return end
 
     def _read(
         self, wheel: WheelId, first: int, rows: NDArray[np.void], numbers: NDArray[np.intp]
@@ -220,6 +227,7 @@ class Tail:
             for frame in frames:
                 if frame.kind is Kind.MESSAGES:
                     begin, end = end, end + len(frame.columns)
-                    late.append(LateFrame(frame.seq, second, begin, end))
+                    length_bytes = memoryview(frame.columns.blob).nbytes
+                    late.append(LateFrame(frame.seq, second, begin, end, length_bytes))
         second.add(frames)
         return late

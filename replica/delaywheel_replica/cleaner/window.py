@@ -5,7 +5,8 @@ With w the millisecond up to which all is done, a second is
 =========  ========================================  =====================================
            slots                                     in memory
 =========  ========================================  =====================================
-past       < (w + 1) // 1000, wholly done            when a late frame needs it; the last few
+past       < (w + 1) // 1000, wholly done            when a late frame needs it; the last few,
+                                                     within `PAST` and not below the floor
 covered    from there up to `covered_to`             all that exist, or being loaded
 future     beyond                                    no
 =========  ========================================  =====================================
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
+from delaywheel_replica.cleaner.kept import Bound, KeptSeconds
 from delaywheel_replica.cleaner.loading import Loader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
@@ -41,9 +44,10 @@ from delaywheel_replica.core.progress import Progress
 
 PRELOAD_MS = 1500
 """A second is loaded when its first millisecond is this near: half a second or more ahead."""
-LOADED_AHEAD_MESSAGES = 200_000
-PAST_MESSAGES = 200_000
-"""Past seconds stay until those after them hold this many: late frames mostly want them."""
+AHEAD = Bound(seconds=256, messages=200_000, length_bytes=64 << 20)
+"""Once the seconds after the one where progress stands hold this, no other is loaded."""
+PAST = Bound(seconds=64, messages=200_000, length_bytes=32 << 20)
+"""Past seconds stay until those after them hold this: late frames mostly want the newest."""
 _HOUR = 3600
 
 
@@ -94,7 +98,7 @@ class Window:
         self._wheels = wheels
         self._loader = Loader(disk, data, wheels, thread=thread)
         self._known = KnownSlots()
-        self._seconds: dict[int, Second] = {}
+        self._seconds = KeptSeconds()
         self._blocked: dict[int, Awaited] = {}
         self._arrived: list[Frame] = []  # frames admitted for the second being loaded
         self._wanted: int | None = None  # a past second that a late frame waits for
@@ -113,22 +117,15 @@ class Window:
         self.covered_to = self._first - 1
 
     def advance(self, progress: Progress, pinned: AbstractSet[int]) -> None:
-        """Progress stands here now; past seconds beyond the bound are freed, `pinned` stay."""
+        """Progress stands here now; past seconds beyond the bounds are freed, `pinned` stay."""
         self._first = (progress.due_ms + 1) // 1000
         self.covered_to = max(self.covered_to, self._first - 1)
         self._blocked = {s: a for s, a in self._blocked.items() if s >= progress.floor}
-        held = 0
-        for slot in sorted(self._seconds, reverse=True):
-            if slot < self._first:
-                held += len(self._seconds[slot])
-                if held > PAST_MESSAGES and slot not in pinned:
-                    del self._seconds[slot]
+        self._seconds.free_past(self._first, progress.floor, PAST, pinned)
 
     def present(self) -> Iterator[Second]:
         """The seconds in memory that are not past, in order."""
-        for slot in sorted(self._seconds):
-            if slot >= self._first:
-                yield self._seconds[slot]
+        return self._seconds.from_slot(self._first)
 
     def loaded_to_ms(self) -> int:
         """The last due up to which all that is admitted is in memory."""
@@ -144,10 +141,7 @@ class Window:
         loaded = self._loader.peek()
         if loaded is not None and loaded.second.slot < self._first:
             return due_ms
-        seconds = list(self.present())
-        if loaded is not None:
-            seconds.append(loaded.second)
-        for second in seconds:
+        for second in chain(self.present(), () if loaded is None else (loaded.second,)):
             next_ms = second.next_due_ms(due_ms)
             if next_ms is not None:
                 return next_ms
@@ -174,7 +168,8 @@ class Window:
             return None
         if slot > self.covered_to:
             return None
-        second = self._seconds[slot] = Second(slot, self._wheels)
+        second = Second(slot, self._wheels)
+        self._seconds.put(second)
         return second
 
     def put_aside(self, slot: int, frames: list[Frame]) -> None:
@@ -195,7 +190,7 @@ class Window:
             self._blocked[loaded.second.slot] = Awaited(loaded.damaged)
         else:
             loaded.second.add(sorted(self._arrived, key=_place))
-            self._seconds[loaded.second.slot] = loaded.second
+            self._seconds.put(loaded.second)
         self._arrived = []
         return True
 
@@ -242,14 +237,11 @@ class Window:
                 return slot
         if any(slot >= self._first for slot in self._blocked):
             return None
-        if last <= self.covered_to or self._ahead() >= LOADED_AHEAD_MESSAGES:
+        if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
             return None
         found = self._known.next(self.covered_to + 1, last, readers)
         self.covered_to = last if found is None else found
         return found
-
-    def _ahead(self) -> int:
-        return sum(len(second) for slot, second in self._seconds.items() if slot > self._first)
 
     def close(self) -> None:
         """End the thread."""
