@@ -8,12 +8,14 @@ from random import Random
 
 import pytest
 
+from delaywheel import index
 from delaywheel.disk import PosixFile
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, selection, tail, window
 from delaywheel_replica.cleaner.kept import Bound
 from delaywheel_replica.cleaner.rows import DueMessage, Outcome
 from delaywheel_replica.cleaner.selection import Step
+from support.descriptors import open_files
 from support.due_leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due_oracle import as_message, verdicts
 from support.due_wheels import Wheels, wheels_in_memory
@@ -212,6 +214,17 @@ def test_a_lack_of_descriptors_is_no_lost_frame(
         leader.reader.start(leader.progress)
         leader.forward(START_MS + 5)
         assert numbers(leader.messages) == [1]
+
+
+def test_wheels_cost_no_descriptor_each(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "OPEN_INDEXES", 2)
+    for number in range(1, 21):
+        wheels.write(WheelId("a", number), [message(START_MS + 1, number)])
+    wheels.close()
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 5)
+        assert sorted(numbers(leader.messages)) == list(range(1, 21))
+        assert open_files(wheels.data) <= 4
 
 
 def test_a_clock_behind_w_moves_nothing(wheels: Wheels) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from delaywheel import layout
+from delaywheel.disk import Disk
 from delaywheel.format import INDEX_ROW_LENGTH_BYTES
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
@@ -12,7 +13,7 @@ from sim.disk import SimulatedDisk
 
 
 def copies_of(
-    disk: SimulatedDisk, data: Path, wheel: WheelId, first_seq: int = 1, *, floor: int = 0
+    disk: Disk, data: Path, wheel: WheelId, first_seq: int = 1, *, floor: int = 0
 ) -> list[FrameCopy]:
     """The frames from a seq on, up to the first that cannot be read."""
     reader = WheelReader(disk, data, wheel)

@@ -20,14 +20,41 @@ from delaywheel.format import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, decod
 
 ROWS_PER_SEGMENT = 65_536
 
+OPEN_INDEXES = 256
+
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
+
+
+class OpenIndexes:
+    """The index segments that one thread has open: a bounded number for any number of wheels.
+
+    The one used longest ago is closed; it is opened again when it is wanted.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or OPEN_INDEXES
+        self._used: dict[IndexWriter | IndexReader, None] = {}  # in the order of their last use
+
+    def use(self, index: "IndexWriter | IndexReader") -> None:
+        """This one is open, and in use now."""
+        self._used.pop(index, None)
+        self._used[index] = None
+        while len(self._used) > self._limit:
+            next(iter(self._used)).close()
+
+    def closed(self, index: "IndexWriter | IndexReader") -> None:
+        """This one is closed."""
+        self._used.pop(index, None)
 
 
 class IndexWriter:
     """Appends rows to an index, from ``last_seq`` on. ``append`` is for one thread."""
 
-    def __init__(self, disk: Disk, folder: Path, *, last_seq: int = 0) -> None:
+    def __init__(
+        self, disk: Disk, folder: Path, *, last_seq: int = 0, opened: OpenIndexes | None = None
+    ) -> None:
         self._disk = disk
+        self._open_indexes = opened or OpenIndexes()
         self._folder = folder
         self._segment = -1
         self._file: File | None = None
@@ -99,21 +126,24 @@ class IndexWriter:
             self._file.close()
             self._file = None
             self._segment = -1
+            self._open_indexes.closed(self)
 
     def _opened(self, segment: int) -> File:
         if self._file is None or self._segment != segment:
             self.close()
             self._file = self._disk.open(layout.index_path(self._folder, segment), create=True)
             self._segment = segment
+        self._open_indexes.use(self)
         return self._file
 
 
 class IndexReader:
     """Reads an index that another process may be writing."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk, folder: Path, *, opened: OpenIndexes | None = None) -> None:
         self._disk = disk
         self._folder = folder
+        self._open_indexes = opened or OpenIndexes()
         self._segment = 0
         self._file: File | None = None  # of _segment, the last one there was when we looked
 
@@ -123,6 +153,7 @@ class IndexReader:
             if self._file is None and not self._open_last():
                 return 0
             assert self._file is not None
+            self._open_indexes.use(self)
             rows = self._file.size() // INDEX_ROW_LENGTH_BYTES
             if rows < ROWS_PER_SEGMENT or not self._open(self._segment + 1):
                 return self._segment * ROWS_PER_SEGMENT + min(rows, ROWS_PER_SEGMENT)
@@ -147,6 +178,7 @@ class IndexReader:
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._open_indexes.closed(self)
 
     def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
         offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES

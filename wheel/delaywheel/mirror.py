@@ -91,8 +91,8 @@ class MirrorWheel:
         self._folder = layout.wheel_folder(data, meta.wheel)
         self._handles = handles
         self._slots = SlotFiles(self._folder, handles)
-        self._index = IndexWriter(disk, self._folder)
-        self._reader = WheelReader(disk, data, meta.wheel)
+        self._index = IndexWriter(disk, self._folder, opened=handles.indexes)
+        self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self._floor = floor
         self._dial = dial
         # Changed by the writing thread alone, and only as a whole.

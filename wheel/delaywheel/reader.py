@@ -33,7 +33,7 @@ from delaywheel.format import (
 )
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.index import ROWS_PER_SEGMENT, IndexReader
+from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
 from delaywheel.slotfiles import list_slots
 from delaywheel.unlisted import with_unlisted
 
@@ -61,10 +61,20 @@ class DamagedFrame:
 class WheelReader:
     """One wheel, for one thread."""
 
-    def __init__(self, disk: Disk, data: Path, wheel: WheelId) -> None:
+    def __init__(
+        self, disk: Disk, data: Path, wheel: WheelId, *, opened: OpenIndexes | None = None
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            wheel: which one.
+            opened: shared by all readers of a thread, it bounds how many files they keep open.
+        """
         self._disk = disk
         self._folder = layout.wheel_folder(data, wheel)
-        self._index = IndexReader(disk, self._folder)
+        self._index = IndexReader(disk, self._folder, opened=opened)
         self._window = _Window(self._index)
         self.wheel = wheel
 

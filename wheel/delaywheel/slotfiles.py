@@ -17,6 +17,7 @@ from pathlib import Path
 from delaywheel import layout
 from delaywheel.disk import Buffer, Disk, File
 from delaywheel.format import NO_SLOT, SLOT_FILE_LIMIT_BYTES, EncodedFrame
+from delaywheel.index import OpenIndexes
 
 # Handles of slots up to this many seconds ahead of the pointer are spared when one must go...
 _NEAR_SECONDS = 60
@@ -39,13 +40,17 @@ class _Handle:
 
 
 class HandleCache:
-    """Open slot files of all wheels, at most ``capacity`` of them. Thread-safe."""
+    """Open slot files of all wheels, at most ``capacity`` of them. Thread-safe.
+
+    ``indexes`` bounds the open index files of copies, for the thread that writes them.
+    """
 
     def __init__(self, disk: Disk, capacity: int) -> None:
         if capacity < 1:
             raise ValueError("a cache of handles needs room for one")
         self.disk = disk
         self.capacity = capacity
+        self.indexes = OpenIndexes()
         # The slot of the wall clock, told by the writer with each group.
         self.pointer_slot = 0
         self._handles: dict[tuple[int, int], _Handle] = {}  # in the order of their last use

@@ -17,7 +17,7 @@ from delaywheel_replica.cleaner.seconds import Second
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much of seconds may be in memory; the bytes bound descriptors of maps as well."""
+    """How much of seconds may be in memory."""
 
     seconds: int
     messages: int

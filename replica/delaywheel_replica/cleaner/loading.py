@@ -17,6 +17,7 @@ from time import sleep
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
+from delaywheel.index import OpenIndexes
 from delaywheel.reader import WheelReader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
@@ -75,6 +76,7 @@ class Loader:
         self._disk = disk
         self._data = data
         self._wheels = wheels
+        self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
         self._executor = ThreadPoolExecutor(1, "preload") if thread else None
         self._slot: int | None = None
@@ -150,4 +152,6 @@ class Loader:
         for wheel in self._readers.keys() - wheels:
             self._readers.pop(wheel).close()
         for wheel in wheels - self._readers.keys():
-            self._readers[wheel] = WheelReader(self._disk, self._data, wheel)
+            self._readers[wheel] = WheelReader(
+                self._disk, self._data, wheel, opened=self._open_indexes
+            )

@@ -50,6 +50,7 @@ from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.defects import end_with_any_thread
+from delaywheel_replica.descriptors import raise_descriptor_limit
 from delaywheel_replica.inheritance import exit_with_supervisor
 from delaywheel_replica.link import (
     AskTopic,
@@ -272,6 +273,7 @@ def main() -> int:
     config = Config.inherited()
     set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
     end_with_any_thread()
+    raise_descriptor_limit()
     cleaner = Cleaner(config, Link.inherited())
     try:
         cleaner.run()

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from delaywheel.disk import Disk
 from delaywheel.format import HOLE_ROW, INDEX_ROW, Frame, Kind, message_counts
 from delaywheel.identity import WheelId
+from delaywheel.index import OpenIndexes
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.cleaner.unreadable import Awaited, FrameName
@@ -62,6 +63,7 @@ class Tail:
         self._data = data
         self._window = window
         self._late_messages = self._late_bytes = 0
+        self._open_indexes = OpenIndexes()
         self.readers: dict[WheelId, WheelReader] = {}
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
@@ -78,7 +80,9 @@ class Tail:
     def follow(self, wheel: WheelId) -> None:
         """Read this wheel's index from now on."""
         if wheel not in self.readers:
-            self.readers[wheel] = WheelReader(self._disk, self._data, wheel)
+            self.readers[wheel] = WheelReader(
+                self._disk, self._data, wheel, opened=self._open_indexes
+            )
         self.admitted.setdefault(wheel, 0)
 
     def forget(self, wheel: WheelId) -> None:

@@ -7,7 +7,6 @@ the node is never half alive; the supervisor starts it again.
 
 import asyncio
 import os
-import resource
 import signal
 import sys
 from typing import Final
@@ -18,6 +17,7 @@ from delaywheel.nodefile import NodeFolderError
 from delaywheel.wheel import MetaDamaged
 from delaywheel_replica.config import Config
 from delaywheel_replica.defects import end_with_any_thread
+from delaywheel_replica.descriptors import raise_descriptor_limit
 from delaywheel_replica.inheritance import (
     ADDRESS_VARIABLE,
     EXIT_HOPELESS,
@@ -31,7 +31,6 @@ from delaywheel_replica.server.serving import Server
 
 # The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
 _SWITCH_INTERVAL_S: Final = 0.0005
-_DESCRIPTORS_WANTED: Final = 65_536
 # For sockets, logs, index segments, recovery and libraries; the rest may hold slot files.
 _DESCRIPTOR_RESERVE: Final = 512
 _OPEN_SLOT_FILES_AT_MOST: Final = 8_192
@@ -70,11 +69,8 @@ async def _serve(config: Config) -> None:
 
 def _open_slot_files() -> int:
     """Raises the soft limit on descriptors; how many slot files may be open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
-    soft = max(soft, min(wanted, _DESCRIPTORS_WANTED))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return min(_OPEN_SLOT_FILES_AT_MOST, max(16, soft - _DESCRIPTOR_RESERVE))
+    limit = raise_descriptor_limit()
+    return min(_OPEN_SLOT_FILES_AT_MOST, max(16, limit - _DESCRIPTOR_RESERVE))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from delaywheel.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.disk import Disk
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
+from delaywheel.index import OpenIndexes
 from delaywheel.reader import WheelReader
 from delaywheel_replica.core.progress import Position
 
@@ -61,6 +62,7 @@ class Scanner:
         self._disk = disk
         self._data = data
         self._on_damaged = on_damaged
+        self._open_indexes = OpenIndexes()
         self._readers: dict[WheelId, WheelReader] = {}
 
     def find(
@@ -111,7 +113,8 @@ class Scanner:
         for wheel in sorted(limits):
             reader = self._readers.get(wheel)
             if reader is None:
-                reader = self._readers[wheel] = WheelReader(self._disk, self._data, wheel)
+                reader = WheelReader(self._disk, self._data, wheel, opened=self._open_indexes)
+                self._readers[wheel] = reader
             for frame in reader.slot_frames(slot, limits[wheel]):
                 if isinstance(frame, Frame):
                     yield frame

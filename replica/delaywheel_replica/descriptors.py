@@ -1,0 +1,16 @@
+"""How many files a process may have open."""
+
+import resource
+from typing import Final
+
+_WANTED: Final = 65_536
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit as far as the hard one allows, or as we need; what it is then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(hard, _WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft
