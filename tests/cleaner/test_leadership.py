@@ -32,6 +32,7 @@ from delaywheel_replica.core.status import PeerSight, Role, ServerStatus
 from sim.cleaner import AllGoes, Tasks
 from sim.clocks import SimClock
 from sim.kafka import SimKafka
+from sim.kafka_log import TOMBSTONE_US
 from sim.kafka_ports import SimKafkaClient
 from sim.scheduler import Scheduler
 from support.core_values import beat, wheel_beat
@@ -71,7 +72,7 @@ class Place:
         self._reader = DueReader(PosixDisk(), data, preload_thread=False)
         self._required = required
         client = self.client("a")
-        follower = ControlFollower(client)
+        follower = ControlFollower(client, self.clock)
         candidacy = Candidacy(
             client,
             follower,
@@ -372,6 +373,31 @@ def test_what_the_operator_said_goes_with_the_office(place: Place) -> None:
     place.kafka.mend("a")
     place.until(place.in_office)
     place.never(lambda: place.view.state.nodes["c"].storage == "old", for_s=1.0)
+
+
+def test_what_was_unregistered_in_an_office_does_not_come_back_after_it(place: Place) -> None:
+    """Not even when the compacted topic says nothing of that any more."""
+    place.lead()
+    place.give_wheel("a")
+    lose_office(place)
+    assert A1 in place.view.state.wheels
+    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.until(lambda: place.view.fences == (Fence("a", 1),))
+    place.answers = (answer("b", 0), answer("c", 0))
+    place.until(lambda: A1 not in place.view.state.wheels, within_s=20)
+    place.scheduler.run_for(TOMBSTONE_US / 1e6 + 1)
+    assert place.in_office()
+    lose_office(place)
+    assert A1 not in place.view.state.wheels
+    place.never(lambda: bool(place.view.fences), for_s=2)
+
+
+def lose_office(place: Place) -> None:
+    """And comes into office again."""
+    place.kafka.cut("a")
+    place.until(lambda: not place.in_office())
+    place.kafka.mend("a")
+    place.until(place.in_office)
 
 
 def answer(node: str, seq: int) -> FenceAnswer:

@@ -85,6 +85,7 @@ class Checks:
         self._marks: dict[int, Transaction] = {}
         self._elected: dict[str, int] = {}
         self._taken: Counter[WheelId] = Counter()
+        self._unregistered: set[WheelId] = set()
         self._undone: list[tuple[int, Key, FrameName]] = []
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
 
@@ -353,9 +354,14 @@ class Checks:
     def _wheel(self, before: ControlState, wheel: WheelId) -> None:
         record, known = self.control.wheels.get(wheel), before.wheels.get(wheel)
         if record is None:
-            if known is not None and known.closed_at is None:
+            if known is None:
+                self._fail(f"{wheel} is unregistered and was not registered")
+            elif known.closed_at is None:
                 self._fail(f"{wheel} is unregistered and was not closed")
+            self._unregistered.add(wheel)
             return
+        if wheel in self._unregistered:
+            self._fail(f"{wheel} comes back, though it was unregistered")
         if record.closed_at is None or (known is not None and known.closed_at is not None):
             return
         final_seq = self.closed_at[wheel] = record.closed_at
@@ -380,6 +386,8 @@ class Checks:
     def _committed_lost(self, wheel: WheelId, seq: int) -> None:
         frame = self._truth.frames.get((wheel, seq))
         record = self.control.wheels.get(wheel)
+        if record is None:
+            self._fail(f"{wheel}/{seq} is committed to be lost, and {wheel} is not registered")
         if frame is None or frame.gone or record is None:
             return
         holders = [

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROW_S = 0.1
+ANEW_AFTER_S = 10.0
+"""Well below the time for which the simulated Kafka keeps tombstones."""
 _TOLD_AT_ONCE = attrgetter(
     "role", "epoch", "leader", "state", "control_offset", "error", "unreadable", "fences", "fills",
     "vote_wish",
@@ -205,7 +207,7 @@ class SimCleaner:
     def _made_leadership(self) -> Leadership:
         node, names = self.node, self._world.names
         client = _WatchedClient(self)
-        follower = ControlFollower(client)
+        follower = ControlFollower(client, self, anew_after_s=ANEW_AFTER_S)
         candidacy = Candidacy(
             client,
             follower,

@@ -75,3 +75,36 @@ def slow_commits(script: Script) -> None:
     script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
     script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
     script.until_ms = 54_000
+
+
+@OFFICE(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
+def after_an_office(script: Script) -> None:
+    """A wheel is unregistered in an office so long that nothing is left of that, and a leads again.
+
+    The others are cut off from Kafka whenever a is to lead; it has read the wheel before.
+    """
+    script.do(6_000, "kafka_cut", node="a", ms=2_000)
+    script.flow(4_000, 11_000, 500, "c", delay_ms=1_000)
+    _only_a_reaches_kafka(script, 12_000, ms=4_000)
+    script.do(script.about(17_000), "kill_server", node="c")
+    script.do(script.about(62_000), "kafka_cut", node="a", ms=3_000)
+    _only_a_reaches_kafka(script, 61_500, ms=9_000)
+    script.flow(68_000, 72_000, 500, "ab", delay_ms=1_000, patience_ms=4_000)
+    script.until_ms = 74_000
+
+
+@OFFICE(r"kill_server node=c", r"kafka_cut node=b", r"kafka_cut node=a", r"init .* epoch 1")
+def long_cut_off(script: Script) -> None:
+    """A standby hears nothing of Kafka for so long, and then leads."""
+    script.flow(4_000, 8_000, 500, "c", delay_ms=1_000)
+    script.do(script.about(8_000), "kill_server", node="c")
+    script.do(script.about(11_000), "kafka_cut", node="b", ms=45_000)
+    for node in "ac":
+        script.do(58_000, "kafka_cut", node=node, ms=6_000)
+    script.flow(58_000, 62_000, 500, "ab", delay_ms=1_000, patience_ms=4_000)
+    script.until_ms = 64_000
+
+
+def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
+    for node in "bc":
+        script.do(at_ms, "kafka_cut", node=node, ms=ms)

@@ -29,13 +29,12 @@ class SimControl:
     def __init__(self, line: KafkaLine) -> None:
         self.position = 0
         self._line = line
-        self._paused = False
         self._read: list[StoredRecord] = []  # not yet handed out
 
     def poll(self) -> list[StoredRecord]:
         """What arrived since the last call; does not wait."""
         partition = self._partition()
-        if partition is not None and not self._paused:
+        if partition is not None:
             line = self._line
             stable = partition.stable_at(line.kafka.contact_us(line.node) - line.round_trip_us)
             self._take(_fetch(partition, self.position, stable), stable)
@@ -52,22 +51,11 @@ class SimControl:
             raise ControlUnreadable(f"the control topic ends at {end}, was read to {self.position}")
         while self.position < end:
             left_s = (deadline_us - line.scheduler.now_us) / US_PER_S
-            if self._paused:
-                line.scheduler.sleep(left_s)
-                left_s = 0.0
             fetched = line.ask(self._fetch_next, left_s) if left_s > 0 else None
             if fetched is None:
                 raise ControlNotReadInTime(f"read {self.position} of {end} in {timeout_s:g} s")
             self._take(*fetched)
         return self._hand_out()
-
-    def pause(self) -> None:
-        """Stops fetching, until `resume`."""
-        self._paused = True
-
-    def resume(self) -> None:
-        """Goes on where reading was paused."""
-        self._paused = False
 
     def close(self) -> None:
         """Lets go of it."""

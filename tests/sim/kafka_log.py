@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 
 from delaywheel_replica.cleaner.ports import Record, StoredRecord
+from sim.scheduler import US_PER_S
 
 COMPACT_EVERY = 512
 """A compacted topic forgets what was replaced after so many records."""
+
+TOMBSTONE_US = 30 * US_PER_S
+"""And which keys were removed, after so long."""
 
 
 class SimKafkaError(Exception):
@@ -106,12 +111,14 @@ class Partition:
         open: The transactions open here and their first offsets, the oldest first.
         visible_to: Up to where everything committed has become visible.
         compacted: None, or what a reader of this compacted log still finds.
-        latest: Of a compacted log: the newest visible record of each key.
+        latest: Of a compacted log: the newest visible record of each key; not of those that were
+            removed so long ago that nothing is left of them.
     """
 
     __slots__ = (
         "_changed_us",
         "_stable",
+        "_tombstones",
         "compacted",
         "latest",
         "log",
@@ -131,6 +138,8 @@ class Partition:
         self.latest: dict[bytes, StoredRecord] = {}
         self._changed_us = [0]
         self._stable = [0]
+        # When each expires, in order.
+        self._tombstones: deque[tuple[int, StoredRecord]] = deque()
 
     @property
     def last_stable_offset(self) -> int:
@@ -196,14 +205,22 @@ class Partition:
         if self.compacted is not None:
             self._changed_us.append(now_us)
             self._stable.append(stable)
-            self._keep(self.compacted, seen)
+            self._keep(self.compacted, seen, now_us)
         return seen
 
-    def _keep(self, compacted: list[StoredRecord], seen: Iterable[Entry]) -> None:
+    def _keep(self, compacted: list[StoredRecord], seen: Iterable[Entry], now_us: int) -> None:
         latest = self.latest
         for entry in seen:
             if entry.key is not None:
                 stored = latest[entry.key] = StoredRecord(entry.key, entry.value, entry.offset)
                 compacted.append(stored)
-        if len(compacted) > len(latest) + COMPACT_EVERY:
-            compacted[:] = [stored for stored in compacted if latest[stored.key] is stored]
+                if stored.value is None:
+                    self._tombstones.append((now_us + TOMBSTONE_US, stored))
+        expired = False
+        while self._tombstones and self._tombstones[0][0] <= now_us:
+            _, tombstone = self._tombstones.popleft()
+            if latest[tombstone.key] is tombstone:
+                del latest[tombstone.key]
+                expired = True
+        if expired or len(compacted) > len(latest) + COMPACT_EVERY:
+            compacted[:] = [stored for stored in compacted if latest.get(stored.key) is stored]

@@ -6,6 +6,8 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.follower import ControlFollower
+from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS
 from delaywheel_replica.core import registration
 from delaywheel_replica.core.control import ControlState, Leader, LeaderRecord
@@ -60,7 +62,37 @@ def numbers_start_again() -> list[Patch]:
     return [everywhere(real, register)]
 
 
+def reads_on_after_an_office() -> list[Patch]:
+    leave_office = Leadership._leave_office
+
+    def leave(self: Leadership) -> None:
+        with instead(ControlFollower, "begin_anew", lambda _self: None):
+            leave_office(self)
+
+    return [
+        instead(ControlFollower, "rest", lambda _self: None),
+        instead(Leadership, "_leave_office", leave),
+        *never_too_far_behind(),
+    ]
+
+
+def never_too_far_behind() -> list[Patch]:
+    return [instead(ControlFollower, "_is_behind", lambda _self: False)]
+
+
 OFFICE = {
+    "reads on after an office": Mutant(
+        "a leader goes on reading the control topic where it was when its office began",
+        reads_on_after_an_office,
+        "comes back|(is|was) not registered",
+        ("after_an_office",),
+    ),
+    "reads on however long it was cut off": Mutant(
+        "a standby goes on reading the control topic, whatever was removed and forgotten meanwhile",
+        never_too_far_behind,
+        "comes back|(is|was) not registered",
+        ("long_cut_off",),
+    ),
     "a leader record on one id only": Mutant(
         "a candidate commits its mark with the first id, and looks at that one",
         marks_one_id,

@@ -48,6 +48,8 @@ FOUND = {
     "deleted_copy",
     "torn_behind_a_loss",
     "full_disk",
+    "after_an_office",
+    "long_cut_off",
 }
 """What the simulation found beyond these."""
 

@@ -66,18 +66,6 @@ def test_polling_hands_out_what_could_have_been_heard_of(site: Site) -> None:
     assert reader.position == 4
 
 
-def test_a_paused_reader_fetches_nothing(site: Site) -> None:
-    producers, reader = site.producers(site.a), site.b.control()
-    reader.pause()
-    _commit(site, producers, 0, b"1")
-    site.settle()
-    assert reader.poll() == []
-    with pytest.raises(ControlNotReadInTime):
-        site.do_raising(lambda: reader.read_to_end(1.0))
-    reader.resume()
-    assert [record.value for record in reader.poll()] == [b"1"]
-
-
 def test_an_end_that_nobody_tells_is_unreadable(site: Site) -> None:
     site.producers(site.a)
     reader = site.b.control()

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.follower import KEPT_S
 from delaywheel_replica.cleaner.ports import Refusal
 from delaywheel_replica.cleaner.settings import KafkaSettings
 
@@ -38,6 +39,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     room = {"max.message.bytes": str(settings.max_record_bytes)}
     control = {
         "cleanup.policy": "compact",
+        "delete.retention.ms": "86400000",
         # Small segments: a node that starts reads few progress records that were replaced since.
         "segment.ms": "60000",
         "segment.bytes": str(4 << 20),
@@ -162,6 +164,12 @@ def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: Kafk
         policy = config["cleanup.policy"].value
         if topic.compacted and policy != "compact":
             raise Refusal(f"the control topic {topic.name} has cleanup.policy={policy}: compact it")
+        kept_ms = int(config["delete.retention.ms"].value)
+        if topic.compacted and kept_ms < KEPT_S * 1000:
+            raise Refusal(
+                f"the control topic {topic.name} has delete.retention.ms={kept_ms}: a node that"
+                f" reads it could miss what was removed; set at least {KEPT_S * 1000}"
+            )
         takes = int(config["max.message.bytes"].value)
         if not topic.compacted and takes < settings.max_record_bytes:
             raise Refusal(

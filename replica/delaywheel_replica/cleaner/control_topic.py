@@ -1,13 +1,15 @@
 """Reading the control topic: everything committed, in order, up to the last stable offset.
 
-Standbys follow it; a candidate reads it to its end before it trusts it; a leader pauses the
-reader, because nobody else can commit while it leads, and goes on from there when it steps down.
+Standbys follow it; a candidate reads it to its end before it trusts it; a leader reads nothing,
+because nobody else can commit while it leads.
 
-The topic is compacted, so a reader starts at its beginning and misses nothing that still counts.
+The topic is compacted, so a reader starts at its beginning and misses nothing that still counts, as
+long as it does not fall behind by hours: follower.py says when to begin anew.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -27,7 +29,6 @@ class ControlReader:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self.position = 0
-        self._paused = False
         self._read: list[StoredRecord] = []  # not yet handed out
         self._partition = TopicPartition(settings.names.control, 0, 0)
         # "error": when the topic was made anew, starting over would mix two histories.
@@ -62,21 +63,13 @@ class ControlReader:
             self._take(0.05)
         return self._hand_out()
 
-    def pause(self) -> None:
-        """Stops fetching, until `resume`."""
-        if not self._paused:
-            self._consumer.pause([self._partition])
-            self._paused = True
-
-    def resume(self) -> None:
-        """Goes on where reading was paused."""
-        if self._paused:
-            self._consumer.resume([self._partition])
-            self._paused = False
-
     def close(self) -> None:
-        """Ends the consumer."""
-        self._consumer.close()
+        """Ends the consumer.
+
+        On another thread: librdkafka joins its own threads at the end, and they may be waiting
+        for a broker.
+        """
+        threading.Thread(target=self._consumer.close, name="close reader", daemon=True).start()
 
     def _hand_out(self) -> list[StoredRecord]:
         records, self._read = self._read, []

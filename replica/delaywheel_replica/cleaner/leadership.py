@@ -9,7 +9,7 @@ carried out, and what it wants to know is told:
 | BecomeLeader | a new `Forwarder` on the committed state |
 | StartForwarding | the forwarder reads what is due |
 | IdleCommit | the next transaction, with or without messages |
-| DestroyProducers | forwarder and producers go; the control topic is followed again |
+| DestroyProducers | forwarder and producers go; the control topic is read anew, and followed |
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ class Leadership:
 
     def _take_office(self, state: ControlState) -> None:
         assert self._candidacy.producers is not None
-        self._follower.pause()
+        self._follower.rest()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
         self._office_since_ms = self._clock.monotonic_ms()
@@ -315,7 +315,7 @@ class Leadership:
             self._shown = self._forwarder.state
             self._counters += self._forwarder.counters
             self._forwarder = None
-            self._follower.resume()
+            self._follower.begin_anew()
         self._candidacy.destroy()
         self._fences, self._fills = (), {}
         self._replacements = {}

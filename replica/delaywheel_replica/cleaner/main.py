@@ -108,7 +108,7 @@ class Cleaner:
         self._reader = DueReader(PosixDisk(), config.data_dir)
         self._names = settings.names
         kafka = KafkaClients(settings, replication_factor=config.control_replication_factor)
-        follower = ControlFollower(kafka)
+        follower = ControlFollower(kafka, self._clock)
         self._leadership = Leadership(
             _election_config(config),
             Candidacy(

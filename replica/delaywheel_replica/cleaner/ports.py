@@ -105,12 +105,6 @@ class ControlPort(Protocol):
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
         """Everything not handed out yet, up to the last stable offset of now."""
 
-    def pause(self) -> None:
-        """Stops fetching, until `resume`."""
-
-    def resume(self) -> None:
-        """Goes on where reading was paused."""
-
     def close(self) -> None:
         """Lets go of it."""
 

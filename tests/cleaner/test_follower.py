@@ -1,0 +1,188 @@
+"""What a follower believes of a compacted topic after it has read nothing of it for long."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.follower import ANEW_AFTER_S, KEPT_S, ControlFollower
+from delaywheel_replica.cleaner.ports import ControlNotReadInTime, ControlUnreadable, StoredRecord
+from delaywheel_replica.core.control import (
+    ControlRecord,
+    WheelRecord,
+    progress_record,
+    wheel_record,
+)
+from delaywheel_replica.core.progress import Progress
+
+C1, C2 = WheelId("c", 1), WheelId("c", 2)
+RECORD = WheelRecord({"c": "disk-c"}, 1, 1_000)
+
+
+class CompactedTopic:
+    """A topic of which the records that remove a key are gone at once, with all before them.
+
+    Attributes:
+        log: everything that was ever written.
+        readers: how many were made.
+        is_slow: its end is not reached.
+        long_s: so long a reading of it takes.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.log: list[StoredRecord] = []
+        self.readers = 0
+        self.is_slow = False
+        self.long_s = 0.0
+        self.clock = clock
+
+    def put(self, *records: ControlRecord) -> None:
+        for key, value in records:
+            self.log.append(StoredRecord(key.encode(), value, len(self.log)))
+
+    def left(self) -> list[StoredRecord]:
+        last = {record.key: record for record in self.log}
+        return [r for r in self.log if last[r.key] is r and r.value is not None]
+
+    def control(self) -> Reader:
+        self.readers += 1
+        return Reader(self)
+
+
+class Reader:
+    """Reads it from its beginning on."""
+
+    def __init__(self, topic: CompactedTopic) -> None:
+        self._topic = topic
+        self.position = 0
+
+    def poll(self) -> list[StoredRecord]:
+        found = [record for record in self._topic.left() if record.offset >= self.position]
+        self.position = len(self._topic.log)
+        return found
+
+    def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
+        self._topic.clock.now_s += self._topic.long_s
+        if self._topic.is_slow:
+            raise ControlNotReadInTime(f"{timeout_s} s")
+        return self.poll()
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    """Stands still, but for `suspended_s`, which only the wall clock notices."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.suspended_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def monotonic_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    def wall_ms(self) -> int:
+        return round((self.now_s + self.suspended_s) * 1000)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def topic(clock: Clock) -> CompactedTopic:
+    topic = CompactedTopic(clock)
+    topic.put(wheel_record(C1, RECORD), progress(1))
+    return topic
+
+
+@pytest.fixture
+def follower(topic: CompactedTopic, clock: Clock) -> ControlFollower:
+    made = ControlFollower(topic, clock)  # type: ignore[arg-type]  # it gives no producers
+    assert made.read_to_end(1).wheels.keys() == {C1}
+    return made
+
+
+def progress(due_ms: int) -> ControlRecord:
+    return progress_record(Progress(due_ms, None))
+
+
+def test_what_an_office_removed_is_gone_after_it(
+    follower: ControlFollower, topic: CompactedTopic
+) -> None:
+    follower.rest()
+    assert follower.state.wheels.keys() == {C1}, "it is told on meanwhile"
+    topic.put((f"wheel/{C1}", None), wheel_record(C2, RECORD), progress(2))
+    assert not follower.poll()
+    follower.begin_anew()
+    assert (follower.offset, follower.state.wheels) == (-1, {})
+    assert follower.read_to_end(1).wheels.keys() == {C2}
+
+
+@pytest.mark.parametrize("is_suspended", [False, True])
+@pytest.mark.parametrize("polls", [False, True])
+def test_what_was_removed_while_it_was_cut_off_is_gone(
+    follower: ControlFollower,
+    topic: CompactedTopic,
+    clock: Clock,
+    *,
+    polls: bool,
+    is_suspended: bool,
+) -> None:
+    topic.put((f"wheel/{C1}", None), progress(2))
+    if is_suspended:
+        clock.suspended_s += ANEW_AFTER_S + 1
+    else:
+        clock.now_s += ANEW_AFTER_S + 1
+    if polls:
+        assert not follower.poll()
+        assert follower.offset == -1
+    assert follower.read_to_end(1).wheels == {}
+
+
+def test_a_follower_that_hears_something_now_and_then_reads_on(
+    follower: ControlFollower, topic: CompactedTopic, clock: Clock
+) -> None:
+    for due_ms in range(2, 10):
+        clock.now_s += ANEW_AFTER_S - 1
+        topic.put(progress(due_ms))
+        assert follower.poll()
+    clock.now_s += ANEW_AFTER_S - 1
+    follower.read_to_end(1)  # nothing is new: that is news as well
+    clock.now_s += ANEW_AFTER_S - 1
+    follower.read_to_end(1)
+    assert topic.readers == 1
+
+
+def test_a_topic_whose_end_is_not_reached_for_too_long_is_read_anew(
+    topic: CompactedTopic, clock: Clock
+) -> None:
+    follower = ControlFollower(topic, clock)  # type: ignore[arg-type]
+    topic.is_slow = True
+    for _ in range(3):
+        with pytest.raises(ControlNotReadInTime):
+            follower.read_to_end(1)
+        clock.now_s += ANEW_AFTER_S / 2 - 1
+    topic.put((f"wheel/{C1}", None), progress(2))
+    clock.now_s += ANEW_AFTER_S / 2
+    topic.is_slow = False
+    assert follower.read_to_end(1).wheels == {}
+    assert topic.readers == 2
+
+
+def test_what_a_process_that_stood_still_has_read_is_not_believed(
+    follower: ControlFollower, topic: CompactedTopic
+) -> None:
+    topic.put((f"wheel/{C1}", None), progress(2))
+    topic.long_s = ANEW_AFTER_S + 1
+    with pytest.raises(ControlUnreadable):
+        follower.read_to_end(1)
+    topic.long_s = 0
+    assert follower.read_to_end(1).wheels == {}
+
+
+def test_the_topic_keeps_what_is_removed_for_much_longer() -> None:
+    assert KEPT_S >= 6 * ANEW_AFTER_S
