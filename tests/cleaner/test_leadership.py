@@ -240,6 +240,21 @@ def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     place.until(place.in_office)
 
 
+def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Place) -> None:
+    place.lead()
+    place.kafka.faults.commit_us = (1_500_000, 1_500_000)
+    began_ms = place.clock.monotonic_ms()
+    place.until(lambda: place.leadership.waiting is not None)
+    place.until(lambda: place.leadership.waiting is None)
+    place.until(lambda: place.leadership.waiting is not None)
+    waiting = place.leadership.waiting
+    assert waiting is not None
+    assert began_ms + 1_500 < waiting.since_ms == place.clock.monotonic_ms()
+    # The last commit was just before.
+    assert MIN_SILENCE_MS - 400 <= waiting.until_ms - waiting.since_ms <= MIN_SILENCE_MS
+    place.never(lambda: not place.in_office(), for_s=20)
+
+
 # --- leaving
 
 

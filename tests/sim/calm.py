@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
 """None of these gives a node a reason to stand, or to leave a wheel."""
 
+SLOW_CANDIDACIES = 12
+"""Epochs: a candidacy that ends somebody's transaction takes two of them."""
+
 
 FULL_DISK = frozenset({"lost_answers", "disk_full"})
 """While nothing else happens to one node alone, the cluster goes on deleting."""
@@ -26,6 +29,15 @@ FLOOR_BEHIND_S = 15
 def is_calm(plan: Plan) -> bool:
     """Whether nothing is done to the cluster that it would notice."""
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
+
+
+def is_slow(plan: Plan) -> bool:
+    """Whether nothing is done to it, but that the brokers take their time with commits."""
+    harms = [step for step in plan.steps if isinstance(step, Action) and step.kind not in HARMLESS]
+    return all(
+        step.kind == "kafka_faults" and step.arguments["changes"].keys() == {"commit_us"}
+        for step in harms
+    )
 
 
 def wrong_closes(world: World, wheel: WheelId) -> Iterator[str]:
@@ -58,8 +70,11 @@ def resting_floor(world: World) -> Iterator[str]:
 def wrong_candidacies(world: World) -> Iterator[str]:
     """A run is over: whoever stood first leads, and nobody else has stood.
 
-    Where R is 1 nobody asks for votes: two may stand at the same time.
+    Where R is 1 nobody asks for votes: two may stand at the same time. Slow brokers let each node
+    stand until it asks for silences that are long enough, and no more often.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
     if asks and is_calm(world.plan) and world.kafka.last_epoch > 0:
         yield f"{world.kafka.last_epoch + 1} candidacies, and no reason for a second one"
+    if asks and is_slow(world.plan) and world.kafka.last_epoch > SLOW_CANDIDACIES:
+        yield f"candidacies up to epoch {world.kafka.last_epoch}, for no more than slow commits"

@@ -18,6 +18,7 @@ from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, RefusedRecord
 from delaywheel_replica.cleaner.rows import DueRows
 from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.telling import STAMP_S, Telling
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
@@ -120,11 +121,13 @@ class SimCleaner:
         self._turn_wall_ms = 0
         self._reader = DueReader(node.disk, node.data, preload_thread=False)
         self.leadership = self._made_leadership()
+        self._telling = Telling(node.cleaner_told, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
         """Begins to turn."""
         task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
         task.on_error = self._failed
+        self.process.spawn(f"{self.node.name}-stamper", self._stamp)
 
     def end(self) -> None:
         """The process is dead."""
@@ -169,6 +172,11 @@ class SimCleaner:
             self._signal.clear()
             self._signal.wait(max(LEAST_REST_S, min(rest_s, ROW_S)))
 
+    def _stamp(self) -> None:
+        while True:
+            self.node.scheduler.sleep(STAMP_S)
+            self._telling.stamp()
+
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Crash):
             raise error
@@ -181,7 +189,7 @@ class SimCleaner:
         if told == self._told and now_ms - self._told_ms < ROW_S * 1000:
             return
         self._told, self._told_ms = told, now_ms
-        self.node.cleaner_told(
+        self._telling.tell(
             CleanerStatus(
                 node=self.node.name,
                 boot=self.node.boot,

@@ -77,6 +77,16 @@ def slow_commits(script: Script) -> None:
     script.until_ms = 54_000
 
 
+@OFFICE(r"kafka_faults", r"delivers")
+def slow_ends(script: Script) -> None:
+    """The brokers take so long for the end of a transaction that the leader's main thread waits."""
+    us = script.about(1_300_000, 300_000)
+    commit_us = (us, us + 150_000)
+    script.do(script.about(3_000), "kafka_faults", changes={"commit_us": commit_us}, ms=FOREVER_MS)
+    script.flow(4_000, 50_000, 5_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 60_000
+
+
 @OFFICE(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
 def after_an_office(script: Script) -> None:
     """A wheel is unregistered in an office so long that nothing is left of that, and a leads again.

@@ -1,7 +1,10 @@
 """Some nodes that all want to lead, and brokers that take their time: does one of them come to it?
 
 Real election machines and real votes, in lockstep. Nothing is lost and nobody dies; what differs
-from run to run is when each node starts and how long Kafka takes. Whoever leads is heard by all.
+from run to run is when each node starts and how long Kafka takes.
+
+A leader's main thread stands still while it commits. All hear the leader as long as its row is
+fresh: it is stamped meanwhile, until the machine says that the leader counts no more.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +29,7 @@ from delaywheel_replica.core.election_events import (
 )
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.status import CLEANER_FRESH_MS
 from delaywheel_replica.core.voting import Voting
 
 STEP_MS = 50
@@ -44,6 +48,7 @@ class Candidate:
     inited: int = 0
     office_ms: int | None = None
     candidacies: int = 0
+    row_ms: int = 0
 
 
 class Standing:
@@ -92,6 +97,11 @@ class Standing:
             _, effect = candidate.busy.pop(0)
             self._carry_out(candidate, effect)
         self._vote(candidate)
+        if candidate.election.phase in IN_OFFICE and candidate.busy:
+            if self.now_ms <= candidate.election.waits_until_ms:
+                candidate.row_ms = self.now_ms
+            return
+        candidate.row_ms = self.now_ms
         voting = candidate.voting
         tick = Tick(
             self.now_ms,
@@ -111,14 +121,20 @@ class Standing:
         for other in self.candidates:
             if other is candidate or other.starts_ms > self.now_ms:
                 continue
-            if candidate.election.phase in IN_OFFICE:
+            if self._is_heard_to_lead(candidate):
                 other.voting.leader_heard(candidate.name, self.now_ms)
-            stands = other.election.phase in CANDIDATE | IN_OFFICE
+            else:
+                other.voting.gone(candidate.name)
+            stands = other.election.phase in CANDIDATE or self._is_heard_to_lead(other)
             if ask is None:
                 continue
             vote = other.voting.asked(candidate.name, ask, self.now_ms, stands=stands)
             if vote is not None:
                 voting.voted(other.name, vote)
+
+    def _is_heard_to_lead(self, candidate: Candidate) -> bool:
+        is_fresh = self.now_ms - candidate.row_ms < CLEANER_FRESH_MS
+        return candidate.election.phase in IN_OFFICE and is_fresh
 
     def _carry_out(self, candidate: Candidate, effect: Effect) -> None:
         token = candidate.election.token

@@ -80,7 +80,17 @@ def never_too_far_behind() -> list[Patch]:
     return [instead(ControlFollower, "_is_behind", lambda _self: False)]
 
 
+def is_not_heard_while_it_commits() -> list[Patch]:
+    return [instead(Election, "waits_until_ms", property(lambda _self: -1))]
+
+
 OFFICE = {
+    "is not heard while it commits": Mutant(
+        "nobody stamps a leader's row while its main thread waits for Kafka",
+        is_not_heard_while_it_commits,
+        "candidacies",
+        ("slow_ends",),
+    ),
     "reads on after an office": Mutant(
         "a leader goes on reading the control topic where it was when its office began",
         reads_on_after_an_office,

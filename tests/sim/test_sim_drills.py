@@ -49,6 +49,7 @@ FOUND = {
     "torn_behind_a_loss",
     "full_disk",
     "after_an_office",
+    "slow_ends",
     "long_cut_off",
 }
 """What the simulation found beyond these."""

@@ -131,6 +131,7 @@ cleaner_statuses = st.builds(
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
     vote_wish=st.none() | st.builds(VoteWish, st.integers(1, 9), times_ms),
+    call_since_ms=st.none() | st.integers(0, 2**40),
     unreadable=st.frozensets(frame_names, max_size=2),
     lost=st.frozensets(frame_names, max_size=2),
 )

@@ -28,6 +28,7 @@ from delaywheel_replica.cleaner.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.settings import MAX_CALL_MS
+from delaywheel_replica.cleaner.telling import Waiting
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
 from delaywheel_replica.core.control import REMOVED, ControlState, Leader
@@ -55,7 +56,7 @@ from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.losing import FrameName
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import silent_nodes
-from delaywheel_replica.core.status import Role, ServerStatus, VoteWish
+from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish
 
 TICK_S = 0.1
 MIN_CALL_MS = 2_000
@@ -134,6 +135,13 @@ class Leadership:
         self.lateness = Lateness()
         self.commit_times = Tally(COMMIT_BOUNDS_US)
         self._shown = ControlState()
+        # Read by another thread: set and cleared whole.
+        self._waiting: Waiting | None = None
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The transaction that this thread waits for; any thread may ask."""
+        return self._waiting
 
     @property
     def phase(self) -> Phase:
@@ -360,12 +368,18 @@ class Leadership:
             in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
             replacements=self._replacements,
         )
-        timeout_ms = min(max(MIN_CALL_MS, self._election.silence_ms), MAX_CALL_MS)
+        since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
+        # No longer than it is heard to lead: after that somebody else stands.
+        heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
+        timeout_ms = min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
+        self._waiting = Waiting(since_ms, until_ms)
         try:
             done = forwarder.transact(planned, situation, timeout_ms)
         except ControlIncompleteError as error:
             self._error = str(error)
             return None
+        finally:
+            self._waiting = None
         self._commit_wanted = False
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._error = None if done.verdict is Verdict.COMMITTED else done.cause

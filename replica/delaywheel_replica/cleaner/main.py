@@ -15,6 +15,7 @@ import os
 import select
 import signal
 import sys
+import threading
 from dataclasses import replace
 
 import structlog
@@ -37,6 +38,7 @@ from delaywheel_replica.cleaner.settings import (
     KafkaNames,
     KafkaSettings,
 )
+from delaywheel_replica.cleaner.telling import STAMP_S, Telling
 from delaywheel_replica.cleaner.topic_news import TopicNews
 from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics
 from delaywheel_replica.cleaner.trials import Trials
@@ -85,7 +87,7 @@ class Cleaner:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = SystemClock()
         self._server_row = RowReader(config.data_dir / "server.row")
-        self._row = RowWriter(config.data_dir / "cleaner.row")
+        row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
         self._started_ms = self._clock.wall_ms()
         self._row_at = 0.0
@@ -124,6 +126,15 @@ class Cleaner:
             clock=self._clock,
         )
 
+        self._telling = Telling(
+            lambda status: row.write(status.to_json()),
+            lambda: self._leadership.waiting,
+            self._clock,
+        )
+        self._ends = threading.Event()
+        self._stamper = threading.Thread(target=self._stamp, name="stamper", daemon=True)
+        self._stamper.start()
+
     def run(self) -> None:
         """Turns until the node stops."""
         poller = select.poll()
@@ -143,12 +154,18 @@ class Cleaner:
 
     def close(self) -> None:
         """Ends threads and clients."""
+        self._ends.set()
+        self._stamper.join()
         self._leadership.close()
         self._write_row(now=True)
         self._trials.close()
         self._topics.close()
         self._reader.close()
         os.close(self._wake)
+
+    def _stamp(self) -> None:
+        while not self._ends.wait(STAMP_S):
+            self._telling.stamp()
 
     def _awake(self) -> None:
         os.eventfd_write(self._wake, 1)
@@ -239,7 +256,7 @@ class Cleaner:
             unreadable=view.unreadable,
             lost=frozenset(view.state.lost),
         )
-        self._row.write(status.to_json())
+        self._telling.tell(status)
         self._row_at, self._told = at, told
         if changed:
             self._link.send(Wake())

@@ -161,6 +161,11 @@ class Election:
         return self._silence_ms
 
     @property
+    def waits_until_ms(self) -> int:
+        """Until when a leader counts that waits for Kafka: its last commit is too old then."""
+        return self._last_commit_ms + self._silence_ms
+
+    @property
     def vote_wish(self) -> VoteWish | None:
         """What the others are to be asked now."""
         if self._phase is not Phase.ASKING:

@@ -164,6 +164,8 @@ class CleanerStatus:
         fences: promises that it wants of every member, while it is in office.
         fills: what an office tells as `fills`.
         vote_wish: set while it asks for votes.
+        call_since_ms: since when, by the monotonic clock, it waits for a transaction to end; None:
+            it does not, or not for long.
         unreadable: frames that it came upon and could not read.
         lost: frames that are committed to be lost.
     """
@@ -190,6 +192,7 @@ class CleanerStatus:
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
+    call_since_ms: int | None = None
     unreadable: frozenset[tuple[WheelId, int]] = frozenset()
     lost: frozenset[tuple[WheelId, int]] = frozenset()
 
@@ -241,6 +244,7 @@ class CleanerStatus:
             "vote_wish": None
             if self.vote_wish is None
             else [self.vote_wish.round, self.vote_wish.silence_ms],
+            "call_since_ms": self.call_since_ms,
             "unreadable": _frames_json(self.unreadable),
             "lost": _frames_json(self.lost),
         }
@@ -285,6 +289,7 @@ class CleanerStatus:
             fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
             fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
             vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
+            call_since_ms=fields.optional_integer("call_since_ms"),
             unreadable=_frames(fields, "unreadable"),
             lost=_frames(fields, "lost"),
         )
