@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,8 @@ CONTENT = {
 @pytest.mark.usefixtures("node")
 def test_status_as_json(command: Command) -> None:
     assert command("status", "--json").document == {
+        "verdict": "OK",
+        "causes": [],
         "cluster": "c1",
         "node": "n1",
         "version": "0.1.0",
@@ -131,7 +134,10 @@ def test_status_before_the_first_leader(command: Command, node: ScriptedNode) ->
     node.describe = answer(pb.DescribeClusterResponse(cluster_id="c1", node="n1"))
     document = command("status", "--json").document
     assert (document["leader"], document["progress"], document["floor"]) == (None, None, None)
-    assert "nobody" in command("status").out
+    assert document["lateness_ms"] is None
+    told = command("status").out
+    assert told.startswith("DOWN: no node takes messages; nobody leads, so nothing is forwarded\n")
+    assert "unknown" in told
 
 
 def test_status_says_why_the_node_takes_no_messages(command: Command, node: ScriptedNode) -> None:
@@ -144,7 +150,9 @@ def test_status_says_why_the_node_takes_no_messages(command: Command, node: Scri
     document = command("status", "--json").document
     assert document["refusing"] == {"reason": "NO_WHEEL", "message": "STORAGE_REPLACED: why"}
     assert document["members"][0]["storage_replaced"] is True
-    assert "NO_WHEEL: STORAGE_REPLACED: why" in command("status").out
+    told = command("status", "--check").out
+    assert told.splitlines()[0].startswith("DOWN: no node takes messages (n1: NO_WHEEL); nobody")
+    assert "NO_WHEEL: STORAGE_REPLACED: why" in told
 
 
 def three_nodes() -> pb.DescribeClusterResponse:
@@ -280,6 +288,82 @@ def test_status_for_people(command: Command) -> None:
     told = command("status").out
     for part in ("c1", "n1 (epoch 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
         assert part in told
+
+
+def healthy(**changes: Any) -> pb.DescribeClusterResponse:
+    report = pb.MemberReport(role="leading")
+    described = pb.DescribeClusterResponse(
+        node="n1",
+        leader=pb.Leader(node="n1", epoch=3),
+        members=[pb.Member(node="n1", reachable=True, accepting=True, report=report)],
+        lateness_ms=12,
+    )
+    described.MergeFrom(pb.DescribeClusterResponse(**changes))
+    return described
+
+
+LAGGING = pb.WheelStatus(
+    wheel="n1.1",
+    state=pb.WHEEL_STATE_OPEN,
+    replicas=[pb.Replica(node="n2", state=pb.REPLICA_STATE_BEHIND)],
+)
+
+
+@pytest.mark.parametrize(
+    ("described", "first_line", "exit_code"),
+    [
+        (healthy(), "OK", 0),
+        (healthy(lateness_ms=61_000), "DEGRADED: messages are late by up to 61 s", 1),
+        (healthy(wheels=[LAGGING]), "DEGRADED: the copy of n1.1 on n2 is behind", 1),
+        (
+            healthy(members=[pb.Member(node="n2", silent="why")]),
+            "DEGRADED: n2 is silent: why; n2 is not heard by n1",
+            1,
+        ),
+    ],
+)
+def test_the_first_line_is_the_verdict_and_check_exits_with_it(
+    command: Command,
+    node: ScriptedNode,
+    described: pb.DescribeClusterResponse,
+    first_line: str,
+    exit_code: int,
+) -> None:
+    node.describe = answer(described)
+    for arguments, code in ((("--check",), exit_code), ((), 0)):
+        ended = command("status", *arguments)
+        assert (ended.code, ended.out.splitlines()[0]) == (code, first_line)
+    ended = command("status", "--json", "--check")
+    assert (ended.code, ended.document["verdict"]) == (exit_code, first_line.partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "first_line"),
+    [
+        ("leader", "DOWN: nobody leads, so nothing is forwarded"),
+        ("accepting", "DOWN: no node takes messages"),
+        ("role", "DOWN: n1 leads and rests, so nothing is forwarded"),
+    ],
+)
+def test_a_cluster_that_takes_or_forwards_nothing_is_down(
+    command: Command, node: ScriptedNode, changed: str, first_line: str
+) -> None:
+    described = healthy()
+    if changed == "leader":
+        described.ClearField("leader")
+    elif changed == "accepting":
+        described.members[0].accepting = False
+    else:
+        described.members[0].report.role = "resting"
+    node.describe = answer(described)
+    ended = command("status", "--check")
+    assert (ended.code, ended.out.splitlines()[0]) == (3, first_line)
+
+
+def test_nobody_answering_is_down(command: Command) -> None:
+    told = command("status", "--server", "127.0.0.1:1")
+    assert told.code == 3
+    assert told.out == "DOWN: no node that was asked answers\n"
 
 
 def slots_of(*slots: int) -> list[pb.SlotRow]:

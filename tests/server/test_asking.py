@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from delaywheel.dial import Dial, DialView
 from delaywheel.disk import PosixDisk
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.status import Role
 from delaywheel_replica.server import asking as module
 from delaywheel_replica.server import describing
 from delaywheel_replica.server.asking import Asking
@@ -23,8 +25,8 @@ from delaywheel_replica.server.describing import describe_cluster
 from delaywheel_replica.server.merging import slots_joined
 from delaywheel_replica.server.passing import Silent
 from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.status import NodeView
-from support.facts import server_status
+from delaywheel_replica.server.status import Cleaner, NodeView, wall_ms
+from support.facts import cleaner_status, server_status
 from support.messages import BASE_SLOT, message
 from support.wheels import append, new_wheel
 
@@ -113,9 +115,8 @@ async def test_seconds_are_listed_beside_the_event_loop_one_list_at_a_time(
     assert held.most == 1
 
 
-def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describing, "version", None)
-    config: Any = Mock(
+def config_of_one() -> Any:
+    return Mock(
         cluster_id="shop",
         node_id="a",
         members={"a": "a:1"},
@@ -127,8 +128,31 @@ def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch
         max_request_messages=1,
         max_request_bytes=1,
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "silent_ms", "known"),
+    [
+        ({"progress": None}, 0, None),
+        ({"role": Role.LEADING, "lateness_ms": 0}, 0, 0),
+        ({"role": Role.LEADING, "lateness_ms": 0}, 60_000, 60_000),
+        ({"role": Role.STANDBY, "lateness_ms": 300_000}, 60_000, 360_000),
+    ],
+)
+def test_of_what_nobody_forwards_it_is_told_how_late_it_may_be(
+    changes: dict[str, Any], silent_ms: int, known: int | None
+) -> None:
+    status = replace(cleaner_status(**changes), wall_ms=wall_ms() - silent_ms)
+    view = NodeView(status=server_status, cleaner=Cleaner(status))
+    answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
+    assert answer.HasField("lateness_ms") == (known is not None)
+    assert (known or 0) <= answer.lateness_ms < (known or 0) + 20_000
+
+
+def test_the_version_is_not_read_for_each_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(describing, "version", None)
     view = NodeView(status=server_status)
-    answer = describe_cluster(config, view, server_status(), "a:1", refusal=None)
+    answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
     assert answer.version == metadata.version("delaywheel")
 
 

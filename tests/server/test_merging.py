@@ -109,6 +109,18 @@ def test_of_a_wheel_in_use_its_own_nodes_word_counts() -> None:
     assert (answer.leader.node, answer.leader.epoch, answer.lateness_ms) == ("n3", 5, 3)
 
 
+def test_while_nobody_leads_the_lateness_is_of_who_knows_most_to_be_done() -> None:
+    answer = joined(said("n3"), {"n1": Silent("dead"), "n2": said("n2")})
+    assert not answer.HasField("leader")
+    assert answer.lateness_ms == 2
+
+
+def test_a_lateness_that_nobody_knows_is_not_told_as_none() -> None:
+    own = said("n1")
+    own.ClearField("lateness_ms")
+    assert not joined(own, {"n2": Silent("dead")}).HasField("lateness_ms")
+
+
 @pytest.mark.parametrize("state", [FENCED, OPEN], ids=["left", "its node is silent"])
 def test_of_any_other_wheel_the_leaders_nodes_word_counts(state: pb.WheelState.ValueType) -> None:
     others: dict[str, pb.DescribeClusterResponse | Silent] = {

@@ -1363,7 +1363,8 @@ class DescribeClusterResponse(_message.Message):
     """Unix seconds: every slot below is finished and deleted. Absent before the first leader."""
     lateness_ms: _builtins.int
     """The wall clock minus the oldest due that is not done yet; 0 when nothing is overdue.
-    While nothing is forwarded: minus the due up to which all is known to be done.
+    While nothing is forwarded: minus the due up to which all is known to be done. Absent before
+    the first leader, and while the answering node has not read what was done.
     """
     now_ms: _builtins.int
     @_builtins.property
@@ -1400,25 +1401,29 @@ class DescribeClusterResponse(_message.Message):
         wheels: _abc.Iterable[Global___WheelStatus] | None = ...,
         progress: Global___Progress | None = ...,
         floor: _builtins.int | None = ...,
-        lateness_ms: _builtins.int = ...,
+        lateness_ms: _builtins.int | None = ...,
         levels: _abc.Iterable[Global___Level] | None = ...,
         limits: Global___Limits | None = ...,
         now_ms: _builtins.int = ...,
         refusing: Global___Error | None = ...,
         pending: Global___Pending | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "leader", b"leader", "limits", b"limits", "pending", b"pending", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "limits", b"limits", "pending", b"pending", "progress", b"progress", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "_lateness_ms", b"_lateness_ms", "_leader", b"_leader", "_progress", b"_progress", "cluster_id", b"cluster_id", "floor", b"floor", "lateness_ms", b"lateness_ms", "leader", b"leader", "levels", b"levels", "limits", b"limits", "members", b"members", "min_insync", b"min_insync", "node", b"node", "now_ms", b"now_ms", "pending", b"pending", "progress", b"progress", "refusing", b"refusing", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
+    _WhichOneofReturnType__lateness_ms: _TypeAlias = _typing.Literal["lateness_ms"]  # noqa: Y015
+    _WhichOneofArgType__lateness_ms: _TypeAlias = _typing.Literal["_lateness_ms", b"_lateness_ms"]  # noqa: Y015
     _WhichOneofReturnType__leader: _TypeAlias = _typing.Literal["leader"]  # noqa: Y015
     _WhichOneofArgType__leader: _TypeAlias = _typing.Literal["_leader", b"_leader"]  # noqa: Y015
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__floor) -> _WhichOneofReturnType__floor | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lateness_ms) -> _WhichOneofReturnType__lateness_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leader) -> _WhichOneofReturnType__leader | None: ...
     @_typing.overload

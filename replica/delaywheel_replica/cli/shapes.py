@@ -27,7 +27,7 @@ def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
         "wheels": wheels(answer.wheels),
         "progress": progress(answer),
         "floor": _if_set(answer, "floor", answer.floor),
-        "lateness_ms": answer.lateness_ms,
+        "lateness_ms": _if_set(answer, "lateness_ms", answer.lateness_ms),
         "pending": _pending(answer),
         "refusing": _refusing(answer),
         "levels": {level.name: level.delay_ms for level in answer.levels},

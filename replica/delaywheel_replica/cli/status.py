@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Annotated
+
+import typer
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import shapes
 from delaywheel_replica.cli.connection import ask
+from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import (
     DEFAULT_SERVER,
     DEFAULT_TIMEOUT_S,
@@ -16,33 +19,56 @@ from delaywheel_replica.cli.options import (
 )
 from delaywheel_replica.cli.output import print_facts, print_json, print_table
 from delaywheel_replica.cli.values import about, clock, iso
+from delaywheel_replica.cli.verdict import State, Verdict, verdict
+
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Exit with 0 if OK, 1 if DEGRADED, 3 if DOWN or nobody answers."),
+]
 
 
 def status(
     server: Server = DEFAULT_SERVER,
     as_json: AsJson = False,
+    check: Check = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show the leader, the members, the wheels with their replicas, and how far forwarding is.
 
-    Every node is asked, through the one that answers. Elections and changes of who is in sync
-    are counted since the node's processes started.
+    The first line is the verdict: OK, DEGRADED or DOWN, with its causes. Every node is asked,
+    through the one that answers. Elections and changes of who is in sync are counted since the
+    node's processes started.
     """
     request = pb.DescribeClusterRequest(all_members=True)
-    answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+    try:
+        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+    except Failure as failure:
+        if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
+            print(f"{State.DOWN}: no node that was asked answers")
+        raise
+    found = verdict(answer)
     if as_json:
-        print_json(shapes.cluster(answer))
-        return
+        causes = [*found.down, *found.troubles]
+        print_json({"verdict": found.state, "causes": causes, **shapes.cluster(answer)})
+    else:
+        print(found.line)
+        print()
+        _print(answer, found)
+    if check:
+        raise typer.Exit(found.state.exit_code)
+
+
+def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
+    """Everything but the verdict, for people."""
     print_facts(_facts(answer))
     print()
     print_table(
         ["node", "address", "role", "accepting", "complete", "elections", "in-sync changes"],
         [_member_cells(member) for member in answer.members],
     )
-    troubles = list(_troubles(answer))
-    if troubles:
+    if found.troubles:
         print()
-    for trouble in troubles:
+    for trouble in found.troubles:
         print(trouble)
     print()
     _print_wheels(answer)
@@ -62,10 +88,17 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("leader", leader if answer.HasField("leader") else "nobody"),
         ("forwarded to", iso(answer.progress.due_ms) if answer.HasField("progress") else None),
         ("floor", clock(answer.floor) if answer.HasField("floor") else None),
-        ("lateness", f"{answer.lateness_ms:,} ms"),
+        ("lateness", _lateness(answer)),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("least in sync", answer.min_insync),
     ]
+
+
+def _lateness(answer: pb.DescribeClusterResponse) -> str:
+    if not answer.HasField("lateness_ms"):
+        return "unknown: nobody has forwarded anything"
+    told = f"{answer.lateness_ms:,} ms"
+    return told if answer.HasField("leader") else f"up to {told}: nobody leads"
 
 
 def _pending(pending: pb.Pending) -> str:
@@ -88,28 +121,6 @@ def _member_cells(member: pb.Member) -> list[object]:
 
 def _since(count: int, ms: int) -> str:
     return f"{count:,} in {about(max(0, ms))}"
-
-
-def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
-    """What is wrong with nodes, one a line."""
-    for member in answer.members:
-        node, report = member.node, member.report
-        if member.silent:
-            yield f"{node} is silent: {member.silent}"
-        if not member.reachable:
-            yield f"{node} is not heard by {answer.node}"
-        if member.storage_replaced:
-            yield f"{node} runs on another folder than the registered one, or was taken out"
-        if member.settings_differ:
-            yield f"{node} has other settings: {member.settings_differ}"
-        refused = answer.refusing if node == answer.node else report.refusing
-        if refused.reason:
-            yield f"{node} takes no messages: {refused.reason}: {refused.message}"
-        if report.kafka_error:
-            yield f"{node} and Kafka: {report.kafka_error}"
-        if report.ledger.failure:
-            since = iso(report.ledger.failing_since_ms)
-            yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"
 
 
 def _print_wheels(answer: pb.DescribeClusterResponse) -> None:

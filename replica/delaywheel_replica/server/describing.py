@@ -11,7 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.beat import WheelBeat
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.operator import storage_is_replaced
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.status import NodeView, beats_heard, leader_heard, wall_ms
@@ -19,6 +19,9 @@ from delaywheel_replica.server.stored import progress_message
 
 # Read once: it is in a file.
 _VERSION: Final = version("delaywheel")
+
+_SILENT_MS: Final = 2_000
+"""A cleaner that told nothing for so long may have left anything undone since."""
 
 
 def describe_cluster(
@@ -138,8 +141,10 @@ def _members(
     return rows
 
 
-def _lateness_ms(cleaner: CleanerStatus | None) -> int:
-    """As the cleaner told it, grown by its silence."""
-    if cleaner is None or not cleaner.lateness_ms:
-        return 0
-    return cleaner.lateness_ms + max(0, wall_ms() - cleaner.wall_ms)
+def _lateness_ms(cleaner: CleanerStatus | None) -> int | None:
+    """As the cleaner told it, grown by its silence; None: nobody knows of anything done."""
+    if cleaner is None or cleaner.progress is None:
+        return None
+    silent_ms = max(0, wall_ms() - cleaner.wall_ms)
+    is_telling = cleaner.role is Role.LEADING and silent_ms < _SILENT_MS
+    return 0 if is_telling and not cleaner.lateness_ms else cleaner.lateness_ms + silent_ms

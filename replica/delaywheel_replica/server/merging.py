@@ -7,6 +7,7 @@
 | a wheel that its own node uses | its own node's: whom it waits for, nobody else knows |
 | any other wheel | the leader's node's, else the answering one's, else anybody's |
 | leader, floor, progress | the newest |
+| lateness | the leader's; while nobody leads, that of who knows most to be done |
 
 A row is taken as a whole, never mixed: its numbers are of one moment and one view, and it says
 whose. What a node says of its wheels from another folder than the registered one is nothing.
@@ -56,14 +57,24 @@ def _join_leader(
     leaders = [each.leader for each in told.values() if each.HasField("leader")]
     if leaders:
         answer.leader.CopyFrom(max(leaders, key=lambda leader: leader.epoch))
-    if answer.HasField("leader") and answer.leader.node in told:
-        answer.lateness_ms = told[answer.leader.node].lateness_ms
+    _join_lateness(answer, told)
     floors = [each.floor for each in told.values() if each.HasField("floor")]
     if floors:
         answer.floor = max(floors)
     done = [each.progress for each in told.values() if each.HasField("progress")]
     if done:
         answer.progress.CopyFrom(max(done, key=lambda progress: progress.due_ms))
+
+
+def _join_lateness(
+    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+) -> None:
+    """The leader's word; without it the least: who knows of more that is done knows better."""
+    known = {node: each.lateness_ms for node, each in told.items() if each.HasField("lateness_ms")}
+    if answer.HasField("leader") and answer.leader.node in known:
+        answer.lateness_ms = known[answer.leader.node]
+    elif known:
+        answer.lateness_ms = min(known.values())
 
 
 def _join_members(

@@ -40,7 +40,7 @@ def _role(facts: Facts) -> Values:
 def _overdue_s(facts: Facts) -> float | None:
     """As the row tells it; where something was overdue, grown by its silence since."""
     status = facts.cleaner
-    if status is None:
+    if status is None or status.progress is None:
         return None
     silent_ms = max(0, facts.monotonic_ms - status.monotonic_ms)
     return (status.lateness_ms + (silent_ms if status.lateness_ms else 0)) / 1e3
