@@ -14,7 +14,9 @@ from delaywheel_replica.cleaner.ports import (
     ControlNotReadInTime,
     ControlUnreadable,
     Ended,
+    KafkaAway,
     Record,
+    Refusal,
     StoredRecord,
 )
 from delaywheel_replica.core.control import NodeRecord, leader_record, node_record
@@ -301,3 +303,34 @@ def test_who_stands_by_reads_the_topic_now_and_then_until_it_was_read() -> None:
         clock.now_s += 1
     assert positions == [(10, -1, False), (20, -1, False), *[(25, 25, True)] * 3]
     assert candidacy.events() == []
+
+
+class RefusingKafka(LateKafka):
+    """A Kafka that is refused, or away."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(LateTopic(0))
+        self._why = why
+
+    def check(self, *, has_wheels: bool) -> None:
+        del has_wheels
+        raise self._why
+
+
+@pytest.mark.parametrize(("why", "stays"), [(Refusal("RF 1"), True), (KafkaAway("away"), False)])
+def test_what_a_node_is_refused_for_is_told_though_another_leads(
+    why: Exception, *, stays: bool
+) -> None:
+    kafka, clock = RefusingKafka(why), Clock()
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
+        ControlFollower(kafka),  # type: ignore[arg-type]
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=AtOnce(clock),
+    )
+    candidacy.init("t", has_wheels=False)
+    assert candidacy.error == str(why)
+    candidacy.led_by_another()
+    assert candidacy.error == (str(why) if stays else None)

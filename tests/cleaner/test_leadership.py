@@ -19,14 +19,20 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership, View
-from delaywheel_replica.cleaner.ports import ProducersPort, Record
+from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import REMOVED, ControlState
+from delaywheel_replica.core.control import (
+    REMOVED,
+    ControlState,
+    leader_record,
+    progress_record,
+)
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import MIN_SILENCE_MS, ElectionConfig
 from delaywheel_replica.core.pacing import CapLimits
+from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import SILENT_MS
 from delaywheel_replica.core.status import PeerSight, Role, ServerStatus
 from sim.cleaner import AllGoes, Tasks
@@ -297,6 +303,32 @@ def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
     assert 1.0 <= place.until(lambda: not place.in_office()) < 1.3
     place.beats["a"] = beat("a", draining=True, wheels={B1: wheel_beat(5)})
     assert place.until(place.in_office, within_s=8) > 2 * MIN_SILENCE_MS / 1000
+
+
+def test_what_ended_an_office_is_history_once_another_leads(place: Place) -> None:
+    place.lead()
+    place.agrees = set()
+    client = place.client("b")
+    rival = client.producers()
+
+    def commit(index: int, key: str, value: bytes | None) -> None:
+        rival.begin(index)
+        record = Record(NAMES.control, key.encode(), value, [], partition=0)
+        assert rival.commit(index, record, 2_000).verdict is Verdict.COMMITTED
+
+    def stand() -> None:
+        for index in range(IDS):
+            rival.init(index, 5_000)
+            commit(index, *leader_record(index, "b", "its own"))
+
+    place.scheduler.spawn("b", stand)
+    place.until(lambda: not place.in_office())
+    assert "EPOCH" in str(place.view.error)
+    place.until(lambda: place.view.leader is not None and place.view.leader.node == "b")
+    progress = place.view.state.progress
+    assert progress is not None
+    place.scheduler.spawn("b", lambda: commit(0, *progress_record(progress)))
+    place.until(lambda: place.view.error is None)
 
 
 # --- what a leader wants of the others

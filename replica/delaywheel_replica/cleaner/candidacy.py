@@ -73,6 +73,7 @@ class Candidacy:
         """
         self.producers: ProducersPort | None = None
         self._error: str | None = None
+        self._is_refused = False
         self._follow_error: str | None = None
         self._marked: set[int] = set()
         self._kafka = kafka
@@ -107,6 +108,14 @@ class Candidacy:
     def error(self) -> str | None:
         """Why the last call failed, for people; None once one went well."""
         return self._error or self._follow_error
+
+    def led_by_another(self) -> None:
+        """Another node came to lead since: why this one did not is history.
+
+        What this node itself was refused for stays.
+        """
+        if not self._is_refused:
+            self._error = None
 
     @property
     def is_busy(self) -> bool:
@@ -178,7 +187,9 @@ class Candidacy:
             self._kafka.check(has_wheels=has_wheels)
         except (KafkaAway, Refusal) as refusal:
             self._error = str(refusal)
+            self._is_refused = isinstance(refusal, Refusal)
             return InitFailed(self._clock.monotonic_ms(), token, Verdict.UNKNOWN, touched=False)
+        self._is_refused = False
         ends = self._runner.together(
             [partial(producers.init, number, CALL_MS) for number in range(IDS)]
         )

@@ -199,9 +199,15 @@ class Leadership:
         if self._election.phase not in {Phase.STANDBY, Phase.ASKING} or self._candidacy.is_busy:
             return
         if self._follower.offset >= 0:
-            self._follower.poll()
+            if self._follower.poll() and self._is_led_by_another():
+                self._candidacy.led_by_another()
+                self._error = None
         elif not self._config.alone:
             self._candidacy.follow()
+
+    def _is_led_by_another(self) -> bool:
+        leader, server = self._follower.state.leader(self._config.ids), self._server
+        return leader is not None and server is not None and leader.node != server.beat.node
 
     def view(self) -> View:
         """What others may know."""

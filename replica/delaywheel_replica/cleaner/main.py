@@ -22,7 +22,7 @@ import structlog
 
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import read_boot_id
-from delaywheel.row import RowReader, RowWriter
+from delaywheel.row import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.clients import KafkaClients
 from delaywheel_replica.cleaner.clocks import SystemClock
@@ -32,6 +32,7 @@ from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.settings import (
     DEAD_ROOM_BYTES,
     DEFAULT_BATCH_BYTES,
@@ -47,7 +48,6 @@ from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
 from delaywheel_replica.core.election_events import Phase
-from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
@@ -86,9 +86,13 @@ class Cleaner:
         # Written to by other threads, to end the main thread's rest.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._clock = SystemClock()
-        self._server_row = RowReader(config.data_dir / "server.row")
         row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
+        self._server_row = ServerRow(
+            config.data_dir / "server.row",
+            boot=self._boot,
+            since_ms=self._clock.monotonic_ms(),
+        )
         self._started_ms = self._clock.wall_ms()
         self._row_at = 0.0
         self._told: object = None
@@ -193,13 +197,7 @@ class Cleaner:
         )
 
     def _read_server(self) -> None:
-        document = self._server_row.read()
-        if document is None:
-            return
-        try:
-            self._server = ServerStatus.from_json(document)
-        except MalformedError:
-            log.exception("the server's row cannot be read")
+        self._server = self._server_row.read() or self._server
 
     def _receive(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the link woke us, not a thread

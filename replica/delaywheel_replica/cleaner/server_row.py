@@ -1,0 +1,47 @@
+"""The server's row, as the cleaner reads it: nothing that an earlier server process wrote.
+
+The file outlives the processes and the machine's boot. What it says of an earlier boot may even
+look fresh for days, since the monotonic clock begins anew. A server dies with its cleaner (the
+supervisor sees to that), so what was stamped after this cleaner began is of its own server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+
+from delaywheel.row import RowReader
+from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.status import ServerStatus
+
+log = structlog.get_logger(__name__)
+
+
+class ServerRow:
+    """Reads ``server.row``. One thread calls it."""
+
+    def __init__(self, path: Path, *, boot: str, since_ms: int) -> None:
+        """Reads nothing yet.
+
+        Args:
+            path: Of the row, which need not be there yet.
+            boot: The machine's boot id.
+            since_ms: The monotonic clock when this process began.
+        """
+        self._row = RowReader(path)
+        self._boot = boot
+        self._since_ms = since_ms
+
+    def read(self) -> ServerStatus | None:
+        """The newest word of this node's living server; None: it has said nothing yet."""
+        document = self._row.read()
+        if document is None:
+            return None
+        try:
+            status = ServerStatus.from_json(document)
+        except MalformedError:
+            log.exception("the server's row cannot be read")
+            return None
+        is_ours = status.beat.boot == self._boot and status.monotonic_ms >= self._since_ms
+        return status if is_ours else None
