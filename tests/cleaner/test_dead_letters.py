@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message
 from structlog.testing import capture_logs
 
-from delaywheel_replica.cleaner import deadletters
+from delaywheel_replica.cleaner import deadletters, troubles
 from delaywheel_replica.cleaner.settings import KafkaNames
 from local.kafka import KafkaBroker
 from support.cleaner_world import World, sent
@@ -221,7 +221,8 @@ def test_an_unavailable_topic_holds_up_the_others_once(
 ) -> None:
     patience_s = 10
     monkeypatch.setattr(deadletters, "PATIENCE_S", float(patience_s))
-    monkeypatch.setattr(deadletters, "LAST_PROBE_S", 1.0)
+    monkeypatch.setattr(troubles, "PATIENCE_S", float(patience_s))
+    monkeypatch.setattr(troubles, "LAST_PROBE_S", 1.0)
     stuck = f"stuck-{cluster_id}"
     create_topic(kafka.address, stuck)
     with (

@@ -57,7 +57,8 @@ class Everything(DeadLetters):
     def __init__(self) -> None:
         """Nothing is known."""
 
-    def plan(self, rows: DueRows) -> Plan:
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
         return Plan(rows, [], {}, frozenset())
 
     def committed(self) -> None:

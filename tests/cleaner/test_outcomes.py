@@ -53,7 +53,8 @@ class OneBadTopic(DeadLetters):
     def __init__(self) -> None:
         """Nothing is known."""
 
-    def plan(self, rows: DueRows) -> Plan:
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
         is_bad = np.isin(
             rows.topic_numbers, [n for n, topic in enumerate(rows.topics) if topic == BAD]
         )

@@ -77,7 +77,7 @@ async def test_a_topic_told_absent_is_refused_for_a_while(
     known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("a",)))
     assert await refused(known, batch("b.c", "a")) == {1: Reason.TOPIC_UNKNOWN}
     assert asked.names == ["b.c"]
-    later = NOW_MS + topics_module.ABSENT_FOR_MS
+    later = NOW_MS + topics_module.FRESH_FOR_MS
     monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
     assert await refused(known, batch("a")) == {}
     assert asked.names == ["b.c", "a"]
@@ -113,6 +113,59 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
     assert await refused(known, batch("a", value=bytes(11))) == {0: Reason.MESSAGE_TOO_LARGE}
 
 
+async def test_what_was_told_long_ago_refuses_nothing_unasked(
+    known: KnownTopics, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions are added, limits raised; only a leader's cleaner would hear of it by itself."""
+    limit = FORWARD_ROOM_BYTES + 10
+    known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
+    later = NOW_MS + topics_module.FRESH_FOR_MS
+    monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
+    for now, misfit in (
+        (TopicInfo(3, limit), batch("a", partition=2)),
+        (TopicInfo(2, limit + 1), batch("a", value=bytes(11))),
+    ):
+        asked.names.clear()
+        judged = asyncio.ensure_future(refused(known, misfit))
+        await asyncio.sleep(0)
+        assert asked.names == ["a"]
+        known.learn(Topics({"a": now}, checked_at_ms=later))
+        assert await judged == {}
+        known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
+    judged = asyncio.ensure_future(refused(known, batch("a", partition=2)))
+    await asyncio.sleep(0)
+    known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=later))
+    assert await judged == {0: Reason.PARTITION_INVALID}
+    judged = asyncio.ensure_future(refused(known, batch("a", partition=2)))
+    await asyncio.sleep(0)
+    assert await judged == {0: Reason.PARTITION_INVALID}, "at once, while that is young"
+
+
+async def test_who_invents_names_is_refused_and_nobody_else(
+    known: KnownTopics, asked: Asked
+) -> None:
+    known.learn(Topics({"there": TopicInfo(1, None)}, checked_at_ms=NOW_MS))
+    most = topics_module.ASKED_AT_MOST
+    invented = [f"x{number}" for number in range(most)]
+    first = asyncio.ensure_future(refused(known, batch(*invented)))
+    await asyncio.sleep(0)
+    assert await refused(known, batch("there", "y")) == {1: Reason.BACKPRESSURE}
+    assert len(asked.names) == most
+    assert await first == {}, "in doubt"
+    later = asyncio.ensure_future(refused(known, batch("y")))
+    await asyncio.sleep(0)
+    known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("y",)))
+    assert await later == {0: Reason.TOPIC_UNKNOWN}
+
+
+async def test_what_is_known_is_bounded_by_bytes(known: KnownTopics) -> None:
+    for number in range(20):
+        names = [f"{number}-{topic}-".ljust(249, "x") for topic in range(1_000)]
+        known.learn(Topics({}, checked_at_ms=NOW_MS, absent=tuple(names)))
+    assert known._absent_ms.length_bytes <= 2 << 20
+    assert await refused(known, batch(names[-1])) == {0: Reason.TOPIC_UNKNOWN}
+
+
 async def test_where_topics_are_created_absence_is_no_reason(tmp_path: Path, asked: Asked) -> None:
     known = KnownTopics(PosixDisk(), tmp_path / "t", ask=asked, refuses_absent=False)
     known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("a",)))
@@ -128,8 +181,12 @@ async def test_what_is_known_outlives_a_restart(tmp_path: Path, known: KnownTopi
     known.learn(Topics(present, checked_at_ms=NOW_MS))
     known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("c",)))
     known.save_changes()
-    again = KnownTopics(PosixDisk(), path, ask=Asked(), refuses_absent=True, wait_s=0)
-    assert await refused(again, batch("a", "b", partition=1)) == {1: Reason.PARTITION_INVALID}
+    asked = Asked()
+    again = KnownTopics(PosixDisk(), path, ask=asked, refuses_absent=True, wait_s=0.01)
+    assert await refused(again, batch("a", "b")) == {}
+    assert asked.names == []
+    assert await refused(again, batch("a", "b", partition=1)) == {}, "by no old file"
+    assert asked.names == ["b"]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", '{"a": 1}', '{"a": [1]}'])

@@ -54,8 +54,9 @@ class AllGoes:
 
     unavailable_topics: tuple[str, ...] = ()
 
-    def plan(self, rows: DueRows) -> Plan | Hold:
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan | Hold:
         """Forwards everything."""
+        del ahead
         return Plan(rows)
 
     def committed(self) -> None:

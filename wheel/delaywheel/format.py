@@ -15,13 +15,13 @@ messages over a thousand slots is the common case.
 import struct
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from delaywheel.bounded import BoundedTable
 from delaywheel.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.disk import Buffer
 from delaywheel.grouping import FrameTopics, frame_bounds
@@ -52,6 +52,11 @@ _CHECK_MASK = 0x7FF
 FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
 _TOPIC_LENGTH = struct.Struct("<H")
 NO_SLOT: Final = 1 << 32  # above every slot that a frame can say
+
+# Topics of decoded frames, so that nearly all frames share a few tuples.
+_dictionaries = BoundedTable[bytes, tuple[str, ...]](8 << 20)
+_LONGEST_MEMO_BYTES = 16 << 10
+_MEMO_OVERHEAD_BYTES = 128  # about what Python takes for a string in a tuple, or for an entry
 
 _ZEROS = [bytes(count) for count in range(8)]
 _Integer = TypeVar("_Integer", np.int32, np.int64)
@@ -516,9 +521,18 @@ def _check_columns_length(header: FrameHeader, length: int) -> None:
         raise FrameDamaged(DamageReason.LENGTHS, "columns")
 
 
-# Nearly all frames of a wheel have one of a few dictionaries.
-@lru_cache(maxsize=4096)
 def _decode_topics(dictionary: bytes) -> tuple[str, ...]:
+    """The topics of a frame. Nearly all frames of a wheel have one of a few short dictionaries."""
+    known = _dictionaries.get(dictionary)
+    if known is None:
+        known = _decode_dictionary(dictionary)
+        if len(dictionary) <= _LONGEST_MEMO_BYTES:
+            length_bytes = 2 * len(dictionary) + _MEMO_OVERHEAD_BYTES * (len(known) + 1)
+            _dictionaries.put(dictionary, known, length_bytes)
+    return known
+
+
+def _decode_dictionary(dictionary: bytes) -> tuple[str, ...]:
     topics = []
     at = 0
     try:

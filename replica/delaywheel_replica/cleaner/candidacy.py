@@ -87,7 +87,7 @@ class Candidacy:
         self._ended = 0
         self._follow_at = 0.0
         self._clock = clock or SystemClock()
-        self._runner = runner or ThreadRunner(IDS)
+        self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
 
     def events(self) -> list[Event]:
         """How the calls ended, since the last look.

@@ -13,7 +13,7 @@ commit. After anything but a known end, the state here is no longer used (core/r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic as monotonic_clock
 from typing import Protocol
@@ -62,6 +62,9 @@ class ReaderPort(Protocol):
 
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
         """What the next transaction takes."""
+
+    def topics_ahead(self) -> Iterable[str]:
+        """Topics of the messages that are loaded, among them those that soon are due."""
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
         """The step was committed."""
@@ -171,7 +174,7 @@ class Forwarder:
             self._reading = True
         self._reader.update(limits, self.state.lost)
         step = self._reader.next_step(now_ms, self._pace.cap_messages, self._pace.cap_bytes)
-        plan = self._dead_letters.plan(step.messages)
+        plan = self._dead_letters.plan(step.messages, self._reader.topics_ahead)
         if isinstance(plan, Hold):
             self.held = plan.why
             return None

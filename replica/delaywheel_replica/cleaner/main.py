@@ -31,6 +31,8 @@ from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort
+from delaywheel_replica.cleaner.producers import TransactionalProducer
+from delaywheel_replica.cleaner.runner import ThreadRunner
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.settings import (
@@ -40,9 +42,10 @@ from delaywheel_replica.cleaner.settings import (
     KafkaSettings,
 )
 from delaywheel_replica.cleaner.telling import STAMP_S, Telling
+from delaywheel_replica.cleaner.topic_admin import KafkaTopicAdmin
 from delaywheel_replica.cleaner.topic_news import TopicNews
 from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics
-from delaywheel_replica.cleaner.trials import Trials
+from delaywheel_replica.cleaner.trials import LANES, Trials
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
@@ -102,9 +105,20 @@ class Cleaner:
         create = None
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
-        self._topics = KnownTopics(settings, create=create, on_news=self._awake)
+        self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=self._awake)
+        threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
-        self._trials = Trials(settings, on_found=self._awake)
+        self._trials = Trials(
+            lambda number: TransactionalProducer(
+                settings,
+                settings.names.trial_id(number),
+                log_level=2,  # quiet: that transactions fail is what trials are for
+            ),
+            settings.names.outcomes,
+            runner=ThreadRunner(LANES, job="trials", call="trial"),
+            clock=self._clock,
+            on_found=self._awake,
+        )
         self._dead_letters = DeadLetters(
             self._topics,
             self._trials,
@@ -176,6 +190,7 @@ class Cleaner:
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
+        self._dead_letters.begin_office()
         return Forwarder(
             state,
             producers,
@@ -210,7 +225,7 @@ class Cleaner:
             case CommitSoon():
                 self._leadership.commit_soon()
             case AskTopic():
-                self._topics.ask([message.name])
+                self._topics.ask_for_caller(message.name)
             case NodeStorage(node, str(storage)):
                 self._leadership.replace(node, storage)
             case NodeStorage(node):

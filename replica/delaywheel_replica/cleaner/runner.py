@@ -27,14 +27,16 @@ class Runner(Protocol):
 class ThreadRunner:
     """On threads."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, *, job: str, call: str) -> None:
         """Makes no thread before the first job.
 
         Args:
             calls: so many may run at the same time.
+            job: what the thread of the jobs is called.
+            call: what those of the calls are called.
         """
-        self._jobs = ThreadPoolExecutor(1, thread_name_prefix="candidacy")
-        self._calls = ThreadPoolExecutor(calls, thread_name_prefix="init")
+        self._jobs = ThreadPoolExecutor(1, thread_name_prefix=job)
+        self._calls = ThreadPoolExecutor(calls, thread_name_prefix=call)
 
     def start(self, job: Callable[[], None]) -> None:
         """Runs a job, behind those that were started before."""

@@ -17,7 +17,7 @@ where only frames <= V', the V that the step leads to, are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,11 @@ class Second:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Of all its messages."""
+        return self._topics
 
     def add(self, frames: Iterable[Frame]) -> None:
         """Take in frames of this slot, in the order of wheel and seq."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from delaywheel.disk import Disk
@@ -118,6 +118,11 @@ class DueReader:
                 self._take(draft, now_ms)
         self._step = draft.step(now_ms)
         return self._step
+
+    def topics_ahead(self) -> Iterator[str]:
+        """Topics of the messages that are loaded, among them those that soon are due."""
+        for second in self._window.present():
+            yield from second.topics
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
         """The step was committed.

@@ -1,17 +1,29 @@
-"""What Kafka says about the topics that messages go to: asked ahead, on a thread of its own.
+"""What Kafka says about the topics that messages go to: asked ahead, off the thread that forwards.
 
-Nobody waits here for Kafka: `find` answers from memory, and a topic not known yet is asked for in
-the background. Topics in use are asked for again twice a second, so that the answer is fresh when a
-message falls due; asking never creates a topic.
+Nobody waits here for Kafka: `find` answers from memory, and whoever runs `run` (a thread), or
+`round` (a simulation), asks Kafka for what is missing or old. Asking never creates a topic.
 
 | state | means |
 |---|---|
-| PRESENT | all partitions have a leader, and we may write |
+| PRESENT | every partition has a leader and enough replicas in sync, and we may write |
 | LEADERLESS | some partition has no leader now |
+| SHRUNK | some partition has fewer replicas in sync than `min.insync.replicas` asks for |
 | DENIED | we may not write to it, or not ask |
 | MISSING | Kafka does not have it: told twice, half a second apart, as a topic just created is
              not known to all brokers at once |
 | ILLEGAL | no topic can have this name |
+
+Names come from two sides, and each round asks for them in this order:
+
+| | names | asked | kept |
+|---|---|---|---|
+| 1 | of messages that are or soon will be due, not known yet | at once | as 3 |
+| 2 | given by callers, and their server asks whether it exists | once, or until confirmed | |
+|   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: nobody waits longer |
+| 3 | of messages, known already | each `REFRESH_S` while in use | `FORGET_S` after their use |
+
+So however many names callers invent, a message that is due waits for one call about `CHUNK` of
+them at most.
 """
 
 from __future__ import annotations
@@ -19,23 +31,25 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
-from confluent_kafka.cimpl import NewTopic
-
-from delaywheel_replica.cleaner.settings import KafkaSettings
+from delaywheel_replica.cleaner.ports import KafkaAway
 
 REFRESH_S = 0.5
 CONFIRM_MISSING_S = 0.5
 LIMITS_S = 30.0
-FORGET_S = 600.0
-CALL_S = 5.0
+IN_USE_S = 10.0
+FORGET_S = 60.0
 CHUNK = 500
+
+NAMES_AT_MOST = 20_000
+"""Names of messages that are kept beyond `IN_USE_S`: Kafka's names are short, so some 10 MB."""
+
+CALLERS_WAIT_S = 2.0
+CALLERS_AT_MOST = 2_000
 
 
 class TopicState(Enum):
@@ -43,6 +57,7 @@ class TopicState(Enum):
 
     PRESENT = "present"
     LEADERLESS = "leaderless"
+    SHRUNK = "below min.insync.replicas"
     DENIED = "denied"
     MISSING = "missing"
     ILLEGAL = "illegal"
@@ -57,12 +72,29 @@ class Limits:
         needs_key: It is compacted.
         oldest_ms: How far a timestamp may lie behind the broker's clock; None: any.
         newest_ms: How far it may lie ahead; None: any.
+        min_insync: So many replicas must be in sync, or as many as there are.
     """
 
     max_message_bytes: int
     needs_key: bool = False
     oldest_ms: int | None = None
     newest_ms: int | None = None
+    min_insync: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What Kafka says of one topic's partitions.
+
+    Attributes:
+        state: Of the topic, replicas in sync left aside.
+        partitions: How many there are.
+        replicas: (in sync, all) of each partition that has fewer in sync than replicas.
+    """
+
+    state: TopicState
+    partitions: int = 0
+    replicas: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,240 +127,283 @@ class CreateTopics:
     """None: as many as the brokers' default says."""
 
 
+class TopicAdmin(Protocol):
+    """Kafka's answers about topics; all calls block, for a bounded time."""
+
+    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+        """Of each topic what Kafka says now; those that it does not answer for are left out.
+
+        Raises:
+            KafkaAway: it answers for none.
+        """
+
+    def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
+        """What each topic asks of messages; None: we may not know."""
+
+    def create(self, names: Sequence[str], how: CreateTopics) -> None:
+        """Makes topics, as far as possible."""
+
+
+@dataclass(slots=True)
+class _Name:
+    """One name that is asked for.
+
+    Attributes:
+        used_at: When somebody last wanted to know.
+        anew_at: Only what Kafka is asked from then on will do, limits included; None: there is
+            such an answer.
+        tried_at: When Kafka was last asked.
+        topic: Its newest answer.
+    """
+
+    used_at: float
+    anew_at: float | None
+    tried_at: float = float("-inf")
+    topic: Topic | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self.anew_at is not None or self.topic is None or not self.topic.confirmed
+
+    def due_at(self) -> float:
+        """When Kafka is to be asked next."""
+        if self.anew_at is not None and self.tried_at < self.anew_at:
+            return self.anew_at
+        unconfirmed = self.topic is not None and not self.topic.confirmed
+        return self.tried_at + (CONFIRM_MISSING_S if unconfirmed else REFRESH_S)
+
+    def learn(self, topic: Topic) -> bool:
+        """Takes an answer; whether it is news."""
+        before, self.topic = self.topic, topic
+        answers = self.anew_at is not None and topic.asked_at >= self.anew_at
+        if answers:
+            self.anew_at = None
+        return answers or before is None or _told(before) != _told(topic)
+
+
 class KnownTopics:
     """Answers about topics, kept fresh in the background."""
 
     def __init__(
         self,
-        settings: KafkaSettings,
+        admin: TopicAdmin,
         *,
         create: CreateTopics | None = None,
         on_news: Callable[[], None] = lambda: None,
+        on_wanted: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Starts asking.
+        """Knows nothing yet, and asks nothing before `run` or `round`.
 
         Args:
-            settings: How to reach Kafka.
+            admin: Kafka.
             create: Make missing topics so; None: never.
-            on_news: Called on the thread of this class when an answer changed.
+            on_news: Called on the asking thread when an answer changed.
+            on_wanted: Called when there is something to be asked at once.
             monotonic: The clock.
         """
-        self._admin = AdminClient(settings.admin())
+        self._admin = admin
         self._create = create
         self._on_news = on_news
+        self._on_wanted = on_wanted
         self._monotonic = monotonic
-        self._known: dict[str, Topic] = {}
-        self._used_at: dict[str, float] = {}
+        self._used: dict[str, _Name] = {}
+        self._callers: dict[str, _Name] = {}
         self._news: dict[str, Topic] = {}
-        self._wanted: set[str] = set()
-        self._changed = threading.Condition()
+        self._wanted = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="topics", daemon=True)
-        self._thread.start()
+        self._changed = threading.Condition()
+
+    # --- for the thread that forwards
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
-        """The topics that are known now; the others are asked for, with the state None."""
+        """The topics that are known now; the others are asked for, for messages are due."""
         now = self._monotonic()
         found = {}
-        unknown = []
-        for name in names:
-            self._used_at[name] = now
-            topic = self._known.get(name)
-            if topic is not None and topic.confirmed:
-                found[name] = topic
-            elif topic is None:
-                unknown.append(name)
-        if unknown:
-            self.ask(unknown)
+        wanted = False
+        with self._changed:
+            for name in names:
+                known = self._used.get(name)
+                if known is None:
+                    self._used[name] = _Name(now, anew_at=now)
+                    wanted = True
+                    continue
+                known.used_at = now
+                if known.topic is not None and known.topic.confirmed:
+                    found[name] = known.topic
+        if wanted:
+            self._want()
         return found
 
     def ask(self, names: Iterable[str]) -> None:
-        """Asks Kafka anew, at once."""
+        """Asks Kafka anew, at once: what is known of these topics does not do."""
         now = self._monotonic()
         with self._changed:
             for name in names:
-                self._used_at[name] = now
-                self._wanted.add(name)
-            self._changed.notify_all()
+                known = self._used.setdefault(name, _Name(now, anew_at=now))
+                known.used_at = known.anew_at = now
+        self._want()
+
+    def ask_for_caller(self, name: str) -> None:
+        """Asks Kafka for a name that a caller gave; too many at a time are left unanswered."""
+        now = self._monotonic()
+        with self._changed:
+            if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
+                return
+            self._callers[name] = _Name(now, anew_at=now)
+        self._want()
 
     def news(self) -> Mapping[str, Topic]:
-        """Answers that changed since the last call, and those that `ask` wanted."""
+        """Answers that changed since the last call, and those that somebody asked for."""
         with self._changed:
             news, self._news = self._news, {}
         return {name: topic for name, topic in news.items() if topic.confirmed}
 
-    def wait(self, name: str, *, newer_than: float, timeout_s: float) -> Topic | None:
-        """Blocks until a confirmed answer of after `newer_than` is there; for other threads."""
-        deadline = self._monotonic() + timeout_s
-        with self._changed:
-            while not self._closing:
-                topic = self._known.get(name)
-                if topic is not None and topic.asked_at > newer_than and topic.confirmed:
-                    return topic
-                left = deadline - self._monotonic()
-                if left <= 0:
-                    return None
-                self._changed.wait(left)
-        return None
-
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends `run`."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(CALL_S + 1)
 
-    def _run(self) -> None:
+    # --- for the thread that asks
+
+    def run(self) -> None:
+        """Asks, round after round, until it is closed."""
         while True:
+            pause_s = self.round()
             with self._changed:
-                if not self._wanted and not self._closing:
-                    self._changed.wait(self._pause_s())
+                if not (self._wanted or self._closing):
+                    self._changed.wait(pause_s)
                 if self._closing:
                     return
-                wanted, self._wanted = self._wanted, set()
-            self._refresh(wanted)
 
-    def _pause_s(self) -> float:
-        unconfirmed = any(not topic.confirmed for topic in self._known.values())
-        return CONFIRM_MISSING_S if unconfirmed else REFRESH_S
+    def round(self) -> float:
+        """Asks for all that is to be asked for now; returns for how long there is nothing."""
+        with self._changed:
+            self._forget()
+        while not self._closing:
+            with self._changed:
+                self._wanted = False
+                names, due_at = self._next()
+            if not names:
+                return max(0.0, due_at - self._monotonic())
+            try:
+                self._ask_kafka(names)
+            except KafkaAway:
+                return REFRESH_S
+        return 0.0
 
-    def _refresh(self, wanted: set[str]) -> None:
+    def _want(self) -> None:
+        with self._changed:
+            self._wanted = True
+            self._changed.notify_all()
+        self._on_wanted()
+
+    def _forget(self) -> None:
         now = self._monotonic()
-        for name, used_at in list(self._used_at.items()):
-            if now - used_at > FORGET_S:
-                self._used_at.pop(name, None)
-                self._known.pop(name, None)
-        names = sorted(self._used_at.keys() | wanted)
-        for start in range(0, len(names), CHUNK):
-            try:
-                answers = self._describe(names[start : start + CHUNK])
-            except KafkaException:
-                return  # Kafka is away: what was known stays, and the next round asks again
-            self._learn(answers, wanted)
+        for name, known in list(self._callers.items()):
+            if now - known.used_at > CALLERS_WAIT_S:
+                del self._callers[name]
+        keep_s = FORGET_S if len(self._used) <= NAMES_AT_MOST else IN_USE_S
+        for name, known in list(self._used.items()):
+            if now - known.used_at > keep_s:
+                del self._used[name]
 
-    def _describe(self, names: Sequence[str]) -> dict[str, Topic]:
+    def _next(self) -> tuple[list[str], float]:
+        """What to ask for now, the most urgent kind only; and else when there will be something."""
+        now = self._monotonic()
+        in_use = {
+            name: known
+            for name, known in self._used.items()
+            if known.is_urgent or now - known.used_at < IN_USE_S
+        }
+        urgent = {name: known for name, known in in_use.items() if known.is_urgent}
+        for kind in (urgent, self._callers, in_use):
+            due = (name for name, known in kind.items() if known.due_at() <= now)
+            names = list(islice(due, CHUNK))
+            if names:
+                return names, now
+        times = [known.due_at() for kind in (in_use, self._callers) for known in kind.values()]
+        return [], min(times, default=now + REFRESH_S)
+
+    def _ask_kafka(self, names: Sequence[str]) -> None:
         asked_at = self._monotonic()
-        futures = self._admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=CALL_S, include_authorized_operations=True
-        )
-        answers = {}
-        for name in names:
-            topic = _answer(futures[name], asked_at)
-            if topic is not None:
-                answers[name] = topic
+        with self._changed:
+            for name in names:
+                for known in self._of(name):
+                    known.tried_at = asked_at
+        answers = dict(self._admin.describe(names))
         if self._create is not None:
-            self._make([n for n, topic in answers.items() if topic.state is TopicState.MISSING])
-        return self._with_limits(answers, asked_at)
+            missing = [n for n, told in answers.items() if told.state is TopicState.MISSING]
+            wanted = [name for name in missing if name in self._used]
+            if wanted:
+                self._admin.create(wanted, self._create)
+                answers |= self._admin.describe(wanted)
+        due = [name for name, told in answers.items() if self._needs_limits(name, told, asked_at)]
+        limits = self._admin.limits(due) if due else {}
+        self._learn(answers, limits, asked_at)
 
-    def _with_limits(self, answers: dict[str, Topic], now: float) -> dict[str, Topic]:
-        """Adds the greatest message that each topic takes, asked for now and then."""
-        due = []
-        for name, topic in answers.items():
-            known = self._known.get(name)
-            if known is not None and now - known.limits_at < LIMITS_S:
-                answers[name] = replace(topic, limits=known.limits, limits_at=known.limits_at)
-            elif topic.state in (TopicState.PRESENT, TopicState.LEADERLESS):
-                due.append(name)
-        if due:
-            for name, limits in self._limits(due).items():
-                answers[name] = replace(answers[name], limits=limits, limits_at=now)
-        return answers
+    def _of(self, name: str) -> list[_Name]:
+        kinds = (self._used.get(name), self._callers.get(name))
+        return [known for known in kinds if known is not None]
 
-    def _limits(self, names: Sequence[str]) -> dict[str, Limits | None]:
-        wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-        futures = self._admin.describe_configs(wanted, request_timeout=CALL_S)
-        limits: dict[str, Limits | None] = {}
-        for resource, future in futures.items():
-            try:
-                limits[resource.name] = _limits_of(future.result())
-            except KafkaException:
-                limits[resource.name] = None
-        return limits
+    def _needs_limits(self, name: str, told: Described, now: float) -> bool:
+        """Whether to ask for its limits as well.
 
-    def _make(self, names: Sequence[str]) -> None:
-        create = self._create
-        if create is None or not names:
-            return
-        wanted = [
-            NewTopic(
-                name,
-                num_partitions=create.partitions,
-                replication_factor=create.replication_factor or -1,
-            )
-            for name in names
-        ]
-        for future in self._admin.create_topics(wanted, request_timeout=CALL_S).values():
-            try:
-                future.result()
-            except KafkaException:
-                continue  # the next answer says whether it is there
-        self.ask(names)
+        Where replicas are missing, `min.insync.replicas` decides: an operator may lower it.
+        """
+        if told.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
+            return False
+        known = self._callers.get(name) or self._used.get(name)
+        if known is None or known.anew_at is not None or known.topic is None:
+            return True
+        return bool(told.replicas) or now - known.topic.limits_at >= LIMITS_S
 
-    def _learn(self, answers: Mapping[str, Topic], wanted: set[str]) -> None:
+    def _learn(
+        self,
+        answers: Mapping[str, Described],
+        limits: Mapping[str, Limits | None],
+        asked_at: float,
+    ) -> None:
         changed = False
         with self._changed:
-            for name, topic in answers.items():
-                before = self._known.get(name)
-                since = None if before is None else before.missing_since
-                if topic.state is TopicState.MISSING and since is not None:
-                    topic = replace(topic, missing_since=since)  # noqa: PLW2901 - the same topic
-                self._known[name] = topic
-                if name in wanted or before is None or _differs(before, topic):
-                    self._news[name] = topic
-                    changed = True
-            self._changed.notify_all()
+            for name, told in answers.items():
+                for known in self._of(name):
+                    after = _joined(known.topic, told, name, limits, asked_at)
+                    if known.learn(after):
+                        self._news[name] = after
+                        changed = True
+                asked = self._callers.get(name)
+                if asked is not None and asked.topic is not None and asked.topic.confirmed:
+                    del self._callers[name]
         if changed:
             self._on_news()
 
 
-def _answer(future: Future[Any], asked_at: float) -> Topic | None:
-    """What Kafka says about one topic; None: not now."""
-    try:
-        described = future.result()
-    except KafkaException as exception:
-        return _refusal(exception, asked_at)
-    state = TopicState.PRESENT
-    if any(partition.leader is None for partition in described.partitions):
-        state = TopicState.LEADERLESS
-    allowed = described.authorized_operations
-    if allowed and AclOperation.WRITE not in allowed and AclOperation.ALL not in allowed:
-        state = TopicState.DENIED
-    return Topic(state, asked_at, partitions=len(described.partitions))
+def _joined(
+    before: Topic | None,
+    told: Described,
+    name: str,
+    limits: Mapping[str, Limits | None],
+    asked_at: float,
+) -> Topic:
+    """What is known of a topic after an answer."""
+    if told.state is TopicState.MISSING:
+        since = None if before is None else before.missing_since
+        return Topic(told.state, asked_at, missing_since=asked_at if since is None else since)
+    topic = Topic(told.state, asked_at, told.partitions)
+    if name in limits:
+        topic = replace(topic, limits=limits[name], limits_at=asked_at)
+    elif before is not None:
+        topic = replace(topic, limits=before.limits, limits_at=before.limits_at)
+    if topic.state is TopicState.PRESENT and topic.limits is not None:
+        least = topic.limits.min_insync
+        if any(in_sync < min(least, replicas) for in_sync, replicas in told.replicas):
+            return replace(topic, state=TopicState.SHRUNK)
+    return topic
 
 
-_ANY_MS = 1 << 62
-
-
-def _limits_of(config: Mapping[str, Any]) -> Limits:
-    def bound(name: str) -> int | None:
-        entry = config.get(name)
-        given = config["message.timestamp.type"].value == "CreateTime" and entry is not None
-        # Kafka writes "any" as the greatest long, to which nothing can be added.
-        limited = given and entry is not None and int(entry.value) < _ANY_MS
-        return int(entry.value) if limited and entry is not None else None
-
-    return Limits(
-        max_message_bytes=int(config["max.message.bytes"].value),
-        needs_key="compact" in config["cleanup.policy"].value,
-        oldest_ms=bound("message.timestamp.before.max.ms"),
-        newest_ms=bound("message.timestamp.after.max.ms"),
-    )
-
-
-def _refusal(exception: KafkaException, asked_at: float) -> Topic | None:
-    code = exception.args[0].code()
-    if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
-        return Topic(TopicState.MISSING, asked_at, missing_since=asked_at)
-    if code == KafkaError.TOPIC_EXCEPTION:
-        return Topic(TopicState.ILLEGAL, asked_at)
-    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return Topic(TopicState.DENIED, asked_at)
-    return None
-
-
-def _differs(before: Topic, after: Topic) -> bool:
-    def told(topic: Topic) -> tuple[Any, ...]:
-        return topic.state, topic.partitions, topic.limits, topic.confirmed
-
-    return told(before) != told(after)
+def _told(topic: Topic) -> tuple[Any, ...]:
+    """What of an answer is worth news."""
+    return topic.state, topic.partitions, topic.limits, topic.confirmed

@@ -4,6 +4,9 @@ A trial writes messages in a transaction that is always aborted, with transactio
 own, so that nothing the leader does depends on how it ends. Trials run on a thread of their own:
 one that waits for a topic that does not answer must not hold up the leader's idle commits.
 
+Topics are tried side by side, in `LANES` lanes with two ids each: while several take nothing, each
+costs its lane `TRIAL_MS`, and holds up no other lane.
+
 Each trial writes a *guard* to the outcomes topic first. A transaction to which no partition could
 be added cannot be aborted (the coordinator does not know of it), and a guard that does not come
 through says that Kafka is away, not a topic.
@@ -11,28 +14,30 @@ through says that Kafka is away, not a topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from time import monotonic, time_ns
+from typing import Protocol
 
 import numpy as np
 import structlog
 
+from delaywheel_replica.cleaner.clocks import Clock
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, forwarded
-from delaywheel_replica.cleaner.ports import Record, RefusedRecord
-from delaywheel_replica.cleaner.producers import TransactionalProducer
+from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.settings import KafkaSettings
+from delaywheel_replica.cleaner.runner import Runner
 from delaywheel_replica.core.reports import Verdict
 
 INIT_MS = 5_000
+LANES = 4
 TRIAL_MS = 1_500
 """How long a topic may take to answer before it counts as not answering."""
 
 SEARCH_S = 5.0
-"""A search ends after so long; a topic of which it found no end counts as unavailable."""
+"""A search begins with no other topic after so long; and one of which it finds no end within the
+same time counts as unavailable."""
 
 TRIAL_IDS = 8
 
@@ -100,52 +105,160 @@ class Findings:
         """Whether anything was found."""
         return bool(self.refused or self.unavailable or self.batch_bytes)
 
+    def add(self, other: Findings) -> None:
+        """Takes in what was found about other topics."""
+        self.complete &= other.complete
+        self.refused |= other.refused
+        self.unavailable |= other.unavailable
+        self.batch_bytes |= other.batch_bytes
+        self.tried |= other.tried
+
+
+class TrialProducer(Protocol):
+    """One transactional id, as trials use it; its calls block for a bounded time."""
+
+    @property
+    def abortable(self) -> bool:
+        """Whether the client itself refuses to commit the running transaction."""
+
+    def init(self, timeout_ms: int) -> Ended:
+        """Fences older producers of this id and ends their transactions."""
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over; those that the client refuses are named."""
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
+
+    def cause(self) -> str | None:
+        """In Kafka's words, why the transaction failed."""
+
+    def abort(self) -> Ended:
+        """Drops everything written."""
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has the client look the topics up, so that it knows their partitions now."""
+
+
+MakeProducer = Callable[[int], TrialProducer]
+"""A new producer of the trials' id with this number."""
+
 
 class Trials:
     """Searches for what Kafka refuses, one at a time, in the background."""
 
     def __init__(
-        self, settings: KafkaSettings, *, on_found: Callable[[], None] = lambda: None
+        self,
+        make_producer: MakeProducer,
+        outcomes_topic: str,
+        *,
+        runner: Runner,
+        clock: Clock,
+        on_found: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts nothing yet.
 
         Args:
-            settings: How to reach Kafka.
-            on_found: Called on the thread of this class when a search has ended.
+            make_producer: Of the ids of trials.
+            outcomes_topic: Takes the guards.
+            runner: Runs searches.
+            clock: Says when a search has taken too long.
+            on_found: Called in the background when a search has ended.
         """
+        self._runner = runner
+        self._clock = clock
         self._on_found = on_found
-        self._guard = Record(settings.names.outcomes, None, b"trial", [])
-        self._producers = _TrialProducers(settings)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trials")
+        guard = Record(outcomes_topic, None, b"trial", [])
+        self._lanes = [
+            _Lane(make_producer, guard, clock, range(number, TRIAL_IDS, LANES))
+            for number in range(LANES)
+        ]
 
     def search(self, rows: DueRows) -> Future[Findings]:
         """Finds which of these messages, or of their topics, make a transaction fail."""
-        future = self._thread.submit(self._search, rows)
-        future.add_done_callback(lambda _: self._on_found())
+        future: Future[Findings] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(self._search(rows))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+            finally:
+                self._on_found()
+
+        self._runner.start(job)
         return future
 
     def close(self) -> None:
-        """Ends the thread; a search under way is waited for, within its bounds."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        self._producers.close()
+        """Starts no more searches; one under way ends within its bounds."""
+        self._runner.close()
 
     def _search(self, rows: DueRows) -> Findings:
+        names = sorted(rows.topic_names())
+        deadline = self._clock.monotonic() + SEARCH_S
+        shares = [(lane, names[n::LANES]) for n, lane in enumerate(self._lanes) if names[n::LANES]]
+        calls = [_Call(lane, rows, share, deadline) for lane, share in shares]
         findings = Findings()
-        deadline = monotonic() + SEARCH_S
-        for number in np.unique(rows.topic_numbers).tolist():
-            if monotonic() > deadline or not findings.complete:
+        for found in self._runner.together(calls):
+            findings.add(found)
+        return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one lane is to search."""
+
+    lane: _Lane
+    rows: DueRows
+    names: Sequence[str]
+    deadline: float
+
+    def __call__(self) -> Findings:
+        return self.lane.search(self.rows, self.names, self.deadline)
+
+
+class _Lane:
+    """Tries one topic after another.
+
+    A producer is good until a trial with it fails. The library skips the numbers of a refused
+    batch and mends that, when it notices, with an init that takes half a second. Another id has
+    nothing to be mended, so two ids take turns.
+    """
+
+    def __init__(
+        self, make: MakeProducer, guard: Record, clock: Clock, numbers: Sequence[int]
+    ) -> None:
+        self._make = make
+        self._guard = guard
+        self._clock = clock
+        self._numbers = numbers
+        self._turn = 0
+        self._producer: TrialProducer | None = None
+
+    def search(self, rows: DueRows, names: Sequence[str], deadline: float) -> Findings:
+        """Finds what these topics refuse."""
+        findings = Findings()
+        for name in names:
+            now = self._clock.monotonic()
+            if now > deadline or not findings.complete:
                 break
-            topic = rows.topics[number]
-            findings.tried.add(topic)
-            search = _TopicSearch(self._try, findings, topic, deadline)
-            search.run(rows.take(rows.topic_numbers == number))
-        self._producers.clear()
+            findings.tried.add(name)
+            numbers = [number for number, topic in enumerate(rows.topics) if topic == name]
+            mine = rows.take(np.isin(rows.topic_numbers, numbers))
+            _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine)
+        self._producer = None
         return findings
 
     def _try(self, topic: str, rows: DueRows) -> Trial:
         """One trial with messages of one topic."""
-        began = monotonic()
-        producer = self._producers.take()
+        began = self._clock.monotonic()
+        if self._producer is None:
+            self._make_ready()
+        producer = self._producer
         trial = Trial(Answer.AWAY) if producer is None else self._try_with(producer, topic, rows)
         log.debug(
             "trial",
@@ -153,78 +266,46 @@ class Trials:
             messages=len(rows),
             answer=trial.answer.value,
             cause=trial.cause,
-            seconds=round(monotonic() - began, 3),
+            seconds=round(self._clock.monotonic() - began, 3),
         )
         return trial
 
-    def _try_with(self, producer: TransactionalProducer, topic: str, rows: DueRows) -> Trial:
+    def _try_with(self, producer: TrialProducer, topic: str, rows: DueRows) -> Trial:
         producer.begin()
         producer.write([self._guard])
         if not producer.flush(TRIAL_MS) or not producer.warm([topic], TRIAL_MS):
-            self._producers.drop(stuck=True)
+            self._drop(stuck=True)
             return Trial(Answer.AWAY)
-        refused = producer.write(forwarded(rows, time_ns() // 1_000_000))
+        refused = producer.write(forwarded(rows, self._clock.wall_ms()))
         answered = producer.flush(TRIAL_MS)
         producer.write([self._guard])  # the client takes no more once the transaction failed
         cause = producer.cause()
         if not answered and not producer.abortable:
-            self._producers.drop(stuck=True)
+            self._drop(stuck=True)
             return Trial(Answer.SILENT, cause or "", refused)
         aborted = producer.abort().verdict is Verdict.ABORTED
         if cause is None and aborted:
             return Trial(Answer.PASSED, refused=refused)
-        self._producers.drop()
+        self._drop(stuck=False)
         return Trial(Answer.REFUSED, cause or "", refused)
 
-
-class _TrialProducers:
-    """Producers of trials, each good until a trial fails.
-
-    The library skips the numbers of a refused batch and mends that, when it notices, with an init
-    that takes half a second. Another id has nothing to be mended, so ids take turns, and the next
-    producer is made ready while the one before is tried.
-    """
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-        self._producer: TransactionalProducer | None = None
-        self._next: Future[TransactionalProducer | None] | None = None
-        self._number = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trial init")
-
-    def take(self) -> TransactionalProducer | None:
-        """A producer that is ready; None: Kafka does not answer."""
-        if self._producer is None:
-            coming = self._next or self._thread.submit(self._make)
-            self._next = None
-            self._producer = coming.result()
-        return self._producer
-
-    def drop(self, *, stuck: bool = False) -> None:
-        """The producer's trial failed: there will be others.
+    def _drop(self, *, stuck: bool) -> None:
+        """The producer's trial failed: the next one gets another.
 
         Args:
-            stuck: Its transaction could not be aborted; the next producer of its id does that.
+            stuck: Its transaction could not be aborted. The next producer of its id does that, at
+                once: until then, readers of all that it wrote to wait.
         """
         self._producer = None
-        if not stuck:
-            self._number = (self._number + 1) % TRIAL_IDS
-        self._next = self._thread.submit(self._make)
+        if stuck:
+            self._make_ready()
+        else:
+            self._turn = (self._turn + 1) % len(self._numbers)
 
-    def clear(self) -> None:
-        """The search is over."""
-        self._producer, self._next = None, None
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self.clear()
-        self._thread.shutdown(wait=True, cancel_futures=True)
-
-    def _make(self) -> TransactionalProducer | None:
-        name = self._settings.names.trial_id(self._number)
-        # Quiet: that transactions fail is what it is for.
-        producer = TransactionalProducer(self._settings, name, log_level=2)
-        return producer if producer.init(INIT_MS).verdict is Verdict.CONTINUE else None
+    def _make_ready(self) -> None:
+        producer = self._make(self._numbers[self._turn])
+        if producer.init(INIT_MS).verdict is Verdict.CONTINUE:
+            self._producer = producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +315,7 @@ class _TopicSearch:
     attempt: Callable[[str, DueRows], Trial]
     findings: Findings
     topic: str
+    clock: Clock
     deadline: float
 
     def run(self, rows: DueRows) -> None:
@@ -254,7 +336,7 @@ class _TopicSearch:
 
     def _narrow(self, rows: DueRows, cause: str) -> None:
         """These messages together were refused."""
-        if cause.partition(":")[0] in _OF_THE_TOPIC or monotonic() > self.deadline:
+        if cause.partition(":")[0] in _OF_THE_TOPIC or self.clock.monotonic() > self.deadline:
             self.findings.unavailable[self.topic] = cause
             return
         if len(rows) == 1:

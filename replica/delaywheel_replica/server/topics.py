@@ -1,28 +1,38 @@
 """Which topics Kafka has, as far as this node knows.
 
-Only a topic that Kafka is *known* not to have is refused: Kafka said so after the question was
-asked. In doubt (Kafka away, no answer in time) the message is accepted: should the topic be
-missing at its due, it goes to the dead letters, and nothing is lost.
+Only what Kafka said just now refuses a message: that it has no such topic, or no such partition,
+or takes nothing so large. In doubt (Kafka away, no answer in time) the message is accepted: should
+the doubt be right at its due, it goes to the dead letters, and nothing is lost.
 
-=================  ==========================================  ===============================
-known of a topic   how                                         a message for it
-=================  ==========================================  ===============================
-present            told, or found in ``topics.json``           accepted, at once
-absent             told, and the telling is under 2 s old      refused, at once
-nothing            neither, or the telling of absence is old   the cleaner is asked; accepted
-                                                               unless it says "absent" in time
-=================  ==========================================  ===============================
+=====================  ========================================  ===============================
+known of a topic       how                                       a message for it
+=====================  ========================================  ===============================
+present, and suits it  told, or found in ``topics.json``         accepted, at once
+present, and does not  told, and the telling is under 2 s old    refused, at once
+the same               the telling is older, or from the file    the cleaner is asked; refused
+                                                                 if it says so in time
+absent                 told, and the telling is under 2 s old    refused, at once
+nothing                neither, or the telling of absence is     the cleaner is asked; accepted
+                       old                                       unless it says "absent" in time
+=====================  ========================================  ===============================
+
+The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While so many wait for its answer,
+messages for further names that nothing is known of are refused with BACKPRESSURE: whoever invents
+names overloads neither the cleaner nor Kafka.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from delaywheel.bounded import BoundedTable
 from delaywheel.disk import Disk
 from delaywheel.reasons import Reason
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES
@@ -31,10 +41,12 @@ from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.requests import Batch, is_topic_name
 
 ANSWER_WAIT_S: Final = 1.2
-ABSENT_FOR_MS: Final = 2_000
-# A caller may invent names without end; those that wait or were absent are bounded.
-_ABSENT_AT_MOST: Final = 10_000
-_ASKED_AT_MOST: Final = 1_000
+FRESH_FOR_MS: Final = 2_000
+ASKED_AT_MOST: Final = 1_000
+# A caller may invent names without end, and Kafka may have very many.
+_ABSENT_BYTES: Final = 2 << 20
+_PRESENT_BYTES: Final = 16 << 20
+_ENTRY_BYTES: Final = 300
 
 
 def _monotonic_ms() -> int:
@@ -67,103 +79,146 @@ class KnownTopics:
         self._ask = ask
         self._refuses_absent = refuses_absent
         self._wait_s = wait_s
-        self._present = _load(disk, path)
-        self._absent_ms: dict[str, int] = {}
+        self._present = BoundedTable[str, _Told](_PRESENT_BYTES)
+        self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
+        for name, info in _load(disk, path).items():
+            self._keep(name, _Told(info, None))
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._unsaved = False
 
     async def check(self, batch: Batch) -> None:
         """Refuses those messages of a batch that Kafka would not take."""
-        names = [name for name in batch.columns.topics if is_topic_name(name)]
-        if self._refuses_absent:
-            unknown = [name for name in names if not self._is_known(name)]
-            if unknown:
-                await self._find_out(unknown)
-        for number, name in enumerate(batch.columns.topics):
-            if name in self._present:
-                self._check_against(batch, number, self._present[name])
+        topics = [
+            (number, name)
+            for number, name in enumerate(batch.columns.topics)
+            if is_topic_name(name)
+        ]
+        doubtful = [name for number, name in topics if self._is_in_doubt(batch, number, name)]
+        unasked = await self._find_out(doubtful) if doubtful else ()
+        for number, name in topics:
+            told = self._present.get(name)
+            if told is not None:
+                if told.is_fresh:
+                    for rows, refusal in _misfits(batch, number, told.info):
+                        batch.refuse(rows, refusal)
             elif self._refuses_absent and self._is_absent(name):
-                rows = np.flatnonzero(batch.columns.topic_numbers == number)
-                batch.refuse(rows, Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}"))
+                batch.refuse(
+                    _rows_for(batch, number),
+                    Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}"),
+                )
+            elif name in unasked:
+                detail = f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
+                batch.refuse(_rows_for(batch, number), Refusal(Reason.BACKPRESSURE, detail))
 
     def learn(self, message: Topics) -> None:
         """Takes in what the cleaner says."""
         for name, info in message.topics.items():
-            self._unsaved |= self._present.get(name) != info
-            self._present[name] = info
-            self._absent_ms.pop(name, None)
+            known = self._present.get(name)
+            self._unsaved |= known is None or known.info != info
+            self._keep(name, _Told(info, message.checked_at_ms))
+            self._absent_ms.pop(name)
             self._settle(name)
         for name in message.absent:
-            self._unsaved |= self._present.pop(name, None) is not None
-            self._absent_ms.pop(name, None)  # so that the order is that of the telling
-            self._absent_ms[name] = message.checked_at_ms
+            self._unsaved |= self._present.pop(name) is not None
+            self._absent_ms.put(name, message.checked_at_ms, len(name) + _ENTRY_BYTES)
             self._settle(name)
-        while len(self._absent_ms) > _ABSENT_AT_MOST:
-            del self._absent_ms[next(iter(self._absent_ms))]
 
     def save_changes(self) -> None:
         """Writes the cache if something changed; may be called on another thread."""
         if not self._unsaved:
             return
         self._unsaved = False
-        present = self._present.copy()
         document = {
-            name: [info.partitions, info.max_message_bytes] for name, info in present.items()
+            name: [told.info.partitions, told.info.max_message_bytes]
+            for name, told in self._present.copy().items()
         }
-        self._unsaved = False
         try:
             self._disk.replace_file(self._path, json.dumps(document).encode())
         except OSError:
             self._unsaved = True
             raise
 
-    def _is_known(self, name: str) -> bool:
-        return name in self._present or self._is_absent(name)
+    def _keep(self, name: str, told: "_Told") -> None:
+        self._present.put(name, told, len(name) + _ENTRY_BYTES)
+
+    def _is_in_doubt(self, batch: Batch, number: int, name: str) -> bool:
+        """Whether what is known does not do to judge the messages for a topic."""
+        told = self._present.get(name)
+        if told is None:
+            return self._refuses_absent and not self._is_absent(name)
+        return not told.is_fresh and any(True for _ in _misfits(batch, number, told.info))
 
     def _is_absent(self, name: str) -> bool:
-        told_ms = self._absent_ms.get(name)
-        return told_ms is not None and _monotonic_ms() - told_ms < ABSENT_FOR_MS
+        return _is_fresh(self._absent_ms.get(name))
 
-    async def _find_out(self, names: Iterable[str]) -> None:
-        """Waits for the cleaner's word on each, but not for long."""
-        waiting = []
+    async def _find_out(self, names: Iterable[str]) -> Collection[str]:
+        """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
+        waiting, unasked = [], set()
         for name in names:
             asked = self._asked.get(name)
-            if asked is None and len(self._asked) < _ASKED_AT_MOST and self._ask(AskTopic(name)):
+            if asked is None and len(self._asked) >= ASKED_AT_MOST:
+                unasked.add(name)
+            elif asked is None and self._ask(AskTopic(name)):
                 asked = self._asked[name] = asyncio.get_running_loop().create_future()
             if asked is not None:
-                waiting.append(asked)
-        if not waiting:
-            return
-        await asyncio.wait(waiting, timeout=self._wait_s)
-        for name in names:
-            self._settle(name)
+                waiting.append((name, asked))
+        if waiting:
+            await asyncio.wait([asked for _, asked in waiting], timeout=self._wait_s)
+        for name, asked in waiting:
+            if self._asked.get(name) is asked:
+                self._settle(name)
+        return unasked
 
     def _settle(self, name: str) -> None:
         asked = self._asked.pop(name, None)
         if asked is not None and not asked.done():
             asked.set_result(None)
 
-    @staticmethod
-    def _check_against(batch: Batch, number: int, info: TopicInfo) -> None:
-        columns = batch.columns
-        mine = columns.topic_numbers == number
-        name = columns.topics[number]
-        outside = np.flatnonzero(mine & (columns.partitions >= info.partitions))
-        if len(outside):
-            batch.refuse(
-                outside,
-                Refusal(Reason.PARTITION_INVALID, f"{name} has {info.partitions} partitions"),
-            )
-        if info.max_message_bytes is None:
-            return
-        room = info.max_message_bytes - FORWARD_ROOM_BYTES
-        large = np.flatnonzero(mine & (columns.lengths_bytes > room))
-        if len(large):
-            batch.refuse(
-                large,
-                Refusal(Reason.MESSAGE_TOO_LARGE, f"{name} takes {room} bytes beside our headers"),
-            )
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is known of a topic that is there.
+
+    Attributes:
+        info: of it.
+        checked_at_ms: when Kafka was asked, on the monotonic clock; None: before this process.
+    """
+
+    info: TopicInfo
+    checked_at_ms: int | None
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a message may be refused by it."""
+        return _is_fresh(self.checked_at_ms)
+
+
+def _is_fresh(checked_at_ms: int | None) -> bool:
+    return checked_at_ms is not None and _monotonic_ms() - checked_at_ms < FRESH_FOR_MS
+
+
+def _rows_for(batch: Batch, number: int) -> NDArray[np.intp]:
+    return np.flatnonzero(batch.columns.topic_numbers == number)
+
+
+def _misfits(
+    batch: Batch, number: int, info: TopicInfo
+) -> Iterator[tuple[NDArray[np.intp], Refusal]]:
+    """The messages for a topic that it does not take, and why."""
+    columns = batch.columns
+    rows = _rows_for(batch, number)
+    name = columns.topics[number]
+    outside = rows[columns.partitions[rows] >= info.partitions]
+    if len(outside):
+        detail = f"{name} has {info.partitions} partitions"
+        yield outside, Refusal(Reason.PARTITION_INVALID, detail)
+    if info.max_message_bytes is None:
+        return
+    room = info.max_message_bytes - FORWARD_ROOM_BYTES
+    large = rows[columns.lengths_bytes[rows] > room]
+    if len(large):
+        detail = f"{name} takes {room} bytes beside our headers"
+        yield large, Refusal(Reason.MESSAGE_TOO_LARGE, detail)
 
 
 def _load(disk: Disk, path: Path) -> dict[str, TopicInfo]:

@@ -1,0 +1,307 @@
+"""How long topics in trouble hold up the messages for others: on a clock that a test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.deadletters import FRESH_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.outcomes import DeadReason
+from delaywheel_replica.cleaner.rows import RECORD, DueRows
+from delaywheel_replica.cleaner.topics import Limits, Topic, TopicState
+from delaywheel_replica.cleaner.trials import Findings
+from delaywheel_replica.cleaner.troubles import PATIENCE_S, RECENT_S, REGAIN_S
+
+TURN_S = 0.1
+LIMITS = Limits(100_000)
+PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=LIMITS)
+
+
+def rows_of(*topics: str, partition: int = -1) -> DueRows:
+    """One message for each topic, without key, value or headers."""
+    records = np.zeros(len(topics), RECORD)
+    records["topic"] = np.arange(len(topics))
+    records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
+    records["partition"] = partition
+    return DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
+
+
+class Kafka:
+    """What a test says about topics, and searches that it finishes.
+
+    Attributes:
+        now: of the clock.
+        topics: what Kafka would answer; a topic that is not here is not answered for.
+        answers: whether it answers at all; if not, what it said last is known.
+        silent: topics that a search finds to take nothing; None: searches do not end.
+    """
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self.now = 1_000.0
+        self.topics = dict(topics)
+        self.answers = True
+        self.answered_at = self.now
+        self.silent: set[str] | None = set()
+        self.asked: list[str] = []
+        self.searched: list[set[str]] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
+        if self.answers:
+            self.answered_at = self.now
+        at = self.answered_at
+        known = {name: self.topics[name] for name in names if name in self.topics}
+        return {n: replace(topic, asked_at=at, limits_at=at) for n, topic in known.items()}
+
+    def ask(self, names: Iterable[str]) -> None:
+        self.asked += names
+
+    def search(self, rows: DueRows) -> Future[Findings]:
+        future: Future[Findings] = Future()
+        names = rows.topic_names()
+        self.searched.append(names)
+        if self.silent is not None:
+            stuck = dict.fromkeys(names & self.silent, "_TIMED_OUT: no answer")
+            future.set_result(Findings(unavailable=stuck, tried=names))
+        return future
+
+
+def judge(kafka: Kafka) -> DeadLetters:
+    return DeadLetters(
+        kafka, kafka, compresses=False, batch_size_bytes=1_000_000, monotonic=kafka.clock
+    )
+
+
+def turn(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
+    """One turn of a leader; None: nothing goes out."""
+    kafka.now += TURN_S
+    plan = judging.plan(rows)
+    if isinstance(plan, Hold):
+        return None
+    judging.committed()
+    return plan
+
+
+def fates(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> tuple[int, list[DeadReason]]:
+    """In a turn in which something goes out: how much, and why other messages do not."""
+    plan = turn(kafka, judging, rows)
+    assert plan is not None
+    return len(plan.rows), [each.reason for each in plan.dead]
+
+
+def held_s(
+    kafka: Kafka,
+    judging: DeadLetters,
+    seconds: float,
+    step: Callable[[float], DueRows],
+    each: Callable[[Plan], None] = lambda _: None,
+) -> float:
+    """How long nothing went out, of so many seconds of turns."""
+    begin, held = kafka.now, 0.0
+    while kafka.now < begin + seconds:
+        plan = turn(kafka, judging, step(kafka.now - begin))
+        if plan is None:
+            held += TURN_S
+        else:
+            each(plan)
+    return held
+
+
+@pytest.mark.parametrize(
+    "state", [TopicState.LEADERLESS, TopicState.SHRUNK, TopicState.DENIED, None]
+)
+def test_fifty_topics_in_trouble_hold_up_the_others_for_one_patience(
+    state: TopicState | None,
+) -> None:
+    bad = [f"bad{number}" for number in range(50)]
+    known = {} if state is None else {name: Topic(state, 0.0, 1) for name in bad}
+    kafka = Kafka({"good": PRESENT, **known})
+    judging, rows = judge(kafka), rows_of("good", *bad)
+    dead: list[int] = []
+    held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
+    assert held <= PATIENCE_S + TURN_S
+    assert set(dead) == {0 if state is None else 50}, "unanswered topics are tried"
+
+
+def test_topics_whose_trouble_begins_one_after_another_share_one_patience() -> None:
+    bad = [f"bad{number}" for number in range(50)]
+    kafka = Kafka({"good": PRESENT, **{name: Topic(TopicState.LEADERLESS, 0.0, 1) for name in bad}})
+    judging = judge(kafka)
+    held = held_s(kafka, judging, 50, lambda at: rows_of("good", bad[int(at)]))
+    assert held <= PATIENCE_S + 50 * PATIENCE_S / REGAIN_S + 1
+
+
+def test_a_topic_seen_to_be_in_trouble_ahead_is_not_waited_for_again() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": Topic(TopicState.LEADERLESS, 0.0, 1)})
+    judging = judge(kafka)
+    for _ in range(round(PATIENCE_S / TURN_S) + 1):
+        kafka.now += TURN_S
+        assert isinstance(judging.plan(rows_of("good"), lambda: ["bad"]), Plan)
+    assert fates(kafka, judging, rows_of("good", "bad"))[1] == [DeadReason.TOPIC_UNAVAILABLE]
+
+
+def test_a_topic_that_comes_and_goes_costs_its_patience_once() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    judging, rows = judge(kafka), rows_of("good", "bad")
+
+    def flap(at: float) -> DueRows:
+        state = TopicState.LEADERLESS if at % 4 < 2 else TopicState.PRESENT
+        kafka.topics["bad"] = replace(PRESENT, state=state)
+        return rows
+
+    held = held_s(kafka, judging, RECENT_S, flap)
+    assert held <= PATIENCE_S + 2 * TURN_S
+    kafka.topics["bad"] = PRESENT
+    assert held_s(kafka, judging, RECENT_S + REGAIN_S, lambda _: rows) == 0
+    kafka.topics["bad"] = replace(PRESENT, state=TopicState.LEADERLESS)
+    again = held_s(kafka, judging, 10, lambda _: rows)
+    assert PATIENCE_S - 2 * TURN_S <= again <= PATIENCE_S + TURN_S, "it was well for long"
+
+
+def test_a_short_trouble_makes_no_dead_letters() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": replace(PRESENT, state=TopicState.LEADERLESS)})
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    assert held_s(kafka, judging, PATIENCE_S - 1, lambda _: rows) > PATIENCE_S - 1.2
+    kafka.topics["bad"] = PRESENT
+    assert fates(kafka, judging, rows) == (2, [])
+
+
+def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
+    bad = [f"bad{number}" for number in range(50)]
+    kafka = Kafka(dict.fromkeys(["good", *bad], PRESENT))
+    kafka.silent = set(bad)
+    judging, rows = judge(kafka), rows_of("good", *bad)
+    judging.failed(rows)
+    dead: list[int] = []
+    held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
+    assert held <= PATIENCE_S + TURN_S
+    assert set(dead) == {50}
+    assert kafka.searched[0] == {"good", *bad}
+    assert kafka.searched[1] == set(bad), "one probe for all"
+    kafka.silent = set()
+    kafka.now += 30
+    judging.plan(rows)
+    assert fates(kafka, judging, rows) == (51, [])
+    assert not judging.unavailable_topics
+
+
+def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded() -> None:
+    kafka = Kafka({"a": PRESENT, "b": PRESENT})
+    kafka.silent = None
+    searches: list[Future[Findings]] = []
+
+    def search(rows: DueRows) -> Future[Findings]:
+        kafka.searched.append(rows.topic_names())
+        searches.append(Future())
+        return searches[-1]
+
+    kafka.search = search  # type: ignore[method-assign]
+    judging, rows = judge(kafka), rows_of("a", "b")
+    judging.failed(rows)
+    assert turn(kafka, judging, rows) is None
+    searches[0].set_result(Findings(tried={"a"}))
+    assert turn(kafka, judging, rows) is None
+    assert kafka.searched == [{"a", "b"}, {"b"}]
+
+
+def test_trouble_of_an_earlier_office_condemns_nothing_in_the_next() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    kafka.silent = {"bad"}
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    judging.failed(rows)
+    held_s(kafka, judging, 10, lambda _: rows)
+    assert list(judging.unavailable_topics) == ["bad"]
+    for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
+        kafka.silent = set()
+        kafka.now += away_s
+        judging.begin_office()
+        assert not judging.unavailable_topics
+        assert fates(kafka, judging, rows) == (2, [])
+        kafka.silent = {"bad"}
+        judging.failed(rows)
+        held_s(kafka, judging, 10, lambda _: rows)
+
+
+def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    kafka.silent = {"bad"}
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    judging.failed(rows)
+    kafka.now += 3
+    judging.begin_office()
+    assert turn(kafka, judging, rows) is None
+    assert kafka.searched == [{"good", "bad"}]
+
+
+@pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])
+def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
+    kafka = Kafka({"a": replace(PRESENT, state=state)})
+    judging, rows = judge(kafka), rows_of("a")
+    judging.plan(rows_of())
+    kafka.find(["a"])
+    kafka.answers = False
+    kafka.now += 10 * FRESH_S
+    judging.begin_office()
+    assert turn(kafka, judging, rows) is None
+    assert kafka.asked == ["a"]
+    kafka.topics["a"], kafka.answers = PRESENT, True
+    assert fates(kafka, judging, rows) == (1, [])
+
+
+def test_a_partition_added_since_is_asked_for_before_a_message_is_condemned() -> None:
+    kafka = Kafka({"a": PRESENT})
+    judging = judge(kafka)
+    assert turn(kafka, judging, rows_of("a")) is not None
+    kafka.answers = False
+    kafka.now += 10
+    third = rows_of("a", partition=2)
+    assert turn(kafka, judging, third) is None
+    assert kafka.asked == ["a"]
+    kafka.topics["a"], kafka.answers = replace(PRESENT, partitions=3), True
+    plan = turn(kafka, judging, third)
+    assert plan is not None
+    assert len(plan.rows) == 1
+    assert plan.look_up == frozenset({"a"}), "the clients have to learn of it, too"
+    assert fates(kafka, judging, rows_of("a", partition=3))[1] == [DeadReason.PARTITION_UNKNOWN]
+
+
+def test_without_an_answer_a_doubtful_message_is_tried() -> None:
+    kafka = Kafka({"a": PRESENT})
+    judging, rows = judge(kafka), rows_of("a", partition=9)
+    judging.plan(rows_of("a"))
+    kafka.answers = False
+    kafka.now += 10
+    held = 0.0
+    while (plan := turn(kafka, judging, rows)) is None:
+        held += TURN_S
+    assert held <= PATIENCE_S + TURN_S
+    assert (len(plan.rows), plan.dead) == (1, [])
+
+
+def test_a_sample_to_probe_with_is_small_whatever_was_sent() -> None:
+    kafka = Kafka({"bad": PRESENT})
+    kafka.silent = {"bad"}
+    probed: list[DueRows] = []
+    rows = rows_of("bad")
+    rows.records["value_length"], rows.records["key_length"] = 900_000, 3
+    large = replace(rows, blobs=[memoryview(b"key" + bytes(900_000))])
+    judging = judge(kafka)
+    judging.failed(large)
+    held_s(kafka, judging, 1.0, lambda _: large)
+    search = kafka.search
+
+    def watched(rows: DueRows) -> Future[Findings]:
+        probed.append(rows)
+        return search(rows)
+
+    kafka.search = watched  # type: ignore[method-assign]
+    held_s(kafka, judging, 6.0, lambda _: large)
+    (message,) = probed[0]
+    assert (message.topic, message.key, message.value) == ("bad", b"key", b"")

@@ -1,0 +1,76 @@
+"""A table that forgets its oldest entries, so that all together stay below a number of bytes.
+
+A bound on the number of entries is none where callers choose how long they are.
+"""
+
+from collections.abc import Hashable
+from threading import Lock
+from typing import Generic, TypeVar
+
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+
+
+class BoundedTable(Generic[_K, _V]):
+    """Keys and values; may be used by several threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Is empty.
+
+        Args:
+            max_bytes: what all entries may take together.
+        """
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: dict[_K, tuple[_V, int]] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: _K) -> bool:
+        return key in self._entries
+
+    @property
+    def length_bytes(self) -> int:
+        """What all entries take, as was said when they were put in."""
+        return self._bytes
+
+    def get(self, key: _K) -> _V | None:
+        """The value of a key; None: there is none any more."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def put(self, key: _K, value: _V, length_bytes: int) -> None:
+        """Keeps a value as the newest; what is larger than the bound is not kept.
+
+        Args:
+            key: replaced, if it is there.
+            value: of the key.
+            length_bytes: what both take in memory.
+        """
+        with self._lock:
+            self._remove(key)
+            if length_bytes > self._max_bytes:
+                return
+            self._entries[key] = value, length_bytes
+            self._bytes += length_bytes
+            while self._bytes > self._max_bytes:
+                self._remove(next(iter(self._entries)))
+
+    def pop(self, key: _K) -> _V | None:
+        """Forgets a key; its value, if there was one."""
+        with self._lock:
+            return self._remove(key)
+
+    def copy(self) -> dict[_K, _V]:
+        """All that is kept now, the oldest first."""
+        with self._lock:
+            return {key: value for key, (value, _) in self._entries.items()}
+
+    def _remove(self, key: _K) -> _V | None:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._bytes -= entry[1]
+        return entry[0]
