@@ -247,6 +247,16 @@ class Config(BaseSettings):
         return settings
 
     @model_validator(mode="after")
+    def _no_text_ends_early(self) -> Self:
+        """Libraries in C take U+0000 for the end of a text, and drop the rest without a word."""
+        for name, value in self.model_dump(mode="json").items():
+            entries = value.items() if isinstance(value, dict) else [("", value)]
+            for key, entry in entries:
+                if "\0" in key or (isinstance(entry, str) and "\0" in entry):
+                    raise ValueError(f"{name}{key and f'.{key!r}'}: has the character U+0000")
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if not self.members:
             address = self.advertised or self.listen

@@ -55,6 +55,25 @@ def test_names_of_the_client_with_real_underscores_stay() -> None:
         load(**{"kafka.on_delivery": "x"})
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"kafka.client.id": "a\0b"},
+        {"kafka.client.i\0d": "a"},
+        {"kafka.sasl.password": "secret\0"},
+        {"data_dir": "/d\0ata"},
+        {"ledger_uri": "s3://bucket/\0"},
+        {"levels": {"a\0": 5}},
+    ],
+)
+def test_no_text_has_the_character_at_which_libraries_in_c_end_it(
+    setting: dict[str, object],
+) -> None:
+    with pytest.raises(ConfigError, match=r"has the character U\+0000") as caught:
+        load(**setting)
+    assert "secret" not in str(caught.value)
+
+
 def test_what_the_processes_inherit_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(**{"kafka.sasl.password": "secret", "levels": {"soon": 50}})
     monkeypatch.setenv("DELAYWHEEL_RESOLVED", config.resolved())

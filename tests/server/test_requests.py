@@ -139,6 +139,7 @@ def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
         ({"key": b"x" * 25, "value": b"x" * 26}, Reason.MESSAGE_TOO_LARGE),
         ({"headers": [pb.Header(name="dw-x")]}, Reason.HEADER_RESERVED),
         ({"headers": [pb.Header(name="a"), pb.Header(name="")]}, Reason.HEADER_INVALID),
+        ({"headers": [pb.Header(name="a\0b")]}, Reason.HEADER_INVALID),
         ({"id": b"x" * 15}, Reason.ID_INVALID),
         ({"id": b""}, Reason.ID_INVALID),
         ({"id": ID}, None),

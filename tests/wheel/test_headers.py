@@ -17,7 +17,8 @@ from support.messages import columns_of, message
 
 _pairs = st.lists(
     st.tuples(
-        st.text(min_size=1, max_size=6) | st.sampled_from(["dw-id", "dw-", "dw", "Dw-x", "é"]),
+        st.text(min_size=1, max_size=6)
+        | st.sampled_from(["dw-id", "dw-", "dw", "Dw-x", "é", "a\0", "\0"]),
         st.none() | st.binary(max_size=6),
     ),
     max_size=4,
@@ -43,6 +44,9 @@ def expected(encoded: list[bytes]) -> tuple[list[int], list[int]]:
         try:
             names = [name for name, _ in decode_headers(each)]
         except HeadersMalformedError:
+            malformed.append(row)
+            continue
+        if any("\0" in name for name in names):
             malformed.append(row)
         else:
             reserved += [row] if any(name.startswith("dw-") for name in names) else []
@@ -82,6 +86,17 @@ def test_malformed_headers_are_found(encoded: bytes) -> None:
     assert reserved.tolist() == []
     with pytest.raises(HeadersMalformedError):
         decode_headers(encoded)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\0", "a\0", "dw-\0"])
+def test_a_name_that_the_client_would_cut_off_is_found(name: str) -> None:
+    good, cut_off = encode_headers([("a", b"\0"), ("b", None)]), encode_headers([(name, b"1")])
+    for many in (1, 50):
+        columns = columns_with([good] * many + [cut_off, good + cut_off])
+        malformed, reserved = check_headers(columns)
+        assert malformed.tolist() == [many, many + 1]
+        assert reserved.tolist() == []
+    assert decode_headers(cut_off) == [(name, b"1")], "earlier versions accepted it"
 
 
 def test_one_message_with_very_many_headers_does_not_cost_a_pass_for_each() -> None:

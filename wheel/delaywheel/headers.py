@@ -65,6 +65,11 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
     return headers
 
 
+def is_cut_off(name: str) -> bool:
+    """Whether a header's name would not arrive: the Kafka client takes it to end at U+0000."""
+    return "\0" in name
+
+
 def check_headers(columns: "Columns") -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Finds the messages whose headers must be refused.
 
@@ -72,8 +77,8 @@ def check_headers(columns: "Columns") -> tuple[NDArray[np.intp], NDArray[np.intp
         columns: decoded messages whose key, value and headers lie within the blob.
 
     Returns:
-        The rows whose headers are malformed, and the other rows that have a header whose
-        name begins with ``dw-``.
+        The rows whose headers are malformed or have a name that would be cut off, and the other
+        rows that have a header whose name begins with ``dw-``.
     """
     walk = _Walk(columns)
     while len(walk.rows) > _VECTORISED_MESSAGES:
@@ -122,7 +127,9 @@ class _Walk:
             except HeadersMalformedError:
                 self.malformed[row] = True
                 continue
-            if any(name.startswith(RESERVED_PREFIX) for name, _ in headers):
+            if any(is_cut_off(name) for name, _ in headers):
+                self.malformed[row] = True
+            elif any(name.startswith(RESERVED_PREFIX) for name, _ in headers):
                 self.reserved[row] = True
 
     def _keep(self, good: NDArray[np.bool_]) -> None:
@@ -136,11 +143,12 @@ class _Walk:
         self._end = self._end[others_than]
 
     def _check_names(self, names_at: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Marks reserved names and names that are no UTF-8; nearly all are plain ASCII."""
+        """Marks names that are reserved, no UTF-8, or cut off; nearly all are plain ASCII."""
         total = int(lengths.sum())
         within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         names = self._bytes[np.repeat(names_at, lengths) + within]
         owners = np.repeat(np.arange(len(lengths)), lengths)
+        self.malformed[self.rows[owners[names == 0]]] = True
         for name in np.unique(owners[names >= 0x80]).tolist():
             at = int(names_at[name])
             try:

@@ -329,9 +329,10 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
             raise MessageInvalidError(
                 Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
             )
-        if not name or not _is_utf8(name):
+        if not name or "\0" in name or not _is_utf8(name):
             raise MessageInvalidError(
-                Reason.HEADER_INVALID, f"header {name!r}: empty, or not to be encoded in UTF-8"
+                Reason.HEADER_INVALID,
+                f"header {name!r}: empty, with U+0000, or not to be encoded in UTF-8",
             )
         _checked_bytes(f"the value of header {name!r}", value)
     return pairs

@@ -149,7 +149,7 @@ class Reason(StrEnum):
         "HEADER_INVALID",
         _INVALID,
         _FINAL,
-        "Give every header a name in UTF-8 that is not empty.",
+        "Give every header a name in UTF-8 that is not empty and has no U+0000.",
     )
     PARTITION_INVALID = (
         "PARTITION_INVALID",

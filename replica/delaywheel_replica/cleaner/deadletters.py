@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel_replica.cleaner.outcomes import DeadReason
+from delaywheel_replica.cleaner.ports import HEADER_CUT_OFF
 from delaywheel_replica.cleaner.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.suitability import Unsuited, find_unsuited
 from delaywheel_replica.cleaner.topics import Topic, TopicState
@@ -454,6 +455,8 @@ def _reason_of(cause: str) -> DeadReason:
     code = cause.partition(":")[0]
     if code == "MSG_SIZE_TOO_LARGE":
         return DeadReason.MESSAGE_TOO_LARGE
+    if code == HEADER_CUT_OFF:
+        return DeadReason.HEADER_INVALID
     if code == "_UNKNOWN_PARTITION":
         return DeadReason.PARTITION_UNKNOWN
     return DeadReason.REFUSED

@@ -21,6 +21,9 @@ from delaywheel_replica.cleaner.ports import ANY_PARTITION, NOW, Record
 from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 
+OWN_HEADERS = 4
+"""So many headers of ours, or one more, come last on every message that is forwarded."""
+
 DETAIL_LENGTH = 200
 """Characters of Kafka's own words that a dead letter carries."""
 
@@ -53,6 +56,8 @@ class DeadReason(StrEnum):
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     KEY_MISSING = "KEY_MISSING"
     """The topic is compacted."""
+    HEADER_INVALID = "HEADER_INVALID"
+    """A header's name would be cut off; earlier versions accepted that."""
     TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
     """The topic does not take one so old, or so far ahead."""
     REFUSED = "REFUSED"
@@ -100,7 +105,7 @@ def dead_letter(
     """The dead letter of a message, and its outcome."""
     record = _with_headers(message)
     headers: list[tuple[str, bytes | None]] = [
-        *record.headers,
+        *((name.replace("\0", "\u2400"), value) for name, value in record.headers),
         ("dw-dead-reason", reason.encode()),
         ("dw-dead-topic", message.topic.encode()),
     ]

@@ -15,6 +15,9 @@ from delaywheel_replica.core.reports import Verdict
 IDS = 2
 """Transactional ids taking turns. Never changes on a cluster: a leader must init all there are."""
 
+HEADER_CUT_OFF = "HEADER_CUT_OFF"
+"""Why a record is refused of which a header's name would not arrive whole."""
+
 ANY_PARTITION = -1
 NOW = -1
 

@@ -7,6 +7,7 @@ where they show:
 |---|---|
 | a record that the client refuses (no such partition, too large) | `produce` raises; the |
 |   | transaction is none the worse, the record is named |
+| a header's name with U+0000, which the client would cut off there | found here: named as well |
 | a batch that the broker refuses; a partition that cannot be added | after the flush `produce` |
 |   | raises `_STATE`: it can only be aborted. `commit_transaction` then says why, and sends no |
 |   | EndTxn |
@@ -29,7 +30,9 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from delaywheel_replica.cleaner.ports import IDS, Ended, Record, RefusedRecord
+from delaywheel.headers import is_cut_off
+from delaywheel_replica.cleaner.outcomes import OWN_HEADERS
+from delaywheel_replica.cleaner.ports import HEADER_CUT_OFF, IDS, Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.settings import KafkaSettings
 from delaywheel_replica.core.reports import VERDICTS, Answer, Call, Verdict, answer_of
 
@@ -97,6 +100,11 @@ class TransactionalProducer:
         """Hands records over; those that the client refuses are named."""
         refused: list[RefusedRecord] = []
         for index, record in enumerate(records):
+            # At least so many are our own, at the end: most records have no others.
+            callers = record.headers[:-OWN_HEADERS]
+            if callers and any(is_cut_off(name) for name, _ in callers):
+                refused.append(RefusedRecord(index, HEADER_CUT_OFF))
+                continue
             error = self._produce(record)
             if self.failed:
                 break
