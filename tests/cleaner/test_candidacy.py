@@ -61,7 +61,9 @@ class FakeKafka:
     def __init__(self, *topics: LongTopic) -> None:
         self._topics = list(topics)
 
-    def check(self, *, has_wheels: bool) -> None: ...
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        return ()
 
     def producers(self) -> None:
         raise AssertionError
@@ -216,7 +218,9 @@ class LateKafka:
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
 
-    def check(self, *, has_wheels: bool) -> None: ...
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        return ()
 
     def producers(self) -> Producers:
         return Producers(self._topic)
@@ -312,7 +316,7 @@ class RefusingKafka(LateKafka):
         super().__init__(LateTopic(0))
         self._why = why
 
-    def check(self, *, has_wheels: bool) -> None:
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         del has_wheels
         raise self._why
 

@@ -15,11 +15,11 @@ import pytest
 
 from delaywheel.disk import PosixDisk
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.candidacy import LOOK_AGAIN_S, Candidacy
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership, View
-from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record
+from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, Refusal
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
@@ -329,6 +329,39 @@ def test_what_ended_an_office_is_history_once_another_leads(place: Place) -> Non
     assert progress is not None
     place.scheduler.spawn("b", lambda: commit(0, *progress_record(progress)))
     place.until(lambda: place.view.error is None)
+
+
+def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
+    place.lead()
+    progress = place.view.state.progress
+    assert progress is not None
+    place.beats["b"] = replace(place.beats["b"], floor=progress.floor + 60)
+    place.until(lambda: "lost its end" in str(place.view.error))
+    place.until(lambda: not place.in_office())
+    place.until(lambda: "lost its end" in str(place.view.error))
+    place.beats["b"] = replace(place.beats["b"], floor=progress.floor)
+    place.until(place.in_office, within_s=20)
+    place.until(lambda: place.view.error is None)
+
+
+def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.lead()
+    found: list[tuple[str, ...] | Refusal] = [("one copy",), Refusal("not compacted"), ()]
+
+    def check(_self: object, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        told = found.pop(0)
+        if isinstance(told, Refusal):
+            raise told
+        return told
+
+    monkeypatch.setattr(SimKafkaClient, "check", check)
+    place.until(lambda: place.view.warnings == ("one copy",), within_s=LOOK_AGAIN_S)
+    assert place.view.error is None
+    place.until(lambda: place.view.error == "not compacted", within_s=LOOK_AGAIN_S + 1)
+    assert place.in_office(), "messages go out meanwhile"
+    place.until(lambda: place.view.error is None, within_s=LOOK_AGAIN_S + 1)
+    assert place.view.warnings == ()
 
 
 # --- what a leader wants of the others

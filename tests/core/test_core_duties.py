@@ -539,3 +539,24 @@ def test_a_nodes_whole_life(seed: int) -> None:
     assert {life.node.open, life.node.spare} == set(life.state.wheels)
     assert life.state.progress is not None
     assert life.state.progress.floor >= life.now_ms // 1000 - 420
+
+
+@pytest.mark.parametrize("told", [9, 10, 11])
+def test_a_topic_that_lost_its_end_is_refused(told: int) -> None:
+    """In an unclean election, or as it was restored: all since then would be forwarded again."""
+    state = committed((A1, None))
+    assert state.progress is not None
+    state = replace(state, progress=replace(state.progress, floor=10))
+    beats = {"a": beat("a", open_=A1), "b": replace(beat("b"), floor=told)}
+    situation = Situation(NOW_MS, "a", beats)
+    if told <= 10:
+        duties(state, state.progress, FloorWatch(), ALONE, situation)
+        return
+    with pytest.raises(ControlIncompleteError, match="node b has read of floor 11"):
+        duties(state, state.progress, FloorWatch(), ALONE, situation)
+
+
+def test_a_topic_without_progress_is_refused_by_who_has_read_of_some() -> None:
+    beats = {"a": replace(beat("a"), floor=1)}
+    with pytest.raises(ControlIncompleteError, match="floor 1"):
+        duties(ControlState(), None, FloorWatch(), ALONE, Situation(NOW_MS, "a", beats))

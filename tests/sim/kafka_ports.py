@@ -29,7 +29,7 @@ class SimKafkaClient:
         """
         self._line = KafkaLine(kafka, node, names, wall_ms)
 
-    def check(self, *, has_wheels: bool) -> None:
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         """Makes sure that Kafka answers and can keep what we promise; creates our topics."""
         kafka, names = self._line.kafka, self._line.names
 
@@ -46,6 +46,7 @@ class SimKafkaClient:
             raise KafkaAway("Kafka does not answer")
         if not found:
             raise Refusal(f"the control topic {names.control} is missing")
+        return ()
 
     def producers(self) -> SimProducers:
         """The producers of a new candidacy."""

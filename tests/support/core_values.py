@@ -123,6 +123,7 @@ cleaner_statuses = st.builds(
     ),
     lateness_ms=st.integers(0, 99),
     kafka_error=st.none() | st.text(max_size=8),
+    kafka_warnings=st.lists(st.text(max_size=8), max_size=2).map(tuple),
     started_ms=times_ms,
     counters=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
     lateness=st.none() | histograms,

@@ -119,6 +119,55 @@ def ensure_topics(
             return
 
 
+def control_warnings(
+    name: str, *, copies: int, brokers: int, wanted: int | None, config: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What endangers the control topic, though a node may lead on it: sentences for the operator.
+
+    Args:
+        name: Of the topic.
+        copies: Its replication factor.
+        brokers: How many there are now; when it was made there may have been fewer.
+        wanted: How many copies the operator wants; None: one a broker, three at most.
+        config: Of the topic.
+    """
+    found = []
+    enough = wanted or min(3, brokers)
+    if copies < enough:
+        found.append(
+            f"the control topic {name} has {copies} of {enough} copies: add them with"
+            " kafka-reassign-partitions; without it nobody knows what was forwarded"
+        )
+    if config.get("unclean.leader.election.enable") == "true":
+        found.append(
+            f"the control topic {name} has unclean.leader.election.enable=true: set it to false,"
+            " or it may lose its end"
+        )
+    insync = int(config.get("min.insync.replicas", "1"))
+    if insync < copies - 1:
+        found.append(
+            f"the control topic {name} has min.insync.replicas={insync} of {copies} copies: set"
+            f" it to {copies - 1}"
+        )
+    return tuple(found)
+
+
+def look_over(
+    admin: AdminClient, settings: KafkaSettings, *, replication_factor: int | None = None
+) -> tuple[str, ...]:
+    """What endangers our control topic as it is now."""
+    name = settings.names.control
+    brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
+    described = admin.describe_topics(TopicCollection([name]), request_timeout=CALL_S)
+    copies = len(described[name].result().partitions[0].replicas)
+    wanted = [ConfigResource(ResourceType.TOPIC, name)]
+    (future,) = admin.describe_configs(wanted, request_timeout=CALL_S).values()
+    config = {key: entry.value for key, entry in future.result().items()}
+    return control_warnings(
+        name, copies=copies, brokers=brokers, wanted=replication_factor, config=config
+    )
+
+
 def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
     names = TopicCollection([topic.name for topic in topics])
     found = admin.describe_topics(names, request_timeout=CALL_S)

@@ -7,9 +7,12 @@ time.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable
 from functools import partial
+
+import structlog
 
 from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower, ControlTopicBroken
@@ -39,7 +42,13 @@ FOLLOW_S = 1.0
 """A candidacy never waits longer for a reading that was begun before it."""
 
 FOLLOW_AGAIN_S = 1.0
+
+LOOK_AGAIN_S = 300.0
+"""A leader looks at brokers and topics again so often."""
+
 READ_AGAIN_S = 0.01
+
+log = structlog.get_logger(__name__)
 
 
 class Candidacy:
@@ -47,6 +56,8 @@ class Candidacy:
 
     Attributes:
         producers: Of the newest candidacy.
+        warnings: What endangers the control topic, when it was looked at last.
+        objection: Why the next candidacy would be refused, as `look_again` found.
     """
 
     def __init__(
@@ -72,6 +83,9 @@ class Candidacy:
             runner: Of the calls; None: threads.
         """
         self.producers: ProducersPort | None = None
+        self.warnings: tuple[str, ...] = ()
+        self.objection: str | None = None
+        self._look_at = 0.0
         self._error: str | None = None
         self._is_refused = False
         self._follow_error: str | None = None
@@ -131,6 +145,11 @@ class Candidacy:
             self._follow_at = self._clock.monotonic() + FOLLOW_AGAIN_S
             self._start(self._follow)
 
+    def look_again(self, *, has_wheels: bool) -> None:
+        """Checks now and then what each candidacy checks: a leader may be in office for months."""
+        if not self.is_busy and self._clock.monotonic() >= self._look_at:
+            self._start(partial(self._look_again, has_wheels=has_wheels))
+
     def init(self, token: str, *, has_wheels: bool) -> None:
         """Makes the producers and inits every id; ends with InitsDone or InitFailed."""
         self.producers = producers = self._kafka.producers()
@@ -180,11 +199,27 @@ class Candidacy:
         else:
             self._follow_error = None
 
+    def _look_again(self, *, has_wheels: bool) -> None:
+        with contextlib.suppress(KafkaAway):
+            try:
+                self._check(has_wheels=has_wheels)
+            except Refusal as refusal:
+                self.objection = str(refusal)
+                log.warning("kafka objection", objection=self.objection)
+
+    def _check(self, *, has_wheels: bool) -> None:
+        self._look_at = self._clock.monotonic() + LOOK_AGAIN_S
+        found = self._kafka.check(has_wheels=has_wheels)
+        for warning in found:
+            if warning not in self.warnings:
+                log.warning("kafka warning", warning=warning)
+        self.warnings, self.objection = found, None
+
     def _init(self, producers: ProducersPort, token: str, *, has_wheels: bool) -> Event:
         self._marked.clear()
         self._follower.expect(token)
         try:
-            self._kafka.check(has_wheels=has_wheels)
+            self._check(has_wheels=has_wheels)
         except (KafkaAway, Refusal) as refusal:
             self._error = str(refusal)
             self._is_refused = isinstance(refusal, Refusal)

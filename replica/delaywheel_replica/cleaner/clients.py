@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics
+from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics, look_over
 from delaywheel_replica.cleaner.control_topic import ControlReader
 from delaywheel_replica.cleaner.ports import KafkaAway
 from delaywheel_replica.cleaner.producers import LeaderProducers
@@ -43,10 +43,13 @@ class KafkaClients:
         self._admin: AdminClient | None = None
         self._brokers_checked = False
 
-    def check(self, *, has_wheels: bool) -> None:
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         """Makes sure that Kafka answers, has our topics, and (once) that we can lead on it.
 
         Each candidacy looks at the topics: they may be lost while this process lives.
+
+        Returns:
+            What endangers the control topic.
         """
         if self._admin is None:
             self._admin = AdminClient(self._settings.admin())
@@ -60,6 +63,9 @@ class KafkaClients:
                 self._settings,
                 has_wheels=has_wheels,
                 replication_factor=self._replication_factor,
+            )
+            return look_over(
+                self._admin, self._settings, replication_factor=self._replication_factor
             )
         except KafkaException as exception:
             raise KafkaAway(exception.args[0].str()) from exception

@@ -79,6 +79,7 @@ class View:
     control_offset: int
     lateness_ms: int
     error: str | None
+    warnings: tuple[str, ...] = ()
     unreadable: frozenset[FrameName] = frozenset()
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
@@ -190,9 +191,14 @@ class Leadership:
         if self._stop_by is not None and self._may_stop(self._stop_by):
             self._step(Stop(self._clock.monotonic_ms()))
         if self._election.phase in IN_OFFICE:
+            self._candidacy.look_again(has_wheels=self._has_wheels)
             return self._lead()
         self._follow()
         return TICK_S
+
+    @property
+    def _has_wheels(self) -> bool:
+        return self._server is not None and bool(self._server.beat.wheels)
 
     def _follow(self) -> None:
         """Who stands by keeps up with the control topic; alone, it reads it when it stands."""
@@ -225,7 +231,8 @@ class Leadership:
             lateness_ms=self._lateness_ms(),
             error=self._candidacy.error or self._error
             if forwarder is None
-            else self._error or forwarder.held,
+            else self._error or forwarder.held or self._candidacy.objection,
+            warnings=self._candidacy.warnings,
             unreadable=frozenset() if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
@@ -300,8 +307,7 @@ class Leadership:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case InitProducers():
-                has_wheels = self._server is not None and bool(self._server.beat.wheels)
-                self._candidacy.init(effect.token, has_wheels=has_wheels)
+                self._candidacy.init(effect.token, has_wheels=self._has_wheels)
             case CommitMark():
                 self._candidacy.mark(effect.token, effect.index)
             case ReadControl():

@@ -258,6 +258,7 @@ class Cleaner:
             nodes=view.state.nodes,
             lateness_ms=view.lateness_ms,
             kafka_error=view.error,
+            kafka_warnings=view.warnings,
             started_ms=self._started_ms,
             counters=self._leadership.counters,
             lateness=self._leadership.lateness.read(),

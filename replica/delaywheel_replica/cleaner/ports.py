@@ -115,11 +115,14 @@ class ControlPort(Protocol):
 class KafkaPort(Protocol):
     """Where the others come from."""
 
-    def check(self, *, has_wheels: bool) -> None:
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
         """Makes sure that Kafka answers and can keep what we promise; creates our topics.
 
         Args:
             has_wheels: this node holds messages.
+
+        Returns:
+            What endangers the control topic, though leading on it is not refused.
 
         Raises:
             KafkaAway: it does not answer.

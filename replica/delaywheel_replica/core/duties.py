@@ -159,7 +159,7 @@ def duties(
 
     Raises:
         ControlIncompleteError: there are wheels, but no progress was ever committed; or a node
-            was given a wheel of which nothing is known.
+            was given a wheel, or has read of a floor, of which nothing is known.
     """
     _refuse_forgotten(state, situation)
     progress = _begun(state, progress, cluster, situation)
@@ -212,14 +212,22 @@ def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
     """A node's last number is committed before the node can know it, and kept for ever.
 
     A topic that was lost or made anew would be taken for an empty cluster's: its wheels would
-    never be forwarded, and the floor would pass them.
+    never be forwarded, and the floor would pass them. One that lost its end, in an unclean election
+    or by being restored, would have everything since then forwarded again; a node's floor is one
+    that it has read there.
     """
+    floor = None if state.progress is None else state.progress.floor
     for node, beat in situation.beats.items():
         known = state.nodes.get(node, NodeRecord(beat.storage, 0))
         if known.storage == beat.storage and known.last_number < beat.last_number:
             raise ControlIncompleteError(
                 f"node {node} was given wheel {node}.{beat.last_number}, and the control topic"
                 f" knows of none above {known.last_number}: it was lost, or is another cluster's"
+            )
+        if beat.floor is not None and (floor is None or floor < beat.floor):
+            raise ControlIncompleteError(
+                f"node {node} has read of floor {beat.floor}, and the control topic knows of"
+                f" {floor}: it lost its end, or is another cluster's"
             )
 
 

@@ -156,6 +156,7 @@ class CleanerStatus:
         nodes: every node that was ever given a wheel, or taken out.
         lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
         kafka_error: why it does not lead or forward, for people.
+        kafka_warnings: what endangers the control topic, for people.
         started_ms: its wall clock when the process started.
         counters: since the process started.
         lateness: of the messages that were forwarded since then; None: nobody counts.
@@ -184,6 +185,7 @@ class CleanerStatus:
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     lateness_ms: int = 0
     kafka_error: str | None = None
+    kafka_warnings: tuple[str, ...] = ()
     started_ms: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
     lateness: Histogram | None = None
@@ -234,6 +236,7 @@ class CleanerStatus:
             "nodes": {node: record.to_json() for node, record in self.nodes.items()},
             "lateness_ms": self.lateness_ms,
             "kafka_error": self.kafka_error,
+            "kafka_warnings": list(self.kafka_warnings),
             "started_ms": self.started_ms,
             "counters": dict(self.counters),
             "lateness": None if self.lateness is None else self.lateness.to_json(),
@@ -281,6 +284,7 @@ class CleanerStatus:
             nodes={name: NodeRecord.from_json(nodes.object(name)) for name in nodes.names()},
             lateness_ms=fields.integer("lateness_ms"),
             kafka_error=fields.optional_text("kafka_error"),
+            kafka_warnings=fields.texts("kafka_warnings"),
             started_ms=fields.integer("started_ms"),
             counters={name: counters.integer(name) for name in counters.names()},
             lateness=_histogram(fields.optional_object("lateness")),

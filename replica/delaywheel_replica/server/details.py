@@ -14,7 +14,7 @@ from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.status import ServerStatus
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.merging import counted_once
 from delaywheel_replica.server.publish import BooksState
 from delaywheel_replica.server.replicas import Lags, replicas_of
@@ -97,7 +97,7 @@ class Details:
             report.elections = cleaner.counters.get("elections", 0)
         fresh = self._view.cleaner.fresh()
         if fresh is not None:
-            report.role, report.kafka_error = fresh.role.value, fresh.kafka_error or ""
+            report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
         progress = None if cleaner is None else cleaner.progress
         for row in self._dial.pending(wall_ms() // 1000, done_slot(progress)):
             report.pending_messages += row.messages
@@ -114,3 +114,8 @@ class Details:
             gaps=state.gaps,
             gap_messages=state.gap_messages,
         )
+
+
+def _of_kafka(cleaner: CleanerStatus) -> str:
+    """What keeps the cleaner from working, or else what endangers its work."""
+    return cleaner.kafka_error or "; ".join(cleaner.kafka_warnings)

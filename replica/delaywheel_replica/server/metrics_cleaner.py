@@ -115,6 +115,11 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         _of(lambda status: float(status.kafka_error is not None)),
     ),
     gauge(
+        "kafka_warnings",
+        "Settings and copies of the control topic that endanger what was committed.",
+        _of(lambda status: len(status.kafka_warnings)),
+    ),
+    gauge(
         "unavailable_topics",
         "Topics that take nothing now: their messages are dead-lettered; 100 are counted at most.",
         _of(lambda status: len(status.unavailable_topics)),

@@ -1,0 +1,36 @@
+"""What endangers the control topic, though a node may lead on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel_replica.cleaner.brokers import control_warnings
+
+
+@pytest.mark.parametrize(
+    ("copies", "brokers", "wanted", "told"),
+    [
+        (1, 1, None, None),
+        (1, 2, None, "1 of 2 copies"),
+        (1, 5, None, "1 of 3 copies"),
+        (2, 3, None, "2 of 3 copies"),
+        (3, 5, None, None),
+        (1, 3, 1, None),
+        (3, 5, 5, "3 of 5 copies"),
+    ],
+)
+def test_too_few_copies(copies: int, brokers: int, wanted: int | None, told: str | None) -> None:
+    """It was made when fewer brokers were there, perhaps."""
+    config = {"min.insync.replicas": str(max(1, copies - 1))}
+    found = control_warnings("c", copies=copies, brokers=brokers, wanted=wanted, config=config)
+    assert [told is not None and told in warning for warning in found] == [True] * (
+        told is not None
+    )
+
+
+def test_settings_with_which_it_may_lose_its_end() -> None:
+    config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    found = control_warnings("c", copies=3, brokers=3, wanted=None, config=config)
+    assert len(found) == 2
+    assert "unclean" in found[0]
+    assert "min.insync.replicas=1 of 3 copies" in found[1]
