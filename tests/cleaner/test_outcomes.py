@@ -34,6 +34,7 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 from delaywheel_replica.core.duties import Cluster, Situation
+from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.progress import Position, Progress
 from support.committing import CommittingProducers
@@ -317,7 +318,7 @@ def test_what_is_committed_as_lost_names_the_frame(wheels: Wheels, leader: Leade
     leader.turn(1_000)
     account = leader.turn(1_000)
     keys = [record.key for record in leader.producers.committed if record.topic == NAMES.control]
-    assert lost_record(A1, 1)[0].encode() in keys
+    assert lost_record(FrameRange(A1, 1, 1))[0].encode() in keys
     assert account.totals()["forwarded"] == 0
     assert [each["messages"] for each in account.told] == [2]
 

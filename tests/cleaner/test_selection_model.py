@@ -14,6 +14,7 @@ from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import loading, seconds, selection
 from delaywheel_replica.cleaner.selection import LOOK_AGAIN_MS, DueReader, Step
+from delaywheel_replica.core.frames import NO_FRAMES
 from delaywheel_replica.core.progress import Progress, violations
 from support.due_oracle import as_message, verdicts
 from support.due_wheels import Sent, Written, wheels_in_memory
@@ -58,7 +59,7 @@ class Selection(RuleBasedStateMachine):
         self.skipped: set[tuple[WheelId, int]] = set()
         self.damaged: dict[tuple[WheelId, int], Written] = {}
         self.ever_damaged: set[tuple[WheelId, int]] = set()
-        self.lost: frozenset[tuple[WheelId, int]] = frozenset()
+        self.lost = NO_FRAMES
         self.fates: dict[tuple[bytes, int], int] = {}
         self.reader = self.new_reader()
         self.stack.callback(self.close_reader)

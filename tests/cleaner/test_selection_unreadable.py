@@ -10,6 +10,7 @@ from delaywheel import layout
 from delaywheel.format import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.rows import LostFrame
+from delaywheel_replica.core.frames import FrameSet
 from support.due_leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
 from support.due_wheels import Wheels, wheels_in_memory
 
@@ -168,7 +169,7 @@ def test_what_is_lost_is_passed_whether_it_has_a_row_here_or_not(wheels: Wheels)
     wheels.write(A1, [message(START_MS + 1, 1)])
     wheels.write(A1, [message(START_MS + 4001, 2)])
     with Leader(wheels) as leader:
-        lost = {(A1, seq) for seq in (1, 2, 3, 5)}
+        lost = FrameSet.of((A1, seq) for seq in (1, 2, 3, 5))
         leader.reader.update({A1: 5}, lost)
         step = leader.reader.next_step(START_MS + 10_000, 10, 10)
         assert not step

@@ -10,6 +10,7 @@ from delaywheel.row import RowWriter
 from delaywheel_replica.core.beat import Beat, WheelBeat
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import SERVER_FRESH_MS, CleanerStatus, Role, ServerStatus
 from support.core_values import beat, beats, cleaner_statuses, server_statuses
@@ -80,7 +81,7 @@ def test_rows_have_room_for_what_a_crash_of_the_operating_system_loses(tmp_path:
     node = "node-with-a-long-name-0123456789"[:31]
     lost = {(WheelId(node, number), seq) for number in (1, 2) for seq in range(1, 50_001)}
     lost |= {(WheelId(node, 3), seq) for seq in range(1, 1_000, 2)}
-    status = CleanerStatus(node, "b", 1, 0, 0, Role.LEADING, lost=frozenset(lost))
+    status = CleanerStatus(node, "b", 1, 0, 0, Role.LEADING, lost=FrameSet.of(lost))
     RowWriter(tmp_path / "cleaner.row").write(status.to_json())
     assert CleanerStatus.from_json(json.loads(json.dumps(status.to_json()))) == status
 

@@ -22,6 +22,7 @@ from delaywheel_replica.core.control import (
     node_record,
     wheel_record,
 )
+from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.quorum import held_by
 from support.core_values import beat, wheel_beat, wheel_record_of
 
@@ -189,7 +190,7 @@ def test_what_is_lost_is_not_waited_for() -> None:
     beats = {**holding(a=5), "b": beat("b", wheels={A1: wheel_beat(7, lacking=(6,))})}
     answers = [answer("a", 5), answer("b", 7)]
     assert closing(A1, THREE, answers, beats, taken=0) == HoldersWanted(7)
-    lost = THREE.apply_all([lost_record(A1, 6), lost_record(A1, 7)])
+    lost = THREE.apply_all([lost_record(FrameRange(A1, 6, 7))])
     assert closing(A1, lost, answers, beats, taken=0) == Close(7)
 
 

@@ -14,11 +14,13 @@ from delaywheel_replica.core.control import (
     WheelRecord,
     leader_record,
     lost_record,
+    lost_records,
     node_record,
     progress_record,
     unregister_records,
     wheel_record,
 )
+from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.progress import Progress
 from support.core_values import (
     node_ids,
@@ -40,14 +42,14 @@ def test_every_record_is_read_back(
         leader_record(0, node, "token"),
         node_record(node, NodeRecord("disk", number)),
         wheel_record(wheel, record),
-        lost_record(wheel, 3),
+        lost_record(FrameRange(wheel, 3, 5)),
         progress_record(progress),
     ]
     state = ControlState().apply_all(records, offset=7)
     assert state.progress == progress
     assert state.nodes == {node: NodeRecord("disk", number)}
     assert state.wheels == {wheel: record}
-    assert state.lost == {(wheel, 3)}
+    assert state.lost == {(wheel, 3), (wheel, 4), (wheel, 5)}
     assert state.leaders[0].offset == 7
 
 
@@ -68,12 +70,45 @@ def test_unregistering_removes_the_wheel_and_its_lost_frames() -> None:
         [
             wheel_record(A1, wheel_record_of()),
             wheel_record(other, wheel_record_of()),
-            *(lost_record(wheel, seq) for wheel in (A1, other) for seq in (2, 3)),
+            *(lost_record(FrameRange(w, seq, seq)) for w in (A1, other) for seq in (2, 3)),
         ]
     )
     after = state.apply_all(unregister_records(state, A1))
     assert set(after.wheels) == {other}
     assert after.lost == {(other, 2), (other, 3)}
+
+
+def test_a_lost_frame_as_older_programs_recorded_it_is_read() -> None:
+    state = ControlState().apply_all([("lost/a.1/3", b"{}"), ("lost/a.1/4", b"{}")])
+    assert state.lost == {(A1, 3), (A1, 4)}
+    gone = state.apply("lost/a.1/3", None, 9)
+    assert gone.lost == {(A1, 4)}
+
+
+def test_what_is_lost_in_a_row_is_one_record_however_it_comes_to_be_known() -> None:
+    state = ControlState().apply_all([("lost/a.1/7", b"{}"), ("lost/a.1/8", b"{}")])
+    for first, last in ((3, 3), (4, 6), (9, 10_000_000), (20_000_000, 20_000_001)):
+        state = state.apply_all(lost_records(state, FrameSet([FrameRange(A1, first, last)])))
+    assert dict(state.lost_records) == {(A1, 3): 10_000_000, (A1, 20_000_000): 20_000_001}
+    assert [*state.lost.ranges()] == [
+        FrameRange(A1, 3, 10_000_000),
+        FrameRange(A1, 20_000_000, 20_000_001),
+    ]
+    assert state.apply_all(unregister_records(state, A1)).lost_records == {}
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 5)), max_size=8))
+def test_the_records_of_lost_frames_are_the_ranges_they_make(found: list[tuple[int, int]]) -> None:
+    state = ControlState()
+    lost: set[tuple[WheelId, int]] = set()
+    for first, more in found:
+        new = FrameSet([FrameRange(A1, first, first + more)]) - state.lost
+        state = state.apply_all(lost_records(state, new))
+        lost |= set(new)
+    assert state.lost == lost
+    assert {FrameRange(*first, last) for first, last in state.lost_records.items()} == {
+        *state.lost.ranges()
+    }
 
 
 def test_a_leader_has_its_token_with_every_id() -> None:

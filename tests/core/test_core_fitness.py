@@ -10,6 +10,7 @@ from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.election_events import Reason
 from delaywheel_replica.core.fitness import HEARD_MS, LAG_MS, Fitness
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import PeerSight, ServerStatus
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -101,7 +102,7 @@ def test_what_is_taken_is_wanted_whatever_is_told_or_promised() -> None:
 
 def test_lost_frames_are_not_caught_up_with() -> None:
     a, own = told("a", 9, high_watermark=9), told("b", 8)
-    assert not lags(own, a, state=replace(STATE, lost=frozenset({(A1, 9)})))
+    assert not lags(own, a, state=replace(STATE, lost=FrameSet.of({(A1, 9)})))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from delaywheel_replica.core.floor import (
     watch_seals,
     wholly_below,
 )
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.seal import Seal
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -200,7 +201,7 @@ def test_a_closed_wheel_holds_it_only_until_its_end_has_passed() -> None:
 
 
 def test_a_lost_frame_counts_as_published() -> None:
-    lost = view(published={A1: 3}, lost=frozenset({(A1, 4), (A1, 5), (B1, 6)}))
+    lost = view(published={A1: 3}, lost=FrameSet.of({(A1, 4), (A1, 5), (B1, 6)}))
     assert passed_seq(lost, A1) == 5
     assert floor_of(lost) == 500
 
@@ -253,7 +254,7 @@ def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
     # Rows with a hole among them do not tell of every slot; lost frames do not matter.
     hole = wheel_beat(5, top_slot=99, lacking=(3,))
     assert not below(hole)
-    assert below(hole, state=replace(MEMBERS, lost=frozenset({(A1, 3)})))
+    assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
     # Whoever still has files of it above the floor holds it up, though it is no member.
     whole = wheel_beat(5, top_slot=99)
     for partly in (wheel_beat(3, top_slot=100), wheel_beat(9, top_slot=100)):
@@ -280,5 +281,5 @@ def test_wholly_below_when_every_member_was_replaced() -> None:
         assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
     # Nobody has: each frame has to be told as lost first.
     for last, is_below in ((5, True), (4, False)):
-        told = replace(replaced, lost=frozenset((A1, seq) for seq in range(1, last + 1)))
+        told = replace(replaced, lost=FrameSet.of((A1, seq) for seq in range(1, last + 1)))
         assert wholly_below(A1, told, 100, {"a": nothing}) is is_below

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.holding import held_prefix, holds_progress, knows_all, takeable
 from delaywheel_replica.core.progress import Progress
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -109,7 +110,7 @@ def test_a_replaced_members_old_copy_counts_no_more() -> None:
 
 
 def test_lost_frames_are_not_lacking() -> None:
-    lost = frozenset({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
+    lost = FrameSet.of({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
     state = ControlState(progress=Progress(0, None, {A1: 11}), wheels=THREE.wheels, lost=lost)
     for lacking, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
         own = told("b", 9, lacking=lacking)
@@ -164,7 +165,7 @@ def test_who_knows_all_that_was_acknowledged(
 def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> None:
     out = replace(THREE, nodes={**THREE.nodes, "c": NodeRecord(REMOVED, 9)})
     assert not knows_all(out, told("b", 7), {"c": told("c", 7)})
-    lost = replace(THREE, lost=frozenset({(A1, 8)}))
+    lost = replace(THREE, lost=FrameSet.of({(A1, 8)}))
     assert knows_all(lost, told("b", 7), {"c": told("c", 8)})
 
 
@@ -175,7 +176,7 @@ def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> Non
 )
 def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost: set[int]) -> None:
     there = sorted(seq for seq in lacking if seq <= applied)
-    state = ControlState(lost=frozenset((A1, seq) for seq in lost))
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in lost))
     expected = 0
     while expected + 1 in lost or (expected < applied and expected + 1 not in there):
         expected += 1
@@ -184,6 +185,6 @@ def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost
 
 def test_beyond_as_many_as_are_told_nothing_is_known() -> None:
     lacking = tuple(range(1, MAX_LACKING + 1))
-    state = ControlState(lost=frozenset((A1, seq) for seq in lacking))
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in lacking))
     assert held_prefix(state, A1, told("a", 999, lacking=lacking)) == MAX_LACKING
     assert held_prefix(state, A1, told("a", 999, lacking=lacking[:-1])) == 999

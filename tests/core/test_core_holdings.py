@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, WheelBeat
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.holdings import READ_AGAIN_MS, Holdings
 from support.core_values import beat, wheel_beat
 from support.member_world import held_of
@@ -18,9 +19,9 @@ def holding(applied: int, lacking: tuple[int, ...] = ()) -> Holdings:
 def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -> None:
     holdings = holding(5, (2, 4))
     assert holdings.prefix(B1) == 1
-    holdings.lost(frozenset({(B1, 2)}))
+    holdings.lost(FrameSet.of({(B1, 2)}))
     assert holdings.prefix(B1) == 3
-    holdings.lost(frozenset({(B1, 2), (B1, 4), (B1, 6), (B1, 7)}))
+    holdings.lost(FrameSet.of({(B1, 2), (B1, 4), (B1, 6), (B1, 7)}))
     assert holdings.prefix(B1) == 7
     assert holdings.prefix(WheelId("c", 1)) == 0
 

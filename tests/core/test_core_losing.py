@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, NodeRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from support.core_values import beat, wheel_beat, wheel_record_of
 
@@ -101,7 +102,7 @@ def test_a_committed_fill_says_that_it_was_written() -> None:
 def test_each_is_recorded_once_in_order_and_only_of_registered_wheels() -> None:
     lacks = {(A1, 4): ALL, (A1, 3): ALL, (A2, 1): ALL, (A1, 2): ALL}
     beats = (lacking("a", 2, 3, 4), lacking("b", 2, 3, 4), lacking("c", 2, 3, 4))
-    state = ControlState(nodes=STATE.nodes, wheels=STATE.wheels, lost=frozenset({(A1, 2)}))
+    state = ControlState(nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of({(A1, 2)}))
     assert frames_lost(state, {A2: 1}, sought(*beats, lacks=lacks)) == [(A1, 3), (A1, 4)]
 
 
@@ -114,7 +115,7 @@ def test_missing_is_what_must_be_there_and_no_member_shows(
     applied: dict[str, int], end: int, lost: set[int]
 ) -> None:
     state = ControlState(
-        nodes=STATE.nodes, wheels=STATE.wheels, lost=frozenset((A1, seq) for seq in lost)
+        nodes=STATE.nodes, wheels=STATE.wheels, lost=FrameSet.of((A1, seq) for seq in lost)
     )
     beats = {node: lacking(node, applied=seq) for node, seq in applied.items()}
     shown = max((seq for node, seq in applied.items() if node != "d"), default=0)

@@ -8,6 +8,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState, Spare
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member import Admission, MemberRefusal
 from delaywheel_replica.core.member_events import (
     Acknowledge,
@@ -395,15 +396,15 @@ def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
     node.step(Unreadable(A1, 2))
     assert node.status().beat.wheels[A1].lacking == (2,)
     assert node.status().lacks == {(A1, 2): frozenset({"a"})}
-    node.told(node.cleaner({A1: record_of("a")}, lost=frozenset({(A1, 2)})))
-    assert ForgetLost(((A1, 2),)) in node.tick()
+    node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
+    assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
     assert node.status().beat.wheels[A1].lacking == ()
     assert node.status().lacks == {}
 
 
 def test_what_the_cleaner_cannot_read_is_lacking_here() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
-    told = node.cleaner({A1: record_of("a")}, unreadable=frozenset({(A1, 2), (A1, 7)}))
+    told = node.cleaner({A1: record_of("a")}, unreadable=FrameSet.of({(A1, 2), (A1, 7)}))
     node.told(told)
     assert node.status().beat.wheels[A1].lacking == (2,)
     lacks = {(A1, 2): frozenset({"a"}), (A1, 7): frozenset({"a"})}
@@ -413,7 +414,7 @@ def test_what_the_cleaner_cannot_read_is_lacking_here() -> None:
 def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:
     node = alone()
     node.write(3)
-    bad = frozenset({(A1, 1), (A1, 3)})
+    bad = FrameSet.of({(A1, 1), (A1, 3)})
     wheels = {A1: record_of("a"), A2: record_of("a")}
     effects = node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
     assert kinds(effects).count(LeaveWheel) == 1

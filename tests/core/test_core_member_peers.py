@@ -6,6 +6,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Fence, FenceAnswer, Heard, Office
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member import MemberRefusal
 from delaywheel_replica.core.member_events import (
     CloseWheel,
@@ -215,7 +216,7 @@ def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None
     node = _mirror_of_b(held=1)
     for peer in "bc":
         node.receive(peer, Gossip(beat_of(peer)))
-    told = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=frozenset({(B1, 2)}))
+    told = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=FrameSet.of({(B1, 2)}))
     node.told(told)
     node.tick()
     ((peer, fetch),) = messages(node, Fetch)
@@ -229,7 +230,7 @@ def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held
     record = record_of()
     members = {**record.members, "a": "disk-of-before"}
     other = replace(record, members=members)
-    sought = frozenset({(B1, 1)})
+    sought = FrameSet.of({(B1, 1)})
     node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
     node.tick()
     assert node.status().lacks == {(B1, 1): frozenset()}
@@ -334,7 +335,7 @@ def test_a_committed_end_allows_what_a_promise_forbids() -> None:
 def test_what_is_lost_at_an_end_is_not_fetched() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(beat_of("c")))
-    lost = frozenset({(B1, 3), (B1, 4)})
+    lost = FrameSet.of({(B1, 3), (B1, 4)})
     node.told(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
     node.tick()
     assert messages(node, Fetch) == []

@@ -18,6 +18,7 @@ from delaywheel_replica.core.closing import AnswersWanted, Close, closing, wheel
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.election_events import ENDINGS, TRANSITIONS, Phase
 from delaywheel_replica.core.floor import FRAME_GATES
+from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.holding import takeable
 from delaywheel_replica.core.losing import Sought, frames_lost
 from delaywheel_replica.core.progress import Position, Progress
@@ -55,7 +56,7 @@ def test_keys_of_the_control_topic() -> None:
         control.leader_record(0, "a", "t")[0].replace("0", "<i>"),
         control.node_record("<id>", NodeRecord("s", 0))[0],
         control.wheel_record(A1, wheel_record_of())[0].replace("a.1", "<id>"),
-        control.lost_record(A1, 7)[0].replace("a.1/7", "<wheel>/<seq>"),
+        control.lost_record(FrameRange(A1, 7, 9))[0].replace("a.1/7", "<wheel>/<seq>"),
     ]
     assert [row[0].strip("`") for row in table("key")[1:]] == written
 

@@ -8,6 +8,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.replacing import frames_at_risk
 from support.core_values import beat, wheel_beat
@@ -24,7 +25,7 @@ def state_of(
         progress=Progress(0, None, {A1: taken}, 0),
         nodes=NODES,
         wheels={A1: record},
-        lost=frozenset((A1, seq) for seq in lost),
+        lost=FrameSet.of((A1, seq) for seq in lost),
     )
 
 

@@ -15,6 +15,7 @@ from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Office
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import (
     Acknowledge,
     CloseWheel,
@@ -244,13 +245,13 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
 def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
     ready.produce(message(), message(1, slot=BASE_SLOT + 1))
     assert ready.row.lacks == {}
-    bad = frozenset({(ONE, 1), (ONE, 3), (TWO, 5)})
+    bad = FrameSet.of({(ONE, 1), (ONE, 3), (TWO, 5)})
     ready.hear(w1=None, w2=None, unreadable=bad)
     # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
     assert ready.row.lacks[ONE, 1] == frozenset({"n1"})
     assert (TWO, 5) not in ready.row.lacks
     assert ready.row.beat.open == TWO
-    ready.hear(w1=None, w2=None, unreadable=bad, lost=frozenset({(ONE, 1)}))
+    ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))
     assert (ONE, 1) not in ready.row.lacks
     assert ready.row.beat.wheels[ONE].prefix == 2
 
@@ -328,7 +329,7 @@ def test_what_fails_takes_along_only_what_is_answered(
     ready: Driven, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = CloseWheel(ONE, 5)
-    script.effects = [failing, CloseWheel(TWO, 5), ForgetLost(()), Sweep(BASE_SLOT)]
+    script.effects = [failing, CloseWheel(TWO, 5), ForgetLost(FrameSet()), Sweep(BASE_SLOT)]
     ready.driver.tick()
     monkeypatch.setattr(ready.store, "close_wheel", refuse)
     ready.work()

@@ -9,6 +9,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Heard, WheelBeat
 from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
 from delaywheel_replica.server.ledger_duty import (
     LOST_MS,
@@ -59,9 +60,8 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
             THEIRS: held(9, 9),
         },
     )
-    cleaner = cleaner_of(
-        {CLOSED: 9, ENDED: 6, LEFT: None}, lost=frozenset({(ENDED, 5), (ENDED, 6)})
-    )
+    lost = FrameSet.of({(ENDED, 5), (ENDED, 6)})
+    cleaner = cleaner_of({CLOSED: 9, ENDED: 6, LEFT: None}, lost=lost)
     status = ServerStatus(beat, 1, 0)
     found = publishable(status, cleaner, leads=False, heard_for_ms=0)
     assert found == {
@@ -69,7 +69,7 @@ def test_own_wheels_are_published_as_far_as_they_are_acknowledged_or_closed() ->
         LEFT: Publishable(8, born_ms=70_000),
         # What is lacking may still come; what is lost does not.
         CLOSED: Publishable(5, born_ms=70_000, is_sole=False),
-        ENDED: Publishable(6, born_ms=70_000, is_sole=False, lost=frozenset({5, 6})),
+        ENDED: Publishable(6, born_ms=70_000, is_sole=False, lost=lost),
     }
     found = publishable(status, None, leads=False, heard_for_ms=0)
     assert {wheel: each.last_seq for wheel, each in found.items()} == {

@@ -12,6 +12,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.status import PeerSight, ServerStatus
 from delaywheel_replica.server.replicas import Lags, replicas_of
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -67,7 +68,7 @@ def test_frames_that_cannot_be_read_or_may_be_lost_are_incomplete() -> None:
     assert (row.state, row.held_seq, row.lag_frames) == (INCOMPLETE, 4, 16)
     assert told(of_b(18, complete=False)).state == INCOMPLETE
     # What is known to be lost, nobody lacks.
-    lost = ControlState(lost=frozenset({(A1, 5), (A1, 9)}))
+    lost = ControlState(lost=FrameSet.of({(A1, 5), (A1, 9)}))
     assert told(of_b(20, lacking=(5, 9)), control=lost).lag_frames == 0
 
 

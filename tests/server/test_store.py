@@ -16,6 +16,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
 from delaywheel.wheel import WheelBroken, WheelExists, WheelMissing, list_wheels, load_meta
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.store import Store, StoreLimits
@@ -415,7 +416,7 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     holed = [copies[0], FrameCopy(2, HOLE_ROW, b""), *copies[2:]]
     assert store.mirror(CARD, holed).lacking == (2,)
     assert read(store, WHEEL, 1, 3) == ([1], [2])
-    store.forget_lost([(WHEEL, 2), (WHEEL, 1)])
+    store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
     assert store.held(WHEEL).lacking == ()
     frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert (frames, absent) == (holed[:3], []), "what is here goes on, lost or not"

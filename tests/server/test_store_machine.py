@@ -26,6 +26,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel.reader import WheelReader
 from delaywheel.wheel import WheelBroken
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
@@ -376,7 +377,7 @@ class StoreMachine(RuleBasedStateMachine):
         for held in node.store.held_wheels().values():
             node.holds(held)
         for frame in self.lost:
-            node.store.forget_lost([frame])
+            node.store.forget_lost(FrameSet.of([frame]))
         if name == "a":
             self._open_next()
 
@@ -410,7 +411,7 @@ class StoreMachine(RuleBasedStateMachine):
         ]
         self.lost.update(lost)
         for node in self.nodes.values():
-            node.store.forget_lost(lost)
+            node.store.forget_lost(FrameSet.of(lost))
         return bool(lost)
 
     def _assert_same(self, wheel: WheelId) -> None:

@@ -304,7 +304,10 @@ class Checks:
         told = json.loads(log_entry.value)
         outcome = told["outcome"]
         if outcome == "lost":
-            self.lost.add((WheelId.parse(told["wheel"]), told["seq"]))
+            frame = WheelId.parse(told["wheel"]), told["seq"]
+            if frame in self.lost:
+                self._fail(f"{frame[0]}/{frame[1]} is told as lost twice")
+            self.lost.add(frame)
             self._world.trace.add("kafka", "tells lost", f"{told['wheel']}/{told['seq']}")
             return
         key = bytes.fromhex(told["id"]), told["due_ms"]

@@ -22,6 +22,7 @@ from delaywheel_replica.cleaner.telling import STAMP_S, Telling
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus
@@ -208,8 +209,8 @@ class SimCleaner:
                 fences=view.fences,
                 fills=view.fills,
                 vote_wish=view.vote_wish,
-                unreadable=view.unreadable,
-                lost=frozenset(view.state.lost),
+                unreadable=FrameSet.of(view.unreadable),
+                lost=view.state.lost,
             )
         )
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import closing
+from delaywheel_replica.core import closing, control
 from delaywheel_replica.core.beat import Beat, FenceAnswer
 from delaywheel_replica.core.closing import Close, Closing, HoldersWanted
-from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.control import ControlRecord, ControlState, WheelRecord
+from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.quorum import required_answers
 from sim.mutant import Mutant, Patch, everywhere, instead
 
@@ -104,6 +105,20 @@ def end_before_v() -> list[Patch]:
     return [everywhere(real, of_answers_alone)]
 
 
+def records_a_range_too_long() -> list[Patch]:
+    real = control.lost_record
+    return [everywhere(real, lambda lost: real(lost._replace(last_seq=lost.last_seq + 1)))]
+
+
+def records_a_range_too_short() -> list[Patch]:
+    real = control.lost_record
+
+    def without_the_last(lost: FrameRange) -> ControlRecord:
+        return real(lost._replace(last_seq=max(lost.first_seq, lost.last_seq - 1)))
+
+    return [everywhere(real, without_the_last)]
+
+
 CLOSING = {
     "recovers to the least answer": Mutant(
         "T is the least of the answers",
@@ -152,5 +167,17 @@ CLOSING = {
         end_before_v,
         "taken were",
         ("lone",),
+    ),
+    "a lost range is one too long": Mutant(
+        "the frame behind those that are lost is recorded with them",
+        records_a_range_too_long,
+        "was never delivered|committed to be lost|not drained",
+        ("torn_behind_a_loss",),
+    ),
+    "a lost range is one too short": Mutant(
+        "the last of several lost frames is not recorded",
+        records_a_range_too_short,
+        "told as lost twice|not drained",
+        ("nobody_left",),
     ),
 }

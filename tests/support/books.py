@@ -13,6 +13,7 @@ from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.server.ledger import Ledger, rows_folder
 from delaywheel_replica.server.ledger_duty import Publishable
 from delaywheel_replica.server.ledger_place import Place
@@ -128,7 +129,7 @@ class Bench:
             told_seq=self.told_seq,
             born_ms=ACCEPTED_AT_MS - 60_000,
             is_sole=self.is_sole,
-            lost=self.lost,
+            lost=FrameSet.of((self.name, seq) for seq in self.lost),
         )
         return {self.name: found}
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.control import Leader, NodeRecord, WheelRecord
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import (
@@ -133,8 +134,8 @@ cleaner_statuses = st.builds(
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
     vote_wish=st.none() | st.builds(VoteWish, st.integers(1, 9), times_ms),
     call_since_ms=st.none() | st.integers(0, 2**40),
-    unreadable=st.frozensets(frame_names, max_size=2),
-    lost=st.frozensets(frame_names, max_size=2),
+    unreadable=st.frozensets(frame_names, max_size=2).map(FrameSet.of),
+    lost=st.frozensets(frame_names, max_size=2).map(FrameSet.of),
 )
 
 

@@ -16,6 +16,7 @@ from delaywheel.reader import WheelReader
 from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import Acknowledge, Event, MemberConfig
 from delaywheel_replica.core.peers import PeerMessage
 from delaywheel_replica.core.progress import Progress
@@ -127,8 +128,8 @@ class Driven:
         role: Role = Role.LEADING,
         members: Mapping[str, str] | None = None,
         fences: tuple[Fence, ...] = (),
-        lost: frozenset[tuple[WheelId, int]] = frozenset(),
-        unreadable: frozenset[tuple[WheelId, int]] = frozenset(),
+        lost: FrameSet = NO_FRAMES,
+        unreadable: FrameSet = NO_FRAMES,
         **wheels: int | None,
     ) -> None:
         """The cleaner tells a registry: number of the wheel -> T, or None while it has none."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.rows import Dropped, DueMessage
 from delaywheel_replica.cleaner.selection import DueReader, Step
+from delaywheel_replica.core.frames import NO_FRAMES
 from delaywheel_replica.core.progress import Progress, violations
 from support.due_wheels import Sent, Wheels
 
@@ -29,7 +29,7 @@ class Leader:
         self.progress = progress
         self.messages: list[DueMessage] = []
         self.dropped: list[Dropped] = []
-        self.lost: frozenset[tuple[WheelId, int]] = frozenset()
+        self.lost = NO_FRAMES
         self.reader.start(progress)
 
     def __enter__(self) -> Self:

@@ -29,9 +29,10 @@ from delaywheel_replica.core.control import (
     ControlState,
     Leader,
     WheelRecord,
-    lost_record,
+    lost_records,
     node_record,
 )
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
@@ -256,8 +257,8 @@ class FakeCleaner:
         ends = {wheel: record.closed_at or 0 for wheel, record in self.state.wheels.items()}
         self._missing = frames_missing(self.state, ends, beats)
         sought = Sought(status.beat.node, beats, status.answers, status.lacks)
-        lost = [lost_record(*frame) for frame in frames_lost(self.state, ends, sought)]
-        self.state = self.state.apply_all(lost)
+        lost = FrameSet.of(frames_lost(self.state, ends, sought))
+        self.state = self.state.apply_all(lost_records(self.state, lost))
 
     def _change(self, wheel: WheelId, *, closed_at: int) -> None:
         record: WheelRecord = replace(self.state.wheels[wheel], closed_at=closed_at)
@@ -289,7 +290,7 @@ class FakeCleaner:
             nodes=self.state.nodes,
             kafka_error=self.kafka_error,
             fences=tuple(self._fences.values()),
-            unreadable=self._missing,
-            lost=frozenset(self.state.lost),
+            unreadable=FrameSet.of(self._missing),
+            lost=self.state.lost,
         )
         self._row.write(status.to_json())

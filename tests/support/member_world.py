@@ -10,6 +10,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member import Admission, Member
 from delaywheel_replica.core.member_events import (
     Acknowledge,
@@ -303,8 +304,8 @@ class FakeNode:
         fences: tuple[Fence, ...] = (),
         fills: dict[WheelId, int] | None = None,
         vote_wish: VoteWish | None = None,
-        unreadable: frozenset[tuple[WheelId, int]] = frozenset(),
-        lost: frozenset[tuple[WheelId, int]] = frozenset(),
+        unreadable: FrameSet = NO_FRAMES,
+        lost: FrameSet = NO_FRAMES,
     ) -> CleanerStatus:
         """A row of its cleaner."""
         progress = None if floor is None else Progress(0, None, {}, floor)

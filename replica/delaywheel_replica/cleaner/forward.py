@@ -13,7 +13,7 @@ commit. After anything but a known end, the state here is no longer used (core/r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import monotonic as monotonic_clock
 from typing import Protocol
@@ -29,10 +29,10 @@ from delaywheel_replica.cleaner.producers import is_aftermath
 from delaywheel_replica.cleaner.rows import DueRows, LostFrame, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.cleaner.steps import Step
-from delaywheel_replica.cleaner.unreadable import FrameName
 from delaywheel_replica.core.control import ControlRecord, ControlState
 from delaywheel_replica.core.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.floor import FloorWatch
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
 from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import Verdict
@@ -54,7 +54,7 @@ class ReaderPort(Protocol):
     def lost_frame(self, wheel: WheelId, seq: int) -> LostFrame | None:
         """What is known of a frame that is to be given up; None: it can be read."""
 
-    def update(self, limits: Mapping[WheelId, int], lost: Collection[FrameName] = ()) -> None:
+    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
         """Says how far each wheel may be taken, and which frames are known to be lost."""
 
     def next_due_ms(self) -> int | None:

@@ -51,9 +51,9 @@ from delaywheel_replica.core.election_events import (
     TransactionReport,
 )
 from delaywheel_replica.core.fitness import Fitness, heard_beats
+from delaywheel_replica.core.frames import FrameName
 from delaywheel_replica.core.histogram import COMMIT_BOUNDS_US, Tally
 from delaywheel_replica.core.holding import holds_progress, takeable
-from delaywheel_replica.core.losing import FrameName
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import silent_nodes
 from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish

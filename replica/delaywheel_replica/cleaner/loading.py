@@ -21,7 +21,7 @@ from delaywheel.index import OpenIndexes
 from delaywheel.reader import WheelReader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
-from delaywheel_replica.cleaner.unreadable import FrameName
+from delaywheel_replica.core.frames import FrameName, FrameSet
 
 _FRAMES_BETWEEN_PAUSES = 8
 _PAUSE_S = 50e-6
@@ -40,7 +40,7 @@ def load_second(
     slot: int,
     readers: Mapping[WheelId, WheelReader],
     seqs: Mapping[WheelId, int],
-    lost: AbstractSet[tuple[WheelId, int]],
+    lost: FrameSet,
     wheels: WheelNumbers,
     *,
     hurried: bool,
@@ -55,7 +55,7 @@ def load_second(
     def readable() -> Iterator[Frame]:
         for wheel in sorted(readers):
             for frame in readers[wheel].slot_frames(slot, seqs[wheel]):
-                if (wheel, frame.seq) in lost:
+                if lost and (wheel, frame.seq) in lost:
                     continue
                 if isinstance(frame, Frame):
                     yield frame
@@ -91,7 +91,7 @@ class Loader:
         self,
         slot: int,
         seqs: Mapping[WheelId, int],
-        lost: AbstractSet[tuple[WheelId, int]],
+        lost: FrameSet,
         *,
         hurried: bool,
     ) -> None:
@@ -104,7 +104,7 @@ class Loader:
         self._slot = slot
         # Copies: the caller's go on changing.
         readers = {wheel: self._readers[wheel] for wheel in seqs}
-        arguments = (slot, readers, dict(seqs), frozenset(lost), self._wheels)
+        arguments = (slot, readers, dict(seqs), lost, self._wheels)
         if self._executor is None:
             self._future = Future()
             self._future.set_result(load_second(*arguments, hurried=True))

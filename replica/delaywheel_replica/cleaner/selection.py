@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from delaywheel.disk import Disk
@@ -13,8 +13,8 @@ from delaywheel_replica.cleaner.rows import LostFrame
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.steps import Draft, Step
 from delaywheel_replica.cleaner.tail import Tail
-from delaywheel_replica.cleaner.unreadable import FrameName
 from delaywheel_replica.cleaner.window import Window
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
 from delaywheel_replica.core.progress import Progress
 
 __all__ = ["DueReader", "Step"]
@@ -46,7 +46,7 @@ class DueReader:
         self._limits: dict[WheelId, int] = {}
         self._progress = Progress(due_ms=-1, position=None)
         self._step: Step | None = None  # the last one made, if not done
-        self._lost: Collection[FrameName] = ()
+        self._lost = NO_FRAMES
         self._looked_ms: int | None = None
 
     def start(self, progress: Progress) -> None:
@@ -76,7 +76,7 @@ class DueReader:
             return None
         return LostFrame(wheel, seq, frame.slot, frame.messages, frame.cancels, frame.reason.name)
 
-    def update(self, limits: Mapping[WheelId, int], lost: Collection[FrameName] = ()) -> None:
+    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
         """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
 
         Until the limits cover V, every step is empty: a leader rests until it holds V.
@@ -87,7 +87,7 @@ class DueReader:
         self._limits = dict(limits)
         if lost is not self._lost:
             self._lost = lost
-            self._tail.lost = frozenset(lost)
+            self._tail.lost = lost
             self._looked_ms = None
 
     def next_due_ms(self) -> int | None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -34,8 +33,9 @@ from delaywheel.identity import WheelId
 from delaywheel.index import OpenIndexes
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel_replica.cleaner.seconds import Second
-from delaywheel_replica.cleaner.unreadable import Awaited, FrameName
+from delaywheel_replica.cleaner.unreadable import Awaited
 from delaywheel_replica.cleaner.window import Window
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName
 from delaywheel_replica.core.progress import Progress
 
 _ROWS_AT_ONCE = 65_536
@@ -68,7 +68,7 @@ class Tail:
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
         self._awaited: dict[WheelId, Awaited] = {}
-        self.lost: AbstractSet[FrameName] = frozenset()
+        self.lost = NO_FRAMES
 
     def start(self, progress: Progress) -> None:
         """Begin anew: admitted is what progress covers."""
@@ -161,11 +161,9 @@ class Tail:
 
     def _pass_lost(self, wheel: WheelId, limit: int) -> bool:
         """Admit what is lost and has no row here; False: there is nothing of it."""
-        before = seq = self.admitted[wheel]
-        while seq < limit and (wheel, seq + 1) in self.lost:
-            seq += 1
-        self.admitted[wheel] = seq
-        return seq > before
+        before = self.admitted[wheel]
+        self.admitted[wheel] = min(limit, self.lost.end_from(wheel, before))
+        return self.admitted[wheel] > before
 
     def _touched(
         self, wheel: WheelId, first: int, rows: NDArray[np.void], progress: Progress
@@ -179,10 +177,9 @@ class Tail:
 
     def _not_lost(self, wheel: WheelId, first: int, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
         """Which of some rows speak of frames that are not given up."""
-        if not self.lost:
-            return numbers
-        known = [(wheel, first + number) in self.lost for number in numbers.tolist()]
-        return numbers[~np.array(known, np.bool_)]
+        for first_lost, last_lost in self.lost.spans(wheel):
+            numbers = numbers[(numbers < first_lost - first) | (numbers > last_lost - first)]
+        return numbers
 
     def _first_to_wait(
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress

@@ -10,16 +10,14 @@ it is committed as lost.
 """
 
 from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel_replica.core.frames import FrameName, FrameSet
 
 TOLD_FRAMES = 100
 """So many are told at once, and looked at again: the cleaner's row has a bounded size."""
-
-FrameName = tuple[WheelId, int]
 
 
 class Awaited:
@@ -38,9 +36,7 @@ class Awaited:
         """The first of them: others are told when those are there."""
         return frozenset(islice(self._frames, TOLD_FRAMES))
 
-    def look_again(
-        self, readers: Mapping[WheelId, WheelReader], lost: AbstractSet[FrameName]
-    ) -> None:
+    def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
         """Wait no more for those that are lost, or can be read."""
         for frame in list(islice(self._frames, TOLD_FRAMES)):
             if frame in lost or _is_readable(readers.get(frame[0]), frame[1]):

@@ -39,7 +39,8 @@ from delaywheel_replica.cleaner.kept import Bound, KeptSeconds
 from delaywheel_replica.cleaner.loading import Loader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
-from delaywheel_replica.cleaner.unreadable import Awaited, FrameName
+from delaywheel_replica.cleaner.unreadable import Awaited
+from delaywheel_replica.core.frames import FrameName, FrameSet
 from delaywheel_replica.core.progress import Progress
 
 PRELOAD_MS = 1500
@@ -199,9 +200,7 @@ class Window:
         for awaited in self._blocked.values():
             yield from awaited.told()
 
-    def look_again(
-        self, readers: Mapping[WheelId, WheelReader], lost: AbstractSet[FrameName]
-    ) -> None:
+    def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
         """See whether blocked seconds can be loaded now."""
         for awaited in self._blocked.values():
             awaited.look_again(readers, lost)
@@ -211,7 +210,7 @@ class Window:
         now_ms: int,
         readers: Mapping[WheelId, WheelReader],
         seqs: Mapping[WheelId, int],
-        lost: AbstractSet[FrameName],
+        lost: FrameSet,
     ) -> bool:
         """Begin to load what comes next, if nothing is being loaded.
 

@@ -11,17 +11,17 @@ that transaction is known to be committed.
 | ``leader/<i>`` | who committed with transactional id i last | never |
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
-| ``lost/<wheel>/<seq>`` | a frame that no member can read | with its wheel |
+| ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
 """
 
 import re
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.fields import Fields, MalformedError, dump, parse_wheel
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.quorum import required_answers
 
@@ -141,13 +141,24 @@ class WheelRecord:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What the records so far say."""
+    """What the records so far say.
+
+    Attributes:
+        progress: what is done; None before the first leader.
+        leaders: transactional id -> who committed with it last.
+        nodes: every node that was ever given a wheel, or taken out.
+        wheels: the registered ones.
+        lost: frames that no member can read.
+        lost_records: first frame of each record of lost ones -> last seq: what is to be removed
+            with the wheel. Ranges of several records may touch, and overlap.
+    """
 
     progress: Progress | None = None
     leaders: Mapping[int, LeaderRecord] = field(default_factory=dict)
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
-    lost: AbstractSet[tuple[WheelId, int]] = frozenset()
+    lost: FrameSet = NO_FRAMES
+    lost_records: Mapping[FrameName, int] = field(default_factory=dict)
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
         """The state after one more record.
@@ -218,8 +229,7 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
     if kind == "wheel" and rest:
         return _apply_wheel(state, parse_wheel(rest), value)
     if match := _LOST_KEY.fullmatch(key):
-        frame = (parse_wheel(match[1]), int(match[2]))
-        return replace(state, lost=state.lost - {frame} if value is None else state.lost | {frame})
+        return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
     return state
 
 
@@ -233,6 +243,22 @@ def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> Co
     if before is not None and before.closed_at is not None:
         record = replace(record, closed_at=before.closed_at)
     return replace(state, wheels={**state.wheels, wheel: record})
+
+
+def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> ControlState:
+    """A record without a last seq, as older programs wrote it, is about one frame."""
+    wheel, seq = first
+    if value is None:
+        records = {known: last for known, last in state.lost_records.items() if known != first}
+        left = FrameSet(FrameRange(*known, last) for known, last in records.items())
+        return replace(state, lost=left, lost_records=records)
+    fields = Fields.from_bytes(value)
+    last_seq = fields.integer("last_seq", at_least=seq) if "last_seq" in fields.names() else seq
+    return replace(
+        state,
+        lost=state.lost.with_range(FrameRange(wheel, seq, last_seq)),
+        lost_records={**state.lost_records, first: last_seq},
+    )
 
 
 def _fields(value: bytes | None) -> Fields:
@@ -265,13 +291,32 @@ def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
     return f"wheel/{wheel}", dump(record.to_json())
 
 
-def lost_record(wheel: WheelId, seq: int) -> ControlRecord:
-    """A frame that no member can read any more."""
-    return f"lost/{wheel}/{seq}", dump({})
+def lost_record(lost: FrameRange) -> ControlRecord:
+    """Frames that no member can read any more."""
+    return f"lost/{lost.wheel}/{lost.first_seq}", dump({"last_seq": lost.last_seq})
+
+
+def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
+    """Frames that no member can read any more, one record a range.
+
+    What touches a range that is recorded is recorded with it, so millions in a row are one record
+    however they come to be known.
+    """
+    joined = state.lost | lost
+    ranges = dict.fromkeys(joined.range_of(found.first) for found in lost.ranges())
+    records: list[ControlRecord] = []
+    for found in filter(None, ranges):
+        records.append(lost_record(found))
+        records += [
+            (f"lost/{wheel}/{seq}", None)
+            for wheel, seq in sorted(state.lost_records)
+            if wheel == found.wheel and found.first_seq < seq <= found.last_seq
+        ]
+    return records
 
 
 def unregister_records(state: ControlState, wheel: WheelId) -> list[ControlRecord]:
     """What removes a wheel and all that was said of it."""
     gone: list[ControlRecord] = [(f"wheel/{wheel}", None)]
-    gone += [(f"lost/{wheel}/{seq}", None) for lost, seq in sorted(state.lost) if lost == wheel]
+    gone += [(f"lost/{of}/{seq}", None) for of, seq in sorted(state.lost_records) if of == wheel]
     return gone

@@ -41,7 +41,7 @@ from delaywheel_replica.core.control import (
     ControlRecord,
     ControlState,
     NodeRecord,
-    lost_record,
+    lost_records,
     node_record,
     progress_record,
     unregister_records,
@@ -56,7 +56,8 @@ from delaywheel_replica.core.floor import (
     watch_seals,
     wholly_below,
 )
-from delaywheel_replica.core.losing import FrameName, Sought, frames_lost, frames_missing
+from delaywheel_replica.core.frames import FrameName, FrameSet
+from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress, first_progress
 from delaywheel_replica.core.registration import Refusal, register
 from delaywheel_replica.core.silence import SILENT_MS
@@ -261,7 +262,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
     closings = _closings(state, progress, situation)
     ends = _ends(state, progress, closings)
     lost = _lost(state, ends, situation)
-    records = [lost_record(wheel, seq) for wheel, seq in lost]
+    records = lost_records(state, FrameSet.of(lost))
     if lost:
         closings = _closings(state.apply_all(records), progress, situation)
     closed = {w: result.final_seq for w, result in closings.items() if isinstance(result, Close)}

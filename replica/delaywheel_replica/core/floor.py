@@ -16,12 +16,12 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.holding import held_prefix, member_prefixes
 from delaywheel_replica.core.progress import Progress, time_floor
 from delaywheel_replica.core.seal import Seal
@@ -43,7 +43,7 @@ class FloorView:
     wheels: Mapping[WheelId, WheelRecord]
     told: Mapping[WheelId, Seal]
     published: Mapping[WheelId, int]
-    lost: AbstractSet[tuple[WheelId, int]] = frozenset()
+    lost: FrameSet = NO_FRAMES
 
 
 FrameGate = Callable[[FloorView, WheelId], int]
@@ -56,10 +56,7 @@ def _taken(view: FloorView, wheel: WheelId) -> int:
 
 def _published(view: FloorView, wheel: WheelId) -> int:
     """A lost frame has no ledger: it counts as published, as a gap."""
-    seq = view.published.get(wheel, 0)
-    while (wheel, seq + 1) in view.lost:
-        seq += 1
-    return seq
+    return view.lost.end_from(wheel, view.published.get(wheel, 0))
 
 
 FRAME_GATES: dict[str, FrameGate] = {"taken": _taken, "published": _published}

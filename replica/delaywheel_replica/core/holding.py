@@ -16,7 +16,6 @@ finished, are not lacking.
 """
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
@@ -34,7 +33,7 @@ def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
             return seq - 1
     if len(told.lacking) >= MAX_LACKING:
         return told.lacking[-1]  # perhaps it lacks more than it told
-    return _beyond_lost(state.lost, wheel, told.applied)
+    return state.lost.end_from(wheel, told.applied)
 
 
 def member_beats(
@@ -141,10 +140,3 @@ def _limit(
     ]
     held = held_by(member_prefixes(state, wheel, record, beats), record.min_insync)
     return max([taken, held, *told])
-
-
-def _beyond_lost(lost: AbstractSet[tuple[WheelId, int]], wheel: WheelId, seq: int) -> int:
-    """The seq before the next frame that is not lost."""
-    while (wheel, seq + 1) in lost:
-        seq += 1
-    return seq

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.seal import Seal
 
@@ -39,7 +40,7 @@ class Holdings:
 
     def __init__(self, held: Mapping[WheelId, Held]) -> None:
         """Begins with what recovery found."""
-        self._lost: frozenset[tuple[WheelId, int]] = frozenset()
+        self._lost = NO_FRAMES
         # In order.
         self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
         self._beats: dict[WheelId, WheelBeat] | None = None
@@ -64,9 +65,7 @@ class Holdings:
         """Every frame up to here is held, lost ones apart."""
         held = self.get(wheel)
         end = 0 if held is None else held.lacking[0] - 1 if held.lacking else held.applied
-        while (wheel, end + 1) in self._lost:
-            end += 1
-        return end
+        return self._lost.end_from(wheel, end)
 
     def put(self, held: Held) -> None:
         """The store says what is held."""
@@ -112,7 +111,7 @@ class Holdings:
         known.reported_ms[seq] = now_ms
         return True
 
-    def lost(self, frames: frozenset[tuple[WheelId, int]]) -> None:
+    def lost(self, frames: FrameSet) -> None:
         """These frames are committed to be lost: nobody looks for them any more."""
         self._lost = frames
         for wheel, known in self._wheels.items():

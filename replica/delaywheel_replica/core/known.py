@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import MemberConfig
 from delaywheel_replica.core.status import CleanerStatus
 
@@ -64,7 +65,7 @@ class Known:
     cleaner: CleanerStatus | None = None
     registry: Registry | None = None
     floor: int | None = None
-    lost: frozenset[tuple[WheelId, int]] = frozenset()
+    lost: FrameSet = NO_FRAMES
     leader_clock_ms: int | None = None
 
     @property

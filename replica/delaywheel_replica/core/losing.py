@@ -2,8 +2,8 @@
 
 Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
 has said that it lacks it. A member that was replaced lacks everything; with one member, its own
-word is enough. Then ``lost/<wheel>/<seq>`` is committed: the frame is skipped, whoever leads, and
-holds back neither V nor an end nor the floor.
+word is enough. Then a record ``lost/<wheel>/<seq>`` says so: the frame is skipped, whoever leads,
+and holds back neither V nor an end nor the floor.
 
 | a frame | is |
 |---|---|
@@ -23,10 +23,8 @@ from itertools import islice
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, FenceAnswer, WheelBeat
 from delaywheel_replica.core.control import ControlState
+from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.holding import member_beats
-
-FrameName = tuple[WheelId, int]
-"""A frame's wheel and seq."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,6 @@ def frames_missing(
     for wheel, record in state.wheels.items():
         members = member_beats(state, record, beats).values()
         shown = max((b.wheels[wheel].applied for b in members if wheel in b.wheels), default=0)
-        wanted = ((wheel, seq) for seq in range(shown + 1, ends.get(wheel, 0) + 1))
-        missing.update(islice((f for f in wanted if f not in state.lost), MAX_LACKING))
+        wanted = FrameSet([FrameRange(wheel, shown + 1, ends.get(wheel, 0))])
+        missing.update(islice(wanted - state.lost.of_wheel(wheel), MAX_LACKING))
     return frozenset(missing)

@@ -53,6 +53,7 @@ from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.awaiting import Awaited, Awaiting
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.completeness import Completeness
+from delaywheel_replica.core.frames import NO_FRAMES
 from delaywheel_replica.core.hearing import Hearing, News
 from delaywheel_replica.core.holdings import Holdings
 from delaywheel_replica.core.keeping import Keeping
@@ -163,7 +164,7 @@ class Member:
         )
         self._telling = Telling(known, self._hearing, self._keeping, self._holdings, self._line)
         self._swept: int | None = None
-        self._forgotten: frozenset[tuple[WheelId, int]] = frozenset()
+        self._forgotten = NO_FRAMES
 
     # --- what the commit loop and the row ask
 
@@ -329,7 +330,7 @@ class Member:
     def _failed(self, effect: Effect) -> None:
         """What is still wanted is asked for again at the next tick."""
         self._swept = None
-        self._forgotten = frozenset()
+        self._forgotten = NO_FRAMES
         for dropped in self._awaiting.failed(effect):
             if isinstance(dropped, Mirror | Repair):
                 self._mirrors.failed(dropped.card.wheel)
@@ -516,7 +517,7 @@ class Member:
     def _forget_lost(self) -> list[Effect]:
         new = self._known.lost - self._forgotten
         self._forgotten = self._known.lost
-        return [ForgetLost(tuple(sorted(new)))] if new else []
+        return [ForgetLost(new)] if new else []
 
     def _sweep(self) -> list[Effect]:
         floor = self._known.floor

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState, Spare
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.peers import Frames, PeerMessage, WheelCard
 from delaywheel_replica.core.status import CleanerStatus
 
@@ -280,7 +281,7 @@ class CloseWheel:
 class ForgetLost:
     """These frames are committed to be lost: nothing is looked for any more."""
 
-    frames: tuple[tuple[WheelId, int], ...]
+    frames: FrameSet
 
 
 @dataclass(frozen=True, slots=True)

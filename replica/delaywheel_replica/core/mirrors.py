@@ -29,6 +29,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.awaiting import Awaiting
 from delaywheel_replica.core.beat import MAX_LACKING, Beat
 from delaywheel_replica.core.fetching import Fetching, Want
+from delaywheel_replica.core.frames import FrameName
 from delaywheel_replica.core.hearing import Hearing
 from delaywheel_replica.core.holdings import Holdings
 from delaywheel_replica.core.known import Known
@@ -45,8 +46,6 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
 from delaywheel_replica.core.promises import Promises
-
-FrameName = tuple[WheelId, int]
 
 WAITING_BYTES: Final = 32 << 20
 """So much content of a wheel waits for the store at most; a message with more waits alone."""
@@ -344,9 +343,7 @@ class Mirrors:
     def _limit(self, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)
         if closed_at is not None:
-            while (wheel, closed_at) in self._known.lost:
-                closed_at -= 1  # nobody has it
-            return closed_at
+            return self._known.lost.begin_to(wheel, closed_at)  # nobody has those behind
         if wheel.number <= self._promises.upto(wheel.node, self._known.state):
             return self._promises.fill(wheel) or 0
         return self._shown.get(wheel, 0)

@@ -55,5 +55,4 @@ def _at_risk(
     if record.closed_at is not None:
         end = record.closed_at  # nothing beyond it counts
     held = max(member_prefixes(after, wheel, record, beats), default=0)
-    lost = sum(held < seq <= end for of, seq in after.lost if of == wheel)
-    return max(0, end - held - lost)
+    return max(0, end - held - after.lost.count(wheel, held + 1, end))

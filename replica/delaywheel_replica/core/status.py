@@ -14,6 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Progress
 
@@ -195,8 +196,8 @@ class CleanerStatus:
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
     call_since_ms: int | None = None
-    unreadable: frozenset[tuple[WheelId, int]] = frozenset()
-    lost: frozenset[tuple[WheelId, int]] = frozenset()
+    unreadable: FrameSet = NO_FRAMES
+    lost: FrameSet = NO_FRAMES
 
     @property
     def floor(self) -> int | None:
@@ -248,8 +249,8 @@ class CleanerStatus:
             if self.vote_wish is None
             else [self.vote_wish.round, self.vote_wish.silence_ms],
             "call_since_ms": self.call_since_ms,
-            "unreadable": _frames_json(self.unreadable),
-            "lost": _frames_json(self.lost),
+            "unreadable": self.unreadable.to_json(),
+            "lost": self.lost.to_json(),
         }
 
     @classmethod
@@ -294,8 +295,8 @@ class CleanerStatus:
             fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
             vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
             call_since_ms=fields.optional_integer("call_since_ms"),
-            unreadable=_frames(fields, "unreadable"),
-            lost=_frames(fields, "lost"),
+            unreadable=FrameSet.from_json(fields.items("unreadable")),
+            lost=FrameSet.from_json(fields.items("lost")),
         )
 
 
@@ -305,24 +306,6 @@ def _sight(fields: Fields) -> PeerSight:
 
 def _histogram(fields: Fields | None) -> Histogram | None:
     return None if fields is None else Histogram.from_json(fields)
-
-
-def _frames_json(frames: frozenset[tuple[WheelId, int]]) -> list[list[Any]]:
-    """As runs of seqs: a crash of the operating system loses thousands in a row."""
-    runs: list[list[Any]] = []
-    for wheel, seq in sorted(frames):
-        if runs and runs[-1][0] == str(wheel) and runs[-1][2] == seq - 1:
-            runs[-1][2] = seq
-        else:
-            runs.append([str(wheel), seq, seq])
-    return runs
-
-
-def _frames(fields: Fields, name: str) -> frozenset[tuple[WheelId, int]]:
-    found: set[tuple[WheelId, int]] = set()
-    for wheel, first_seq, last_seq in fields.items(name):
-        found.update((parse_wheel(wheel), seq) for seq in range(first_seq, last_seq + 1))
-    return frozenset(found)
 
 
 def _leader(fields: Fields) -> Leader:

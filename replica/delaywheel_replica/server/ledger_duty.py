@@ -31,6 +31,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.control import WheelRecord
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.silence import ages_ms
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 
@@ -53,7 +54,7 @@ class Publishable:
     told_seq: int = 0
     born_ms: int = 0
     is_sole: bool = True
-    lost: frozenset[int] = frozenset()
+    lost: FrameSet = NO_FRAMES
 
 
 def publishable(
@@ -95,10 +96,8 @@ def _publishable(
     wheel: WheelId, told: WheelBeat, record: WheelRecord | None, cleaner: CleanerStatus | None
 ) -> Publishable:
     closed_at = None if record is None else record.closed_at
-    lost = frozenset() if cleaner is None else frozenset(s for w, s in cleaner.lost if w == wheel)
-    end = told.prefix
-    while end + 1 in lost:
-        end += 1
+    lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
+    end = lost.end_from(wheel, told.prefix)
     return Publishable(
         last_seq=min(end, told.high_watermark if closed_at is None else closed_at),
         told_seq=told.ledger_seq,

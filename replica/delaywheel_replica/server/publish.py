@@ -31,6 +31,7 @@ import structlog
 
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
+from delaywheel_replica.core.frames import FrameName
 from delaywheel_replica.server.ledger import Ledger, rows_folder
 from delaywheel_replica.server.ledger_duty import Publishable
 from delaywheel_replica.server.ledger_notes import Gap, GapReason, Notes
@@ -275,7 +276,7 @@ class Books:
         try:
             for piece in source.blocks(self._placed[wheel] + 1, last_seq):
                 self._moved_s = time.monotonic()
-                if isinstance(piece, Unreadable) and not _is_gone(piece.seq, found):
+                if isinstance(piece, Unreadable) and not _is_gone((wheel, piece.seq), found):
                     # Another member may have it: the machine fetches it, or has it declared lost.
                     self._links.on_unreadable(wheel, piece.seq)
                     last_seq = piece.seq - 1
@@ -417,9 +418,9 @@ class Books:
         self._notes.keep_only(wheels.keys())
 
 
-def _is_gone(seq: int, found: Publishable) -> bool:
+def _is_gone(frame: FrameName, found: Publishable) -> bool:
     """A frame that cannot be read, and never will be: lost, or finished and deleted."""
-    return seq in found.lost or seq <= found.told_seq
+    return frame in found.lost or frame[1] <= found.told_seq
 
 
 def _first_seq(path: Path) -> int:

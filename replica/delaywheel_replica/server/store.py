@@ -18,7 +18,7 @@ slot is below the floor) nor committed to be lost. That is told in `Held`; the w
 remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -46,6 +46,7 @@ from delaywheel.wheel import (
     WheelMeta,
     WheelMissing,
 )
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.copies import Copies
@@ -95,7 +96,7 @@ class Store:
         self._open_reader: WheelReader | None = None
         self._recent = Recent(limits.recent_bytes)
         self._top_slot = -1
-        self._lost: dict[WheelId, frozenset[int]] = {}
+        self._lost = NO_FRAMES
         self._doubtful = False  # the open wheel broke: its medium is not to be trusted
 
     @classmethod
@@ -315,12 +316,11 @@ class Store:
     def delete_wheel(self, wheel: WheelId) -> None:
         """Deletes all that there is of a wheel."""
         self._copies.delete(wheel)
-        self._lost.pop(wheel, None)
+        self._lost -= self._lost.of_wheel(wheel)
 
-    def forget_lost(self, frames: Iterable[tuple[WheelId, int]]) -> None:
+    def forget_lost(self, frames: FrameSet) -> None:
         """These frames are committed to be lost: they are not lacking any more."""
-        for wheel, seq in frames:
-            self._lost[wheel] = self._lost.get(wheel, frozenset()) | {seq}
+        self._lost |= frames
 
     def sweep(self, floor: int) -> list[int]:
         """Deletes every slot file below the floor; the slots that had one."""
@@ -396,12 +396,11 @@ class Store:
             WheelMissing: nothing of it is here.
         """
         copy = self._copy(wheel)
-        lost = self._lost.get(wheel, frozenset())
         return Held(
             card=_card(copy.meta),
             applied=copy.last_seq,
             top_slot=copy.top_slot,
-            lacking=tuple(seq for seq in copy.lacking if seq not in lost),
+            lacking=tuple(seq for seq in copy.lacking if (wheel, seq) not in self._lost),
             final_seq=copy.meta.final_seq,
         )
 
@@ -465,11 +464,10 @@ class Store:
                 first_seq = recent.seq + 1
         if first_seq > last_seq:
             return
-        lost = self._lost.get(wheel, frozenset())
         for found in source.copies(first_seq, last_seq, floor=floor):
             if isinstance(found, FrameCopy):
                 yield found
-            elif found.seq in lost:
+            elif (wheel, found.seq) in self._lost:
                 yield FrameCopy(found.seq, HOLE_ROW, b"")
             else:
                 self._note_damaged(wheel, copy, found)
