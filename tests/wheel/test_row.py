@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.row import DOCUMENT_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
+from delaywheel import row
+from delaywheel.row import HALF_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
 
 
 def test_nothing_was_written_yet(tmp_path: Path) -> None:
@@ -33,11 +34,42 @@ def test_a_new_writer_goes_on_from_the_last_document(tmp_path: Path) -> None:
         assert reader.read() == {"pid": 2, "number": number}
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_fit_goes_into_a_larger_file(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer, reader = RowWriter(path), RowReader(path)
+    for length in (1, HALF_LENGTH_BYTES - 40, HALF_LENGTH_BYTES, 5 * HALF_LENGTH_BYTES, 2):
+        document = {"text": "x" * length}
+        writer.write(document)
+        assert reader.read() == document
+        assert RowReader(path).read() == document
+    assert [each.name for each in tmp_path.iterdir()] == ["row"]
+    # The next life goes on with the larger file.
+    second = RowWriter(path)
+    assert reader.read() == {"text": "xx"}
+    second.write({"text": "y" * 6 * HALF_LENGTH_BYTES})
+    assert reader.read() == {"text": "y" * 6 * HALF_LENGTH_BYTES}
+
+
+def test_what_fits_no_row_is_refused_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row, "MAX_HALF_LENGTH_BYTES", 2 * HALF_LENGTH_BYTES)
     writer = RowWriter(tmp_path / "row")
-    writer.write({"text": "x" * (DOCUMENT_LENGTH_BYTES - 40)})
+    writer.write({"text": "x" * HALF_LENGTH_BYTES})
     with pytest.raises(RowTooLargeError):
-        writer.write({"text": "x" * DOCUMENT_LENGTH_BYTES})
+        writer.write({"text": "x" * 2 * HALF_LENGTH_BYTES})
+    assert RowReader(tmp_path / "row").read() == {"text": "x" * HALF_LENGTH_BYTES}
+
+
+def test_a_writer_that_dies_while_it_grows_leaves_the_last_document(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer = RowWriter(path)
+    writer.write({"number": 1})
+    (tmp_path / "row.new").write_bytes(b"half of a larger one")
+    again = RowWriter(path)
+    assert RowReader(path).read() == {"number": 1}
+    again.write({"text": "x" * HALF_LENGTH_BYTES})
+    assert RowReader(path).read() == {"text": "x" * HALF_LENGTH_BYTES}
 
 
 @settings(deadline=None, max_examples=60)
@@ -99,6 +131,6 @@ def test_both_documents_damaged_is_as_if_none_was_written(tmp_path: Path) -> Non
     writer.write({})
     content = bytearray(path.read_bytes())
     content[16] ^= 1
-    content[DOCUMENT_LENGTH_BYTES + 16] ^= 1
+    content[HALF_LENGTH_BYTES + 16] ^= 1
     path.write_bytes(content)
     assert RowReader(path).read() is None
