@@ -6,13 +6,19 @@ import pytest
 from hypothesis import given
 
 from delaywheel.identity import WheelId
-from delaywheel.row import RowWriter
+from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.core.beat import Beat, WheelBeat
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import SERVER_FRESH_MS, CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.status import (
+    SERVER_FRESH_MS,
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+)
 from support.core_values import beat, beats, cleaner_statuses, server_statuses
 
 
@@ -63,7 +69,11 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
     node = wheels[0].node
     told = {wheel: WheelBeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels}
     told_beat = replace(beat("a", open_=wheels[-1], wheels=told), node=node)
-    RowWriter(tmp_path / "server.row").write(ServerStatus(told_beat, 1, 1).to_json())
+    others = {name: PeerSight(replace(told_beat, node=name), 1) for name in "bcd"}
+    server = ServerStatus(told_beat, 1, 1, others)
+    RowWriter(tmp_path / "server.row").write(server.to_json())
+    document = RowReader(tmp_path / "server.row").read()
+    assert ServerStatus.from_json(document) == server
     status = CleanerStatus(
         node,
         "0" * 36,
@@ -75,6 +85,23 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
         wheels=dict.fromkeys(wheels, WheelRecord({node: "0" * 32}, 1, 10**10, 10**9)),
     )
     RowWriter(tmp_path / "cleaner.row").write(status.to_json())
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        {},
+        [],
+        [1, 1, 1, 1, 1],
+        [1, 1, 1, 1, 1, "1"],
+        [1, 1, 1, 1, 1, True],
+        [-1, 1, 1, 1, 1, 1],
+    ],
+)
+def test_what_is_no_beat_of_a_wheel_is_malformed(document: object) -> None:
+    with pytest.raises(MalformedError):
+        WheelBeat.from_json(document)
 
 
 def test_rows_have_room_for_what_a_crash_of_the_operating_system_loses(tmp_path: Path) -> None:

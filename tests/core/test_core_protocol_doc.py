@@ -22,7 +22,7 @@ from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.holding import takeable
 from delaywheel_replica.core.losing import Sought, frames_lost
 from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.registration import Registered, register
+from delaywheel_replica.core.registration import MAX_WHEELS, Registered, register
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Answer
 from support.core_values import beat, wheel_beat, wheel_record_of
 
@@ -123,6 +123,9 @@ ABOVE = {
     "any": {A1: wheel_record_of()},
     "one with today's members": {A1: wheel_record_of()},
     "one with other members": {A1: wheel_record_of("a", "b")},
+    f"none, with its share of the {MAX_WHEELS} wheels that a cluster may have": {
+        WheelId("a", number): wheel_record_of(closed_at=1) for number in range(1, MAX_WHEELS + 1)
+    },
 }
 NUMBERS = {"number 1": 1, "the same wheel again": 1, "the next number": 2}
 

@@ -8,7 +8,7 @@ from delaywheel_replica.core.control import (
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.registration import Refusal, Registered, register
+from delaywheel_replica.core.registration import Refusal, Registered, register, wheels_of_a_node
 from support.core_values import wheel_record_of
 
 A = {"a": "disk-a"}
@@ -67,6 +67,27 @@ def test_a_wheel_with_other_members_or_another_w_is_not_given_again() -> None:
 def test_another_storage_takes_no_part() -> None:
     _, state = registered(ask(ControlState(), 0), ControlState())
     assert ask(state, 0, storage="disk-new") is Refusal.STORAGE_REPLACED
+
+
+def test_one_node_that_starts_again_and_again_leaves_room_for_the_others() -> None:
+    state = ControlState()
+    share = wheels_of_a_node(3)
+    members = {node: f"disk-{node}" for node in "abc"}
+    for number in range(share):
+        answer = register(state, "a", "disk-a", number, members=members, min_insync=2, floor=0)
+        assert isinstance(answer, Registered)
+        state = state.apply_all(answer.records)
+    again = register(state, "a", "disk-a", share, members=members, min_insync=2, floor=0)
+    assert again is Refusal.TOO_MANY_WHEELS
+    # What was given and not heard of is given again all the same.
+    told = register(state, "a", "disk-a", share - 1, members=members, min_insync=2, floor=0)
+    assert told == Registered(WheelId("a", share), [])
+    other = register(state, "b", "disk-b", 0, members=members, min_insync=2, floor=0)
+    assert isinstance(other, Registered)
+    gone = state.apply_all([(f"wheel/{A1}", None)])
+    after = register(gone, "a", "disk-a", share, members=members, min_insync=2, floor=0)
+    assert isinstance(after, Registered)
+    assert after.wheel == WheelId("a", share + 1)
 
 
 def test_numbers_go_on_from_what_the_node_has_used_should_its_record_be_gone() -> None:

@@ -20,7 +20,7 @@ from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, Serve
 from delaywheel_replica.link import NodeStorage
 from delaywheel_replica.peers.states import Connection, PeerState
 from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.operator import DelayWheelAdminService, Operator, storage_refusal
+from delaywheel_replica.server.operator import DelayWheelAdminService, Operator, wheel_refusal
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.refusals import Refusal, RefusedError
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
@@ -234,14 +234,23 @@ async def test_two_words_about_one_node_wait_for_each_other() -> None:
 
 
 def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
-    assert storage_refusal(None, "b", "new") == ""
-    assert storage_refusal(control_of(), "b", "disk-b") == ""
-    assert storage_refusal(control_of(), "d", "disk-d") == ""
-    told = storage_refusal(control_of(), "b", "new")
+    assert wheel_refusal(None, "b", "new", 3) == ""
+    assert wheel_refusal(control_of(), "b", "disk-b", 3) == ""
+    assert wheel_refusal(control_of(), "d", "disk-d", 3) == ""
+    told = wheel_refusal(control_of(), "b", "new", 3)
     assert told.startswith("STORAGE_REPLACED: node b runs on storage new, but is registered with")
     assert "disk-b" in told
     assert "delaywheel node replace b" in told
-    assert "taken out" in storage_refusal(control_of(b=REMOVED), "b", "disk-b")
+    assert "taken out" in wheel_refusal(control_of(b=REMOVED), "b", "disk-b", 3)
+
+
+def test_a_node_says_itself_that_it_has_too_many_wheels() -> None:
+    record = WheelRecord({"b": "disk-b"}, 1, 0)
+    for count, starts in ((299, ""), (300, "TOO_MANY_WHEELS: node b has 300 wheels")):
+        wheels = {WheelId("b", number): record for number in range(1, count + 1)}
+        told = wheel_refusal(replace(control_of(), wheels=wheels), "b", "disk-b", 3)
+        assert told.startswith(starts)
+        assert bool(told) == bool(starts)
 
 
 # --- at another node

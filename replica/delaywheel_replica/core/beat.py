@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.fields import Fields, parse_wheel
+from delaywheel_replica.core.fields import Fields, MalformedError, parse_wheel
 from delaywheel_replica.core.seal import Seal
+
+_NUMBERS_OF_A_WHEEL = 6  # those that are lacking follow
 
 MAX_LACKING = 100
 """Of one wheel, so many lacking frames are told at once: rows and beats have bounded sizes."""
@@ -57,17 +59,17 @@ class WheelBeat:
         """The newest seal known."""
         return Seal(self.seal_slot, self.seal_seq)
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "applied": self.applied,
-            "high_watermark": self.high_watermark,
-            "seal_slot": self.seal_slot,
-            "seal_seq": self.seal_seq,
-            "ledger_seq": self.ledger_seq,
-            "top_slot": self.top_slot,
-            "lacking": list(self.lacking),
-        }
+    def to_json(self) -> list[int]:
+        """As a JSON list: a row names every wheel several times."""
+        return [
+            self.applied,
+            self.high_watermark,
+            self.seal_slot,
+            self.seal_seq,
+            self.ledger_seq,
+            self.top_slot,
+            *self.lacking,
+        ]
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
@@ -76,15 +78,15 @@ class WheelBeat:
         Raises:
             MalformedError: it is something else.
         """
-        fields = document if isinstance(document, Fields) else Fields(document)
+        if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
+            raise MalformedError(f"a list of numbers was expected, not {document!r}")
+        if set(map(type, document)) != {int}:
+            raise MalformedError(f"{document!r} is no list of integers")
+        applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = document
+        if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
+            raise MalformedError(f"{document!r} has a number that is too small")
         return cls(
-            applied=fields.integer("applied", at_least=0),
-            high_watermark=fields.integer("high_watermark", at_least=0),
-            seal_slot=fields.integer("seal_slot"),
-            seal_seq=fields.integer("seal_seq", at_least=0),
-            ledger_seq=fields.integer("ledger_seq", at_least=0),
-            top_slot=fields.integer("top_slot", at_least=-1),
-            lacking=fields.integers("lacking"),
+            applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, tuple(lacking)
         )
 
 
@@ -243,7 +245,7 @@ class Beat:
             draining=fields.boolean("draining"),
             complete=fields.boolean("complete"),
             wheels={
-                parse_wheel(name): WheelBeat.from_json(wheels.object(name))
+                parse_wheel(name): WheelBeat.from_json(wheels.value(name))
                 for name in wheels.names()
             },
             start=fields.integer("start", at_least=0),

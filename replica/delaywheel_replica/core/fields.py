@@ -8,6 +8,7 @@ somewhere inside a decision.
 import json
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from delaywheel.identity import NameInvalidError, WheelId
@@ -97,6 +98,10 @@ class Fields:
             raise MalformedError(f"{name}: {value!r} is no list of strings")
         return tuple(value)
 
+    def value(self, name: str) -> Any:
+        """What has this name, whatever it is."""
+        return self._get(name)
+
     def items(self, name: str) -> list[Any]:
         """The list of this name, whatever is in it."""
         value = self._get(name)
@@ -140,8 +145,9 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
     return first, second
 
 
+@lru_cache(8_192)
 def parse_wheel(text: str) -> WheelId:
-    """Reads a wheel id out of a document.
+    """Reads a wheel id out of a document. Every row names the same ones, several times.
 
     Raises:
         MalformedError: it is none.

@@ -10,6 +10,7 @@ answer was lost, so a repeated request gets the same answer and no wheel is left
 | unknown | any | none | number 1, or one above what the node says it has used |
 | known | the same | one | that wheel again, no record |
 | known | the same | none | the next number |
+| known | the same | none, and the node has its share of `MAX_WHEELS` | refused: TOO_MANY_WHEELS |
 | known | another | any | refused: STORAGE_REPLACED |
 """
 
@@ -27,6 +28,9 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 
+MAX_WHEELS = 900
+"""So many a cluster may have; each node an equal share. Rows and beats name every wheel."""
+
 
 class Refusal(StrEnum):
     """Why a node gets no wheel."""
@@ -34,6 +38,9 @@ class Refusal(StrEnum):
     STORAGE_REPLACED = "STORAGE_REPLACED"
     """Another disk answers under this node id: it takes no part until the operator replaces
     the node."""
+    TOO_MANY_WHEELS = "TOO_MANY_WHEELS"
+    """The node started or broke very often, and messages of each of its wheels are pending: it
+    gets the next one when one of these is done with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,11 @@ class Registered:
 
     wheel: WheelId
     records: list[ControlRecord]
+
+
+def wheels_of_a_node(nodes: int) -> int:
+    """How many wheels each of so many nodes may have."""
+    return max(2, MAX_WHEELS // max(nodes, 1))
 
 
 def register(
@@ -79,6 +91,8 @@ def register(
     ]
     if waiting:
         return Registered(max(waiting), [])
+    if sum(wheel.node == node for wheel in state.wheels) >= wheels_of_a_node(len(members)):
+        return Refusal.TOO_MANY_WHEELS
     wheel = WheelId(node, max(known.last_number, last_number) + 1)
     record = WheelRecord(members=dict(members), min_insync=min_insync, seal_slot=floor)
     return Registered(

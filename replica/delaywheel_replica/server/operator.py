@@ -14,6 +14,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import REMOVED, ControlState
+from delaywheel_replica.core.registration import wheels_of_a_node
 from delaywheel_replica.core.replacing import frames_at_risk
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.link import NodeStorage
@@ -34,10 +35,18 @@ def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) 
     return known is not None and known.storage != storage
 
 
-def storage_refusal(cleaner: CleanerStatus | None, node: str, storage: str) -> str:
-    """Why a node gets no wheel, if it is for its data folder; else nothing."""
-    if cleaner is None or not storage_is_replaced(cleaner, node, storage):
+def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes: int) -> str:
+    """Why a node gets no wheel, as far as the registry tells; else nothing."""
+    if cleaner is None:
         return ""
+    if not storage_is_replaced(cleaner, node, storage):
+        count = sum(wheel.node == node for wheel in cleaner.wheels)
+        if count < wheels_of_a_node(nodes):
+            return ""
+        return (
+            f"TOO_MANY_WHEELS: node {node} has {count} wheels with messages that are pending: it"
+            " started very often. It gets another one when one of these is done with"
+        )
     known = cleaner.nodes[node].storage
     what = "taken out" if known == REMOVED else f"registered with storage {known}"
     return (

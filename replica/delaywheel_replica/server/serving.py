@@ -38,7 +38,7 @@ from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.operator import (
     DelayWheelAdminService,
     Operator,
-    storage_refusal,
+    wheel_refusal,
 )
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
@@ -219,7 +219,8 @@ class Server:
         reason, detail = Reason[refused.value], ""
         if reason is Reason.NO_WHEEL:
             status = self._view.cleaner.fresh()
-            detail = storage_refusal(status, self._config.node_id, self._store.state.storage)
+            node, storage = self._config.node_id, self._store.state.storage
+            detail = wheel_refusal(status, node, storage, len(self._config.members))
             kafka_error = None if status is None else status.kafka_error
             if kafka_error and not detail:
                 detail = f"Kafka: {kafka_error}"
