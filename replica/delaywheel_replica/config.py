@@ -27,7 +27,12 @@ from pydantic_settings import (
 
 from delaywheel.identity import check_name
 from delaywheel.levels import DEFAULT_LEVELS
-from delaywheel_replica.cleaner.settings import refused
+from delaywheel_replica.cleaner.settings import (
+    DEAD_ROOM_BYTES,
+    KafkaNames,
+    KafkaSettings,
+    refused,
+)
 from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 
 _MIB = 1024 * 1024
@@ -170,6 +175,15 @@ class Config(BaseSettings):
             key: "********" if _SECRET.search(key) else value for key, value in self.kafka.items()
         }
         return document
+
+    @property
+    def kafka_settings(self) -> KafkaSettings:
+        """What the cleaner's Kafka clients are made with."""
+        return KafkaSettings(
+            names=KafkaNames(self.cluster_id),
+            client=self.kafka,
+            max_record_bytes=self.max_message_bytes + DEAD_ROOM_BYTES,
+        )
 
     @property
     def min_insync_members(self) -> int:

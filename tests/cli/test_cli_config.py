@@ -87,3 +87,21 @@ def test_serve_refuses_what_the_kafka_client_does_not_know(command: Command, fil
     ended = command("serve", "--config", str(file), "--set", "kafka.linger.msec=5")
     assert ended.code == 1
     assert ended.err.startswith("error: CONFIG_INVALID: kafka: No such configuration property")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("linger.ms=20000", "`message.timeout.ms` must be greater than `linger.ms`"),
+        ("fetch.max.bytes=1000", "`fetch.max.bytes` must be >= `message.max.bytes`"),
+        ("queue.buffering.max.kbytes=512", "queue.buffering.max.kbytes=512: a record of ours"),
+        ("error_cb=print", "expected error_cb property as a callable function"),
+    ],
+)
+def test_what_one_kind_of_client_would_refuse_is_refused_before(
+    command: Command, file: Path, setting: str, said: str
+) -> None:
+    """The node would end, and be started again without end."""
+    ended = command("config", "check", "--config", str(file), "--set", f"kafka.{setting}")
+    assert ended.code == 1
+    assert said in ended.err

@@ -36,10 +36,7 @@ from delaywheel_replica.cleaner.runner import ThreadRunner
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.settings import (
-    DEAD_ROOM_BYTES,
     DEFAULT_BATCH_BYTES,
-    KafkaNames,
-    KafkaSettings,
 )
 from delaywheel_replica.cleaner.telling import STAMP_S, Telling
 from delaywheel_replica.cleaner.topic_admin import KafkaTopicAdmin
@@ -102,7 +99,7 @@ class Cleaner:
         self._told: object = None
         self._server: ServerStatus | None = None
 
-        settings = _kafka_settings(config)
+        settings = config.kafka_settings
         create = None
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
@@ -286,14 +283,6 @@ def _election_config(config: Config) -> ElectionConfig:
         required=required_answers(len(members), config.min_insync_members),
         rank=members.index(config.node_id),
         max_clock_skew_ms=config.max_clock_skew_ms,
-    )
-
-
-def _kafka_settings(config: Config) -> KafkaSettings:
-    return KafkaSettings(
-        names=KafkaNames(config.cluster_id),
-        client=config.kafka,
-        max_record_bytes=config.max_message_bytes + DEAD_ROOM_BYTES,
     )
 
 

@@ -174,25 +174,41 @@ class TransactionalProducer:
         """Hands one record over; the error when it alone is refused."""
         if self._failed is not None:
             return None
-        topic, key, value, headers, partition, timestamp_ms = record
         try:
-            self._producer.produce(
-                topic,
-                value=value,
-                key=key,
-                headers=cast("Any", headers),  # its list is typed as invariant
-                partition=partition,
-                timestamp=max(timestamp_ms, 0),
-            )
+            self._hand_over(record)
         except BufferError:
-            # The client's queue is full; once that is sent, the record must fit.
-            return self._produce(record) if self.flush(int(ROOM_S * 1000)) else None
+            # The client's queue is full: once that is sent, there is room.
+            return self._produce_into_empty(record) if self.flush(int(ROOM_S * 1000)) else None
         except KafkaException as exception:
-            error = _error(exception)
-            if error.code() in _REFUSED:
-                return error
-            self._failed = _ended(Call.PRODUCE, error)
-            self._abortable = error.code() == _ABORTABLE
+            return self._take_error(_error(exception))
+        return None
+
+    def _produce_into_empty(self, record: Record) -> KafkaError | None:
+        """The same when nothing else waits: what finds no room now never will."""
+        try:
+            self._hand_over(record)
+        except BufferError:
+            return KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001 - its names
+        except KafkaException as exception:
+            return self._take_error(_error(exception))
+        return None
+
+    def _hand_over(self, record: Record) -> None:
+        topic, key, value, headers, partition, timestamp_ms = record
+        self._producer.produce(
+            topic,
+            value=value,
+            key=key,
+            headers=cast("Any", headers),  # its list is typed as invariant
+            partition=partition,
+            timestamp=max(timestamp_ms, 0),
+        )
+
+    def _take_error(self, error: KafkaError) -> KafkaError | None:
+        if error.code() in _REFUSED:
+            return error
+        self._failed = _ended(Call.PRODUCE, error)
+        self._abortable = error.code() == _ABORTABLE
         return None
 
     def _commit(self, timeout_ms: int) -> Ended:

@@ -27,6 +27,9 @@ NO_RETRY_BACKOFF_MS = 30_000
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`, unless the operator sets it."""
 
+DEFAULT_QUEUE_KBYTES = 1_048_576
+"""librdkafka's `queue.buffering.max.kbytes`, unless the operator sets it."""
+
 DEAD_ROOM_BYTES = 2_048
 """What a dead letter may be larger than the greatest message, with all our headers."""
 
@@ -112,6 +115,18 @@ class KafkaSettings:
         """Whether a record may become smaller on the wire than it is."""
         kinds = (self.client.get("compression.type"), self.client.get("compression.codec"))
         return any(kind not in (None, "none") for kind in kinds)
+
+    def misfit(self) -> str | None:
+        """What the client library accepts, and we cannot work with; None: nothing."""
+        name = "queue.buffering.max.kbytes"
+        queue_bytes = int(self.client.get(name, DEFAULT_QUEUE_KBYTES)) * 1024
+        if queue_bytes < self.max_record_bytes:
+            return (
+                f"{name}={self.client[name]}: a record of ours may have {self.max_record_bytes}"
+                f" bytes (max_message_bytes and our headers); at least"
+                f" {-(-self.max_record_bytes // 1024)}"
+            )
+        return None
 
     def producer(self, transactional_id: str, *, log_level: int = 4) -> dict[str, Any]:
         """Settings of a transactional producer that retries nothing."""

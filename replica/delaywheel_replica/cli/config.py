@@ -45,7 +45,7 @@ def load(file: Path | None, settings: Sequence[str] | None) -> Config:
         config = Config.load(file=file, flags=flags)
     except ConfigError as error:
         raise Failure("CONFIG_INVALID", str(error)) from error
-    if why := refused_by_client(config.kafka):
+    if why := refused_by_client(config.kafka_settings):
         raise Failure("CONFIG_INVALID", f"kafka: {why}")
     return config
 
