@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.admission import MESSAGE_COST_BYTES, Admission, cost_bytes
 from delaywheel_replica.server.refusals import RefusedError
 
 
@@ -45,3 +45,36 @@ def test_a_failure_gives_the_room_back() -> None:
     with pytest.raises(ZeroDivisionError), admission.admit("a", 10):
         raise ZeroDivisionError
     assert admission.in_flight_bytes == 0
+
+
+async def test_an_answer_is_counted_until_its_caller_has_it() -> None:
+    admission = Admission(max_bytes=50, max_caller_bytes=30)
+    with admission.admit("a", 30):
+        end = admission.hold_answer("a", 20)
+    # Nobody waits with its end for those who do not read.
+    await admission.wait_idle()
+    assert admission.in_flight_bytes == 20
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        admission.admit("a", 11)
+    waiting = asyncio.ensure_future(admission.wait_for_room("a", 11))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    end()
+    await waiting
+    assert admission.in_flight_bytes == 0
+
+
+def test_an_empty_answer_costs_nothing() -> None:
+    admission = Admission(max_bytes=50, max_caller_bytes=30)
+    admission.hold_answer("a", 0)()
+    assert admission.in_flight_bytes == 0
+
+
+def test_short_messages_cost_what_is_made_of_them() -> None:
+    assert cost_bytes(bytes(20_000), 10_000) == 20_000 + 10_000 * MESSAGE_COST_BYTES
+
+
+def test_a_request_above_the_bound_of_all_has_room_when_nothing_is_in_flight() -> None:
+    admission = Admission(max_bytes=50, max_caller_bytes=50)
+    with admission.admit("a", 60), pytest.raises(RefusedError, match="on this node"):
+        admission.admit("b", 1)

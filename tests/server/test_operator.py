@@ -12,16 +12,18 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.beat import Beat, Office
 from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
 from delaywheel_replica.link import NodeStorage
 from delaywheel_replica.peers.states import Connection, PeerState
+from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.calls import Answers, Calls
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.operator import DelayWheelAdminService, Operator, wheel_refusal
 from delaywheel_replica.server.passing import Passing
+from delaywheel_replica.server.reception import Reception
 from delaywheel_replica.server.refusals import Refusal, RefusedError
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
 from support.core_values import beat, wheel_beat
@@ -269,9 +271,11 @@ class Site:
 async def site() -> AsyncIterator[Site]:
     leader, counts = Place(), Counts()
     server = grpc.aio.server()
-    rpc.add_DelayWheelAdminServicer_to_server(
-        DelayWheelAdminService(leader.operator, counts), server
-    )
+    answers = Answers(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
+    service = DelayWheelAdminService(leader.operator)
+    calls = Calls(Reception(), counts, answers)
+    described = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"]
+    server.add_generic_rpc_handlers((calls.of_service(described, service, {}),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     place = Place(addresses={"b": address})

@@ -14,7 +14,8 @@ from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.requests import Batch, Rules, decode
+from delaywheel_replica.server.requests import Batch, Rules
+from delaywheel_replica.server.requests import decode as decode_bytes
 from support.messages import Message, columns_of, messages_of
 
 NOW_MS = 1_763_700_000_000
@@ -28,8 +29,12 @@ RULES = Rules(
     levels_ms={"5s": 5_000, "2m": 120_000},
     own_topics=frozenset({"delaywheel-c-control"}),
 )
-BIG = replace(RULES, max_request_bytes=1 << 20)
+BIG = replace(RULES, max_request_bytes=1 << 20, max_message_bytes=100_000)
 ID = bytes(range(16))
+
+
+def decode(request: pb.DelayProduceRequest, rules: Rules, *, now_ms: int) -> Batch:
+    return decode_bytes(request.SerializeToString(), rules, now_ms=now_ms)
 
 
 def row(**fields: Any) -> pb.DelayedMessage:

@@ -5,7 +5,8 @@ little-endian), the name in UTF-8, the value. Order and duplicates are kept.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,13 +19,31 @@ RESERVED_PREFIX = "dw-"
 
 _LENGTHS = struct.Struct("<Ii")
 _RESERVED = np.frombuffer(RESERVED_PREFIX.encode(), dtype=np.uint8)
-# Below this many messages a plain loop is cheaper than numpy, and one message made of
-# a hundred thousand tiny headers must not cost a numpy pass for each of them.
-_VECTORISED_MESSAGES = 32
+# A numpy pass over some messages costs as much as a plain loop over this many headers.
+_VECTORISED_MESSAGES = 256
 
 
 class HeadersMalformedError(ValueError):
     """The lengths do not add up, or a name is empty or no UTF-8."""
+
+
+class TooManyHeadersError(ValueError):
+    """All messages together have more headers than are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderFaults:
+    """The messages whose headers must be refused; each is told once.
+
+    Attributes:
+        too_many: they have more headers than one message may.
+        malformed: their headers are none, or have a name that would be cut off.
+        reserved: they have a header whose name begins with ``dw-``.
+    """
+
+    too_many: NDArray[np.intp]
+    malformed: NDArray[np.intp]
+    reserved: NDArray[np.intp]
 
 
 def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
@@ -45,7 +64,10 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
     Raises:
         HeadersMalformedError: the bytes are no headers.
     """
-    headers: list[tuple[str, bytes | None]] = []
+    return list(_headers_in(buffer))
+
+
+def _headers_in(buffer: bytes) -> Iterator[tuple[str, bytes | None]]:
     position, end = 0, len(buffer)
     while position < end:
         if end - position < _LENGTHS.size:
@@ -60,9 +82,8 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
             name = buffer[position:value_at].decode()
         except UnicodeDecodeError as error:
             raise HeadersMalformedError("a header's name is no UTF-8") from error
-        headers.append((name, None if value_length < 0 else buffer[value_at:value_end]))
+        yield name, None if value_length < 0 else buffer[value_at:value_end]
         position = value_end
-    return headers
 
 
 def is_cut_off(name: str) -> bool:
@@ -70,23 +91,22 @@ def is_cut_off(name: str) -> bool:
     return "\0" in name
 
 
-def check_headers(columns: "Columns") -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Finds the messages whose headers must be refused.
+def check_headers(columns: "Columns", *, most: int, most_of_all: int) -> HeaderFaults:
+    """Finds the messages whose headers must be refused; looks at so many headers, and no more.
 
     Args:
         columns: decoded messages whose key, value and headers lie within the blob.
+        most: headers that one message may have.
+        most_of_all: headers that all of them together may have.
 
-    Returns:
-        The rows whose headers are malformed or have a name that would be cut off, and the other
-        rows that have a header whose name begins with ``dw-``.
+    Raises:
+        TooManyHeadersError: together they have more.
     """
-    walk = _Walk(columns)
+    walk = _Walk(columns, most, most_of_all)
     while len(walk.rows) > _VECTORISED_MESSAGES:
         walk.step()
     walk.finish_one_by_one()
-    malformed = np.flatnonzero(walk.malformed)
-    reserved = np.flatnonzero(walk.reserved & ~walk.malformed)
-    return malformed, reserved
+    return walk.faults()
 
 
 class _Walk:
@@ -95,8 +115,12 @@ class _Walk:
     ``rows`` are the messages not yet walked to their end; ``at`` and ``end`` belong to them.
     """
 
-    def __init__(self, columns: "Columns") -> None:
+    def __init__(self, columns: "Columns", most: int, most_of_all: int) -> None:
         messages = len(columns)
+        self._most = most
+        self._left = most_of_all
+        self._steps = 0
+        self.too_many = np.zeros(messages, dtype=np.bool_)
         self.malformed = np.zeros(messages, dtype=np.bool_)
         self.reserved = np.zeros(messages, dtype=np.bool_)
         self._blob = memoryview(columns.blob)
@@ -106,7 +130,21 @@ class _Walk:
         self._end = content[self.rows]
         self._at = self._end - columns.headers_lengths[self.rows]
 
+    def faults(self) -> HeaderFaults:
+        malformed = self.malformed & ~self.too_many
+        return HeaderFaults(
+            np.flatnonzero(self.too_many),
+            np.flatnonzero(malformed),
+            np.flatnonzero(self.reserved & ~self.too_many & ~malformed),
+        )
+
     def step(self) -> None:
+        if self._steps == self._most:
+            self.too_many[self.rows] = True
+            self._forget(np.zeros(len(self.rows), dtype=np.bool_))
+            return
+        self._steps += 1
+        self._count(len(self.rows))
         self._keep(self._end - self._at >= _LENGTHS.size)
         lengths = self._bytes[self._at[:, None] + np.arange(_LENGTHS.size)]
         name_lengths = lengths[:, :4].copy().view("<u4")[:, 0].astype(np.int64)
@@ -122,15 +160,25 @@ class _Walk:
     def finish_one_by_one(self) -> None:
         places = zip(self.rows.tolist(), self._at.tolist(), self._end.tolist(), strict=True)
         for row, at, end in places:
+            headers = self._steps
             try:
-                headers = decode_headers(bytes(self._blob[at:end]))
+                for name, _ in _headers_in(bytes(self._blob[at:end])):
+                    headers += 1
+                    if headers > self._most:
+                        self.too_many[row] = True
+                        break
+                    if is_cut_off(name):
+                        self.malformed[row] = True
+                    if name.startswith(RESERVED_PREFIX):
+                        self.reserved[row] = True
             except HeadersMalformedError:
                 self.malformed[row] = True
-                continue
-            if any(is_cut_off(name) for name, _ in headers):
-                self.malformed[row] = True
-            elif any(name.startswith(RESERVED_PREFIX) for name, _ in headers):
-                self.reserved[row] = True
+            self._count(headers - self._steps)
+
+    def _count(self, headers: int) -> None:
+        self._left -= headers
+        if self._left < 0:
+            raise TooManyHeadersError
 
     def _keep(self, good: NDArray[np.bool_]) -> None:
         """Marks the others as malformed and forgets them."""

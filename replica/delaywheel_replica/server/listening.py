@@ -1,17 +1,44 @@
 """The gRPC server: limits, keepalive, health, reflection, and the port."""
 
+from dataclasses import dataclass
+from typing import Final
+
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
+from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.calls import Answers, Calls
+from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.operator import DelayWheelAdminService
+from delaywheel_replica.server.producing import Producing
+from delaywheel_replica.server.reception import Reception
 from delaywheel_replica.server.service import DelayWheelService
 
-ADMIN_SERVICE = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"].full_name
-SERVICE = pb.DESCRIPTOR.services_by_name["DelayWheel"].full_name
+_SERVICES: Final = pb.DESCRIPTOR.services_by_name
+_HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+ADMIN_SERVICE = _SERVICES["DelayWheelAdmin"].full_name
+SERVICE = _SERVICES["DelayWheel"].full_name
+
+# Answers to questions that are being made, or that are not read: of all callers, of one.
+_ANSWERS_BYTES: Final = 64 << 20
+_CALLER_ANSWERS_BYTES: Final = 16 << 20
+# A connection's calls that are not read yet hold at most this many windows of 64 KiB.
+_CALLS_OF_CALLER: Final = 256
+# A request that is too large is refused by name, if it is not larger still.
+_TOO_LARGE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Who answers calls."""
+
+    producing: Producing
+    questions: DelayWheelService
+    admin: DelayWheelAdminService
 
 
 class ListenError(Exception):
@@ -22,16 +49,40 @@ class Listener:
     """Takes calls."""
 
     def __init__(
-        self, config: Config, service: DelayWheelService, admin: DelayWheelAdminService
+        self,
+        config: Config,
+        services: Services,
+        counts: Counts,
+        *,
+        connections: int,
     ) -> None:
+        """Prepares.
+
+        Args:
+            config: of the node.
+            services: who answers.
+            counts: gets the refused calls.
+            connections: of callers, at most.
+        """
         self._config = config
-        self._server = grpc.aio.server(options=_options(config))
+        self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
-        rpc.add_DelayWheelServicer_to_server(service, self._server)
-        rpc.add_DelayWheelAdminServicer_to_server(admin, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        asked = Admission(max_bytes=_ANSWERS_BYTES, max_caller_bytes=_CALLER_ANSWERS_BYTES)
+        answers = Answers(asked, services.questions.length_bytes)
+        calls = Calls(Reception(), counts, answers)
+        producing = {
+            "DelayProduce": calls.call("DelayProduce", services.producing.one),
+            "DelayProduceStream": calls.stream("DelayProduceStream", services.producing.stream),
+        }
+        names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflected = reflection.aio.ReflectionServicer(service_names=names)
+        self._server.add_generic_rpc_handlers(
+            (
+                calls.of_service(_SERVICES["DelayWheel"], services.questions, producing),
+                calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {}),
+                calls.of_service(_HEALTH, self._health, {}),
+                calls.of_service(_REFLECTION, reflected, {}),
+            )
         )
 
     async def start(self, earlier_address: str | None) -> str:
@@ -74,16 +125,19 @@ class Listener:
             return 0
 
 
-def _options(config: Config) -> list[tuple[str, int]]:
+def _options(config: Config, connections: int) -> list[tuple[str, int]]:
     return [
-        # Above what is accepted: a request that is too large is refused by name, not by gRPC.
-        ("grpc.max_receive_message_length", 2 * config.max_request_bytes + (1 << 20)),
+        ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
         # Or a server that was left behind would share the port with its successor.
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
-        # Of one connection: what is received before it can be counted is bounded, too.
-        ("grpc.max_concurrent_streams", 1_024),
+        # What is sent to us and not asked for yet stays with the caller, but for a window. Without
+        # this the window would grow to what the line can carry.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_concurrent_streams", _CALLS_OF_CALLER),
+        # Each needs a descriptor, and the wheel needs descriptors more.
+        ("grpc.max_allowed_incoming_connections", connections),
         # A caller that is gone without a word is noticed; pings of callers are welcome.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

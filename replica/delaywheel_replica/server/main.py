@@ -26,14 +26,12 @@ from delaywheel_replica.inheritance import (
 from delaywheel_replica.link import Link
 from delaywheel_replica.logs import set_up_logging
 from delaywheel_replica.peers.network import PeerListenError
+from delaywheel_replica.server.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import Server
 
 # The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
 _SWITCH_INTERVAL_S: Final = 0.0005
-# For sockets, logs, index segments, recovery and libraries; the rest may hold slot files.
-_DESCRIPTOR_RESERVE: Final = 512
-_OPEN_SLOT_FILES_AT_MOST: Final = 8_192
 
 _log = structlog.get_logger(__name__)
 
@@ -63,14 +61,10 @@ def main() -> int:
 async def _serve(config: Config) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = Server(config, Link.inherited(), open_files=_open_slot_files())
+    descriptors = share_out(raise_descriptor_limit(), open_files=config.open_files)
+    _log.info("descriptors", connections=descriptors.connections, files=descriptors.slot_files)
+    server = Server(config, Link.inherited(), descriptors)
     await server.run(stop)
-
-
-def _open_slot_files() -> int:
-    """Raises the soft limit on descriptors; how many slot files may be open."""
-    limit = raise_descriptor_limit()
-    return min(_OPEN_SLOT_FILES_AT_MOST, max(16, limit - _DESCRIPTOR_RESERVE))
 
 
 if __name__ == "__main__":

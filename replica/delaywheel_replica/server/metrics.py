@@ -131,7 +131,7 @@ _ACCEPTING: tuple[Spec, ...] = (
     ),
     gauge(
         "in_flight_bytes",
-        "Bytes of requests that are not answered yet.",
+        "Bytes of requests that are not answered, and of answers that are not read yet.",
         lambda f: f.in_flight_bytes,
     ),
     gauges(

@@ -18,10 +18,9 @@ from delaywheel_replica.core.registration import wheels_of_a_node
 from delaywheel_replica.core.replacing import frames_at_risk
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.link import NodeStorage
-from delaywheel_replica.server.answering import Context, answered
-from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.answering import Context
 from delaywheel_replica.server.passing import AS_PASSED, Passing, was_passed
-from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.refusals import RefusedError, quoted
 from delaywheel_replica.server.status import NodeView, beats_heard, monotonic_ms
 
 _WAIT_S: Final = 10.0
@@ -159,7 +158,7 @@ class Operator:
 
     def _refuse_unknown(self, node: str) -> None:
         if node not in self._members and node not in self._control().nodes:
-            raise RefusedError(Reason.NODE_UNKNOWN, f"Node {node!r}")
+            raise RefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
 
     def _new_storage(self, node: str, wanted: str) -> str:
         """The one that is heard; another one that was asked for may be a slip, or not there yet."""
@@ -229,23 +228,22 @@ def _all_beats(status: ServerStatus) -> dict[str, Beat]:
     return {**others, status.beat.node: status.beat}
 
 
-class DelayWheelAdminService(rpc.DelayWheelAdminServicer):
+class DelayWheelAdminService:
     """The calls of ``delaywheel.v1.DelayWheelAdmin``."""
 
-    def __init__(self, operator: Operator, counts: Counts) -> None:
+    def __init__(self, operator: Operator) -> None:
         self._operator = operator
-        self._counts = counts
 
     async def ReplaceNode(  # noqa: N802 - gRPC's names
         self, request: pb.ReplaceNodeRequest, context: Context
     ) -> pb.ReplaceNodeResponse:
         """See the protocol."""
-        work = self._operator.replace(request, passed=was_passed(context.invocation_metadata()))
-        return await answered(self._counts, context, "ReplaceNode", work)
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.replace(request, passed=passed)
 
     async def RemoveNode(  # noqa: N802 - gRPC's names
         self, request: pb.RemoveNodeRequest, context: Context
     ) -> pb.RemoveNodeResponse:
         """See the protocol."""
-        work = self._operator.remove(request, passed=was_passed(context.invocation_metadata()))
-        return await answered(self._counts, context, "RemoveNode", work)
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.remove(request, passed=passed)

@@ -35,6 +35,8 @@ _PAGE_DEFAULT: Final = 100
 _PAGE_AT_MOST: Final = 1_000
 # A page that carries contents ends when it gets so long.
 _PAGE_BYTES: Final = 2 << 20
+LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
+"""A page with the rest of its rows; beyond that there is the content of one message."""
 _SLOT_BEYOND: Final = 1 << 32
 # So many of those that a handle may mean are named.
 _DUES_TOLD: Final = 5

@@ -75,6 +75,13 @@ class RefusedError(Exception):
         super().__init__(f"{reason}: {detail}" if detail else reason.value)
         self.refusal = Refusal(reason, detail)
 
+    @classmethod
+    def of(cls, refusal: Refusal) -> "RefusedError":
+        """With this very refusal."""
+        error = cls(refusal.reason, refusal.detail)
+        error.refusal = refusal
+        return error
+
 
 def quoted(text: str) -> str:
     """A caller's text, to be said back to it in an error: no longer than an error should be."""

@@ -3,29 +3,46 @@
 Both forms of a request, rows and columns, become a ``Batch``; everything that is refused by a
 value (dues, sizes, headers, partitions, …) is refused there, for both alike, by comparisons of
 whole columns. Only what a form has of its own is looked at here and there: for rows how a due is
-said, for columns whether lengths and blob agree, which is a matter of the whole request.
+said, for columns whether they fit together (columnar.py).
+
+What a request may cost is bounded by what it may have: messages, topics (no more than messages),
+headers, bytes. No request takes longer than some hundred milliseconds; for what takes more than a
+few there is a thread (producing.py).
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import uuid_utils
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from delaywheel.columns import ID_LENGTH_BYTES, Columns, content_starts
-from delaywheel.headers import check_headers, encode_headers
+from delaywheel.headers import TooManyHeadersError, check_headers, encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.columnar import content_lengths, decode_columns
 from delaywheel_replica.server.refusals import Refusal, RefusedError, quoted
+from delaywheel_replica.server.unpacking import Outline, Span, has_more_fields, outline_of
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+MESSAGE_HEADERS: Final = 10_000
+REQUEST_HEADERS: Final = 200_000
+"""Headers cost by their number, however short they are: in one message, in one request."""
+
+_TOO_MANY_HEADERS: Final = Refusal(Reason.MESSAGE_TOO_LARGE, f"More than {MESSAGE_HEADERS} headers")
+# A message's fields are counted, before it is read, where there may be many of them.
+_WALKED_ABOVE_BYTES: Final = 1 << 15
+# What a message may have beside its content, and beside its headers: nothing is so long.
+_BESIDE_CONTENT_BYTES: Final = 1 << 16
+_OTHER_FIELDS: Final = 64
+_NO_MESSAGE: Final = pb.DelayedMessage()
 # Dues are cut to this before they go into a column: far beyond every span, far below overflow.
 _FAR_FUTURE_MS: Final = 1 << 52
 _NO_ID: Final = bytes(ID_LENGTH_BYTES)
-_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +89,8 @@ class Batch:
         return self.columns.take(rows).compacted(), rows
 
 
-def decode(request: pb.DelayProduceRequest, rules: Rules, *, now_ms: int) -> Batch:
-    """Decodes and validates a request.
+def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
+    """Decodes and validates a request of the protocol, a DelayProduceRequest.
 
     What Kafka knows of the topics is not looked at here.
 
@@ -81,23 +98,26 @@ def decode(request: pb.DelayProduceRequest, rules: Rules, *, now_ms: int) -> Bat
         RefusedError: the request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
             REQUEST_TOO_LARGE.
     """
-    length_bytes = request.ByteSize()
-    if length_bytes > rules.max_request_bytes:
+    outline = outline_of(request, max_messages=rules.max_request_messages)
+    return decode_outlined(request, outline, rules, now_ms=now_ms)
+
+
+def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: int) -> Batch:
+    """The same, of a request that was walked through before.
+
+    Raises:
+        RefusedError: as above.
+    """
+    if outline.refusal is not None:
+        raise RefusedError.of(outline.refusal)
+    if len(request) > rules.max_request_bytes:
         raise RefusedError(
-            Reason.REQUEST_TOO_LARGE, f"{length_bytes} bytes, at most {rules.max_request_bytes}"
+            Reason.REQUEST_TOO_LARGE, f"{len(request)} bytes, at most {rules.max_request_bytes}"
         )
-    in_columns = request.HasField("columns")
-    if in_columns == bool(request.messages):
-        raise RefusedError(Reason.REQUEST_MALFORMED, "Give either messages or columns")
-    messages = request.columns.messages if in_columns else len(request.messages)
-    if messages > rules.max_request_messages:
-        raise RefusedError(
-            Reason.TOO_MANY_MESSAGES, f"{messages} messages, at most {rules.max_request_messages}"
-        )
-    if in_columns:
-        batch = Batch(_decode_columns(request.columns))
+    if outline.columns is not None:
+        batch = Batch(decode_columns(request, outline))
     else:
-        batch = _decode_rows(request.messages, rules, now_ms=now_ms)
+        batch = _decode_rows(request, outline.rows, rules, now_ms=now_ms)
     _check(batch, rules, now_ms=now_ms)
     return batch
 
@@ -115,9 +135,7 @@ def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
             large,
             Refusal(Reason.MESSAGE_TOO_LARGE, f"More than {rules.max_message_bytes} bytes"),
         )
-    malformed, reserved = check_headers(columns)
-    batch.refuse(malformed, Refusal(Reason.HEADER_INVALID))
-    batch.refuse(reserved, Refusal(Reason.HEADER_RESERVED))
+    _check_headers(batch)
     batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
     # 0 is a legal timestamp that the Kafka client cannot express: to it, it means "now".
     no_timestamp = (columns.timestamps_ms < -1) | (columns.timestamps_ms == 0)
@@ -140,6 +158,20 @@ def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms
     )
 
 
+def _check_headers(batch: Batch) -> None:
+    try:
+        found = check_headers(batch.columns, most=MESSAGE_HEADERS, most_of_all=REQUEST_HEADERS)
+    except TooManyHeadersError:
+        raise _too_many_headers() from None
+    batch.refuse(found.too_many, _TOO_MANY_HEADERS)
+    batch.refuse(found.malformed, Refusal(Reason.HEADER_INVALID))
+    batch.refuse(found.reserved, Refusal(Reason.HEADER_RESERVED))
+
+
+def _too_many_headers() -> RefusedError:
+    return RefusedError(Reason.REQUEST_TOO_LARGE, f"More than {REQUEST_HEADERS} headers")
+
+
 def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
     columns = batch.columns
     is_name = np.array([is_topic_name(topic) for topic in columns.topics], dtype=np.bool_)
@@ -158,81 +190,6 @@ def is_topic_name(topic: str) -> bool:
     topics of any length.
     """
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
-
-
-def _content_lengths(
-    key_lengths: NDArray[np.int32],
-    value_lengths: NDArray[np.int32],
-    headers_lengths: NDArray[np.int32],
-) -> NDArray[np.int64]:
-    """Bytes of each message in the blob."""
-    lengths = np.maximum(key_lengths, 0).astype(np.int64)
-    lengths += np.maximum(value_lengths, 0)
-    lengths += headers_lengths
-    return lengths
-
-
-# --- columns
-
-
-def _decode_columns(batch: pb.ColumnBatch) -> Columns:
-    messages = batch.messages
-    if not messages:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "No messages")
-    key_lengths = _column(batch.key_lengths, np.int32, messages, "key_lengths")
-    value_lengths = _column(batch.value_lengths, np.int32, messages, "value_lengths")
-    headers_lengths = _column(batch.headers_lengths, np.int32, messages, "headers_lengths")
-    ids = _column(batch.ids, np.uint8, messages * ID_LENGTH_BYTES, "ids")
-    if len(batch.topics) > messages:
-        raise RefusedError(
-            Reason.REQUEST_MALFORMED, f"{len(batch.topics)} topics for {messages} messages"
-        )
-    topics = tuple(batch.topics)
-    topic_numbers = _column(batch.topic_numbers, np.uint32, messages, "topic_numbers")
-    blob = batch.blob
-    if int(key_lengths.min()) < -1 or int(value_lengths.min()) < -1:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A length below -1")
-    if int(headers_lengths.min()) < 0:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A length of headers below 0")
-    if int(topic_numbers.max()) >= len(topics):
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic number without a topic")
-    lengths_bytes = _content_lengths(key_lengths, value_lengths, headers_lengths)
-    starts = content_starts(lengths_bytes)
-    end = int(starts[-1] + lengths_bytes[-1])
-    if end != len(blob):
-        raise RefusedError(
-            Reason.REQUEST_MALFORMED, f"A blob of {len(blob)} bytes for lengths of {end} bytes"
-        )
-    return Columns(
-        due_ms=_column(batch.due_ms, np.int64, messages, "due_ms"),
-        ids=ids.reshape(messages, ID_LENGTH_BYTES),
-        topics=topics,
-        topic_numbers=topic_numbers,
-        key_lengths=key_lengths,
-        value_lengths=value_lengths,
-        headers_lengths=headers_lengths,
-        partitions=_optional(batch.partitions, np.int32, messages, "partitions"),
-        timestamps_ms=_optional(batch.timestamps_ms, np.int64, messages, "timestamps_ms"),
-        blob=blob,
-        starts=starts,
-    ).compacted()
-
-
-def _column(packed: bytes, dtype: type[_Scalar], items: int, name: str) -> NDArray[_Scalar]:
-    """One packed column as an array, without a copy."""
-    expected = items * np.dtype(dtype).itemsize
-    if len(packed) != expected:
-        raise RefusedError(
-            Reason.REQUEST_MALFORMED, f"Column {name} has {len(packed)} bytes, not {expected}"
-        )
-    return np.frombuffer(packed, dtype=np.dtype(dtype).newbyteorder("<"))
-
-
-def _optional(packed: bytes, dtype: type[_Scalar], items: int, name: str) -> NDArray[_Scalar]:
-    """A column that may be left out: none has one."""
-    if not packed:
-        return np.full(items, -1, dtype=dtype)
-    return _column(packed, dtype, items, name)
 
 
 # --- rows
@@ -268,26 +225,54 @@ class _Rows:
             partitions=np.array(self.partitions, dtype=np.int32),
             timestamps_ms=np.array(self.timestamps_ms, dtype=np.int64),
             blob=b"".join(self.parts),
-            starts=content_starts(_content_lengths(key_lengths, value_lengths, headers_lengths)),
+            starts=content_starts(content_lengths(key_lengths, value_lengths, headers_lengths)),
         )
 
 
-def _decode_rows(messages: Sequence[pb.DelayedMessage], rules: Rules, *, now_ms: int) -> Batch:
+def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms: int) -> Batch:
     rows = _Rows([], [], {}, [], [], [], [], [], [], [])
     refusals: dict[int, Refusal] = {}
-    for row, message in enumerate(messages):
-        _add_content(rows, message)
+    headers = 0
+    for row, span in enumerate(spans):
+        message = _NO_MESSAGE
+        id_, due_ms = _NO_ID, now_ms
         try:
-            rows.ids.append(_id_of(message))
-            rows.due_ms.append(_due_of(message, rules, now_ms=now_ms))
+            message = _message_at(request, span, rules)
+            headers += len(message.headers)
+            id_, due_ms = _id_of(message), _due_of(message, rules, now_ms=now_ms)
         except RefusedError as error:
+            if error.refusal.reason is Reason.REQUEST_MALFORMED:
+                raise
             refusals[row] = error.refusal
-            del rows.ids[row:]
-            rows.ids.append(_NO_ID)
-            rows.due_ms.append(now_ms)
+            headers += MESSAGE_HEADERS if error.refusal is _TOO_MANY_HEADERS else 0
+        if headers > REQUEST_HEADERS:
+            raise _too_many_headers()
+        _add_content(rows, message)
+        rows.ids.append(id_)
+        rows.due_ms.append(due_ms)
     batch = Batch(rows.as_columns())
     batch.refusals = refusals
     return batch
+
+
+def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
+    """One message, if it is not so long, or of so many fields, that it need not be looked at."""
+    begin, end = span
+    if end - begin > _WALKED_ABOVE_BYTES:
+        if end - begin > rules.max_message_bytes + _BESIDE_CONTENT_BYTES:
+            raise RefusedError(
+                Reason.MESSAGE_TOO_LARGE, f"More than {rules.max_message_bytes} bytes"
+            )
+        most = MESSAGE_HEADERS + _OTHER_FIELDS
+        if has_more_fields(request, span, most):
+            raise RefusedError.of(_TOO_MANY_HEADERS)
+    try:
+        message = pb.DelayedMessage.FromString(request[begin:end])
+    except DecodeError as error:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A message that is none") from error
+    if len(message.headers) > MESSAGE_HEADERS:
+        raise RefusedError.of(_TOO_MANY_HEADERS)
+    return message
 
 
 def _add_content(rows: _Rows, message: pb.DelayedMessage) -> None:

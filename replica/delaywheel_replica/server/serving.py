@@ -27,13 +27,14 @@ from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.counts import CountedLedger, Counts
+from delaywheel_replica.server.descriptors import Descriptors
 from delaywheel_replica.server.details import Details, Said
 from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.facts import Sources
 from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.ledger import Ledger
 from delaywheel_replica.server.ledger_duty import publishable, registered
-from delaywheel_replica.server.listening import Listener
+from delaywheel_replica.server.listening import Listener, Services
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.operator import (
     DelayWheelAdminService,
@@ -41,11 +42,12 @@ from delaywheel_replica.server.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.passing import Passing
+from delaywheel_replica.server.producing import Accepting, Producing
 from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.requests import Rules
-from delaywheel_replica.server.service import Accepting, DelayWheelService
+from delaywheel_replica.server.service import DelayWheelService
 from delaywheel_replica.server.status import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.store import Store, StoreLimits
 from delaywheel_replica.server.surroundings import Surroundings
@@ -68,7 +70,7 @@ _log = structlog.get_logger(__name__)
 class Server:
     """One node's server. Made on the event loop that it lives on."""
 
-    def __init__(self, config: Config, link: Link, *, open_files: int) -> None:
+    def __init__(self, config: Config, link: Link, descriptors: Descriptors) -> None:
         """Does all that has to be done before the first call is taken; blocks.
 
         Raises:
@@ -77,11 +79,12 @@ class Server:
         """
         self._config = config
         self._link = link
+        self._descriptors = descriptors
         self._draining = False
         disk, data = PosixDisk(), config.data_dir
         self._boot_id = read_boot_id()
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
-        self._store = _open_store(disk, config, cleaner_row, self._boot_id, open_files)
+        self._store = _open_store(disk, config, cleaner_row, self._boot_id, descriptors)
         ledger = Ledger(disk, data)
         self._counts = Counts()
         self._store_thread = StoreThread()
@@ -155,7 +158,7 @@ class Server:
             on_status=self._driver.cleaner_told,
         )
         writing = Writing(self._driver)
-        service = DelayWheelService(
+        self._producing = Producing(
             Accepting(
                 refusal=self.refusal,
                 rules=_rules(config),
@@ -163,21 +166,28 @@ class Server:
                 topics=topics,
                 writing=writing,
                 counts=self._counts,
-            ),
+            )
+        )
+        cancels = Cancels(
+            self._view,
             self._queries,
-            Cancels(
-                self._view,
-                self._queries,
-                writing,
-                self._passing,
-                ask=self._link.send,
-                next_word=self._hearing.next_word,
-            ),
+            writing,
+            self._passing,
+            ask=self._link.send,
+            next_word=self._hearing.next_word,
+        )
+        questions = DelayWheelService(
+            self._queries,
+            cancels,
             self._asking(disk),
+            max_message_bytes=config.max_message_bytes,
         )
         self._address = config.advertised or config.listen
         operator = Operator(self._view, self._passing, members=config.members, tell=self._link.send)
-        self._listener = Listener(config, service, DelayWheelAdminService(operator, self._counts))
+        services = Services(self._producing, questions, DelayWheelAdminService(operator))
+        self._listener = Listener(
+            config, services, self._counts, connections=self._descriptors.connections
+        )
 
     def _asking(self, disk: PosixDisk) -> Asking:
         said = Said(
@@ -295,6 +305,7 @@ class Server:
         await self._passing.close()
         await asyncio.to_thread(self._end_threads)
         self._queries.close()
+        self._producing.close()
         self._store.release()
         _log.info("stopped")
 
@@ -338,7 +349,7 @@ class Server:
 
 
 def _open_store(
-    disk: PosixDisk, config: Config, cleaner_row: CleanerRow, boot_id: str, open_files: int
+    disk: PosixDisk, config: Config, cleaner_row: CleanerRow, boot_id: str, descriptors: Descriptors
 ) -> Store:
     # Floors are committed facts, however old the row is that tells one.
     last_status = cleaner_row.read_any()
@@ -352,7 +363,7 @@ def _open_store(
         limits=StoreLimits(
             span_seconds=config.span_seconds,
             dial_rows=config.span_seconds + config.late_window_seconds + _DIAL_SLACK_SECONDS,
-            open_files=config.open_files or open_files,
+            open_files=descriptors.slot_files,
             # A frame is never larger than what one transaction may carry.
             max_frame_messages=config.transaction_messages,
             max_frame_bytes=config.transaction_bytes,

@@ -1,0 +1,194 @@
+"""DelayProduce and DelayProduceStream: from a request's bytes to its answer's.
+
+A message's refusal is an error in its result; a request's refusal is the status of the call, or,
+on a stream, an error in its response, so that the stream goes on.
+
+What takes more than some milliseconds, to be read or to be answered, is done on a thread: one for
+all callers, so that large requests wait for each other and for nobody else. Small ones are not
+worth the way there and back.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.admission import Admission, cost_bytes
+from delaywheel_replica.server.answering import Answer, Context, defect
+from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.refusals import Refusal, RefusedError
+from delaywheel_replica.server.requests import Batch, Rules, decode_outlined
+from delaywheel_replica.server.results import column_results, row_results
+from delaywheel_replica.server.status import wall_ms
+from delaywheel_replica.server.topics import KnownTopics
+from delaywheel_replica.server.unpacking import Outline, outline_of
+from delaywheel_replica.server.writing import Writing
+
+# Requests of one stream that may wait for their answers at the same time.
+_STREAM_WINDOW: Final = 256
+# Beyond these a request of messages, or one of columns, goes to the thread.
+_FEW_ROWS: Final = 256
+_FEW_ROW_BYTES: Final = 1 << 14
+_FEW_COLUMN_ROWS: Final = 2_000
+_FEW_COLUMN_BYTES: Final = 1 << 17
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(slots=True)
+class Accepting:
+    """What a produce request passes through."""
+
+    # Why the node takes no messages now; None: it does.
+    refusal: Callable[[], Refusal | None]
+    rules: Rules
+    admission: Admission
+    topics: KnownTopics
+    writing: Writing
+    counts: Counts
+
+
+class Producing:
+    """Takes messages. For the event loop's thread."""
+
+    def __init__(self, accepting: Accepting) -> None:
+        self._accepting = accepting
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def one(self, request: bytes, context: Context) -> Answer:
+        """Answers one request.
+
+        Raises:
+            RefusedError: the whole of it is refused.
+        """
+        return await self._produce(request, self._outlined(request), context.peer())
+
+    async def stream(self, context: Context) -> None:
+        """Answers the requests of a stream, in their order."""
+        stream = _Stream()
+        reading = asyncio.create_task(self._read(context, stream))
+        try:
+            while (task := await stream.answers.get()) is not None:
+                try:
+                    await context.write((await task).content)
+                finally:
+                    task.add_done_callback(_end)
+                stream.window.release()
+            await reading
+        finally:
+            # What is being written is written; nobody is left to be told.
+            reading.cancel()
+            stream.abandon()
+
+    def _outlined(self, request: bytes) -> Outline:
+        rules = self._accepting.rules
+        return outline_of(request, max_messages=rules.max_request_messages)
+
+    async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
+        """Takes a request, and counts what became of its messages."""
+        parts = self._accepting
+        try:
+            batch, wheel = await self._take(request, outline, caller)
+        except RefusedError as error:
+            parts.counts.refused_request(outline.messages, error.refusal.reason)
+            raise
+        parts.counts.answered(len(batch), batch.refusals)
+        results = row_results if outline.columns is None else column_results
+        is_small = len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS
+        content = await self._done(is_small, partial(results, batch, wheel))
+        return Answer(content, parts.admission.hold_answer(caller, len(content)))
+
+    async def _take(
+        self, request: bytes, outline: Outline, caller: str
+    ) -> tuple[Batch, WheelId | None]:
+        parts = self._accepting
+        refusal = parts.refusal()
+        if refusal is not None:
+            raise RefusedError.of(refusal)
+        with parts.admission.admit(caller, cost_bytes(request, outline.messages)) as ticket:
+            batch = await self._done(
+                _is_small(request, outline),
+                partial(decode_outlined, request, outline, parts.rules, now_ms=wall_ms()),
+            )
+            await parts.topics.check(batch)
+            columns, rows = batch.accepted()
+            wheel: WheelId | None = None
+            if len(columns):
+                answer = parts.writing.submit(columns)
+                ticket.hand_on(answer)
+                committed = await asyncio.shield(answer)
+                wheel = committed.wheel
+                for row, failed in committed.failed.items():
+                    batch.refuse([row if rows is None else int(rows[row])], failed)
+        return batch, wheel
+
+    async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
+        """Does some work here or, if it may take long, on the thread."""
+        if is_small:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _read(self, context: Context, stream: "_Stream") -> None:
+        """Reads a stream, but not while its window or the caller's bound is full.
+
+        So its caller feels it when the node is slow, and is not refused for it; and when it does
+        not read its answers.
+        """
+        caller = context.peer()
+        admission = self._accepting.admission
+        try:
+            while isinstance(request := await context.read(), bytes):
+                await stream.window.acquire()
+                outline = self._outlined(request)
+                await admission.wait_for_room(caller, cost_bytes(request, outline.messages))
+                stream.answers.put_nowait(
+                    asyncio.create_task(self._produce_on_stream(request, outline, caller))
+                )
+        finally:
+            stream.answers.put_nowait(None)
+
+    async def _produce_on_stream(self, request: bytes, outline: Outline, caller: str) -> Answer:
+        try:
+            return await self._produce(request, outline, caller)
+        except RefusedError as error:
+            refusal = error.refusal
+        except Exception as error:  # noqa: BLE001 - as in calls.py
+            refusal = defect(error)
+        self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
+        content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
+        return Answer(content, self._accepting.admission.hold_answer(caller, len(content)))
+
+
+def _is_small(request: bytes, outline: Outline) -> bool:
+    if outline.columns is None:
+        return len(request) <= _FEW_ROW_BYTES and outline.messages <= _FEW_ROWS
+    return len(request) <= _FEW_COLUMN_BYTES and outline.messages <= _FEW_COLUMN_ROWS
+
+
+class _Stream:
+    """One stream's requests on their way: answers in order, at most a window of them."""
+
+    def __init__(self) -> None:
+        self.window = asyncio.Semaphore(_STREAM_WINDOW)
+        # None: the caller has sent its last request.
+        self.answers: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
+
+    def abandon(self) -> None:
+        """Whoever waits for them is gone: answers are counted no more once they are there."""
+        while not self.answers.empty():
+            task = self.answers.get_nowait()
+            if task is not None:
+                task.add_done_callback(_end)
+
+
+def _end(task: "asyncio.Task[Answer]") -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().end()

@@ -1,0 +1,118 @@
+"""Calls over a real port: what is not read, sent or ended by the other side stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.admission import Admission
+from delaywheel_replica.server.answering import Context
+from delaywheel_replica.server.calls import Answers, Calls
+from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.reception import Reception
+
+_LONG = 8 << 20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass
+class Site:
+    """A server whose GetMessage answers a lot, and whose Cancel waits until it may go on."""
+
+    address: str = ""
+    counts: Counts = field(default_factory=Counts)
+    reception: Reception = field(default_factory=lambda: Reception(calls=2))
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    admission: Admission = field(
+        default_factory=lambda: Admission(max_bytes=2 * _LONG, max_caller_bytes=_LONG)
+    )
+
+    async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:  # noqa: N802 - gRPC's names
+        return pb.GetMessageResponse(message=pb.StoredMessage(value=bytes(_LONG)))
+
+    async def Cancel(self, _request: object, _context: Context) -> pb.CancelResponse:  # noqa: N802 - as above
+        await self.go_on.wait()
+        return pb.CancelResponse()
+
+    def __getattr__(self, name: str) -> object:
+        """The other calls, which nobody makes."""
+        if name[0].isupper():
+            return None
+        raise AttributeError(name)
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    made = Site()
+    calls = Calls(made.reception, made.counts, Answers(made.admission, lambda _: 1))
+    server = grpc.aio.server(options=_OPTIONS)
+    described = pb.DESCRIPTOR.services_by_name["DelayWheel"]
+    server.add_generic_rpc_handlers((calls.of_service(described, made, {}),))
+    made.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield made
+    await server.stop(0)
+
+
+def _call(kind: Callable[[str], Any], name: str) -> Any:
+    """A call of bytes, in whatever way they come and go."""
+    return kind(f"/delaywheel.v1.DelayWheel/{name}")
+
+
+async def until(check: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not check():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def test_an_answer_that_is_not_read_is_counted_until_it_is(site: Site) -> None:
+    async with grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel:
+        # As a stream, of which nothing is read before it is asked for.
+        reading: Any = _call(channel.unary_stream, "GetMessage")(b"")
+        await until(lambda: site.admission.in_flight_bytes > _LONG)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel.unary_unary, "GetMessage")(b"")
+        assert "BACKPRESSURE" in str(caught.value.trailing_metadata())
+        assert len(await reading.read()) > _LONG
+        await until(lambda: site.admission.in_flight_bytes == 0 and site.reception.calls == 0)
+
+
+async def test_a_caller_that_goes_away_gives_back_what_it_held(site: Site) -> None:
+    for name in ("GetMessage", "Cancel"):
+        async with grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel:
+            calls: list[Any] = [
+                channel.stream_stream(f"/delaywheel.v1.DelayWheel/{name}")() for _ in range(2)
+            ]
+            await calls[0].write(b"")  # the other one never says what it wants
+            await until(lambda: site.reception.calls > 0 and site.admission.in_flight_bytes > 0)
+        await until(lambda: site.admission.in_flight_bytes == 0 and site.reception.calls == 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(bytes(100_000), "REQUEST_TOO_LARGE"), (b"\xff", "REQUEST_MALFORMED")],
+)
+async def test_what_is_no_question_is_refused_by_name(
+    site: Site, content: bytes, reason: str
+) -> None:
+    async with grpc.aio.insecure_channel(site.address, options=_OPTIONS) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel.unary_unary, "GetMessage")(content)
+        assert reason in str(caught.value.trailing_metadata())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _call(channel.stream_unary, "GetMessage")(iter([]))
+        assert "REQUEST_MALFORMED" in str(caught.value.trailing_metadata())
+    assert site.counts.refused_calls.total() == 2

@@ -1,0 +1,125 @@
+"""Calls, messages on their way and streams have their bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.server.reception import STREAMS, STREAMS_OF_CALLER, Reception
+from delaywheel_replica.server.refusals import RefusedError
+
+
+class Arriving:
+    """Messages that come when the test says so."""
+
+    def __init__(self, reception: Reception) -> None:
+        self._reception = reception
+        self.begun: list[str] = []
+        self._arrived: dict[str, asyncio.Event] = {}
+
+    def of(self, caller: str, name: str) -> asyncio.Task[str]:
+        return asyncio.create_task(self._reception.receive(caller, self._reading(name)))
+
+    def come(self, name: str) -> None:
+        self._arrived[name].set()
+
+    def _reading(self, name: str) -> Callable[[], Awaitable[str]]:
+        self._arrived[name] = asyncio.Event()
+
+        async def read() -> str:
+            self.begun.append(name)
+            await self._arrived[name].wait()
+            return name
+
+        return read
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def reason_of(error: BaseException | None) -> Reason:
+    assert isinstance(error, RefusedError)
+    return error.refusal.reason
+
+
+async def test_messages_of_one_caller_come_a_few_at_a_time() -> None:
+    arriving = Arriving(Reception(arriving=3, arriving_of_caller=2))
+    tasks = {name: arriving.of(name[0], name) for name in ("a1", "a2", "a3", "b1", "b2")}
+    await settle()
+    assert arriving.begun == ["a1", "a2", "b1"]
+    arriving.come("b1")
+    assert await tasks["b1"] == "b1"
+    await settle()
+    assert arriving.begun[3:] == ["b2"]
+    arriving.come("a2")
+    await settle()
+    assert arriving.begun[4:] == ["a3"]
+    for name in ("a1", "a3", "b2"):
+        arriving.come(name)
+    assert [await tasks[name] for name in ("a1", "a3", "b2")] == ["a1", "a3", "b2"]
+
+
+async def test_who_goes_away_takes_nobodys_turn() -> None:
+    arriving = Arriving(Reception(arriving=1))
+    first, second, third = (arriving.of(name, name) for name in "abc")
+    await settle()
+    second.cancel()
+    await settle()
+    first.cancel()
+    await settle()
+    assert arriving.begun == ["a", "c"]
+    arriving.come("c")
+    assert await third == "c"
+
+
+async def test_a_turn_that_is_given_to_one_who_goes_away_goes_to_the_next() -> None:
+    arriving = Arriving(Reception(arriving=1))
+    first, second, third = (arriving.of(name, name) for name in "abc")
+    await settle()
+    first.cancel()
+    await asyncio.sleep(0)  # it ends, and gives its turn to the second
+    second.cancel()
+    await settle()
+    arriving.come("c")
+    assert await third == "c"
+
+
+async def test_a_message_that_does_not_come_is_refused_sooner_while_others_wait() -> None:
+    arriving = Arriving(Reception(arriving=1, arrival_s=3_600, patience_s=0.01))
+    slow = arriving.of("a", "slow")
+    await settle()
+    assert not slow.done()
+    quick = arriving.of("b", "quick")
+    await asyncio.wait([slow])
+    assert reason_of(slow.exception()) is Reason.BACKPRESSURE
+    arriving.come("quick")
+    assert await quick == "quick"
+
+
+async def test_a_message_has_its_time() -> None:
+    arriving = Arriving(Reception(arrival_s=0.01))
+    slow = arriving.of("a", "slow")
+    await asyncio.wait([slow])
+    assert reason_of(slow.exception()) is Reason.BACKPRESSURE
+
+
+def test_calls_and_streams_beyond_their_bounds_are_refused() -> None:
+    reception = Reception(calls=2)
+    ends = [reception.begin_call() for _ in range(2)]
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_call()
+    ends[0]()
+    reception.begin_call()
+    callers = [str(number // STREAMS_OF_CALLER) for number in range(STREAMS)]
+    streams = [reception.begin_stream(caller) for caller in callers]
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_stream("another")
+    streams[0]()
+    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        reception.begin_stream(callers[-1])
+    reception.begin_stream("another")
