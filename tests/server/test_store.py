@@ -16,7 +16,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
 from delaywheel.wheel import WheelBroken, WheelExists, WheelMissing, list_wheels, load_meta
-from delaywheel_replica.core.frames import FrameSet
+from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.store import Store, StoreLimits
@@ -420,6 +420,30 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     assert store.held(WHEEL).lacking == ()
     frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert (frames, absent) == (holed[:3], []), "what is here goes on, lost or not"
+
+
+def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    holes = [FrameCopy(seq, HOLE_ROW, b"") for seq in range(1, 301)]
+    store.mirror(CARD, holes[:200])
+    store.forget_lost(FrameSet([FrameRange(WHEEL, 1, 150)]))
+    assert store.held(WHEEL).lacking == tuple(range(151, 201))
+    looked: list[object] = []
+    contains = FrameSet.__contains__
+
+    def watched(frames: FrameSet, frame: object) -> bool:
+        looked.append(frame)
+        return contains(frames, frame)
+
+    monkeypatch.setattr(FrameSet, "__contains__", watched)
+    for _ in range(3):
+        assert len(store.held(WHEEL).lacking) == 50
+    assert looked == []
+    # What changes is seen: holes that come, frames that are lost.
+    assert store.mirror(CARD, holes[200:]).lacking == tuple(range(151, 301))
+    store.forget_lost(FrameSet([FrameRange(WHEEL, 200, 400)]))
+    assert store.held(WHEEL).lacking == tuple(range(151, 200))
 
 
 def test_a_closed_copy_is_cut_and_stays_so() -> None:

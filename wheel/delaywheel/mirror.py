@@ -148,6 +148,11 @@ class MirrorWheel:
         """Frames up to the last that cannot be read and are not known to be finished."""
         return tuple(sorted(self._damaged))
 
+    @property
+    def damaged(self) -> frozenset[int]:
+        """The same as a set; another object once it has changed."""
+        return self._damaged
+
     # --- writing
 
     def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:

@@ -46,10 +46,11 @@ from delaywheel.wheel import (
     WheelMeta,
     WheelMissing,
 )
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.copies import Copies
+from delaywheel_replica.server.lacking import Lacking
 from delaywheel_replica.server.recent import Recent
 
 _log = structlog.get_logger(__name__)
@@ -96,7 +97,7 @@ class Store:
         self._open_reader: WheelReader | None = None
         self._recent = Recent(limits.recent_bytes)
         self._top_slot = -1
-        self._lost = NO_FRAMES
+        self._lacking = Lacking()
         self._doubtful = False  # the open wheel broke: its medium is not to be trusted
 
     @classmethod
@@ -316,11 +317,11 @@ class Store:
     def delete_wheel(self, wheel: WheelId) -> None:
         """Deletes all that there is of a wheel."""
         self._copies.delete(wheel)
-        self._lost -= self._lost.of_wheel(wheel)
+        self._lacking.forget(wheel)
 
     def forget_lost(self, frames: FrameSet) -> None:
         """These frames are committed to be lost: they are not lacking any more."""
-        self._lost |= frames
+        self._lacking.lose(frames)
 
     def sweep(self, floor: int) -> list[int]:
         """Deletes every slot file below the floor; the slots that had one."""
@@ -400,7 +401,7 @@ class Store:
             card=_card(copy.meta),
             applied=copy.last_seq,
             top_slot=copy.top_slot,
-            lacking=tuple(seq for seq in copy.lacking if (wheel, seq) not in self._lost),
+            lacking=self._lacking.of(copy),
             final_seq=copy.meta.final_seq,
         )
 
@@ -467,7 +468,7 @@ class Store:
         for found in source.copies(first_seq, last_seq, floor=floor):
             if isinstance(found, FrameCopy):
                 yield found
-            elif (wheel, found.seq) in self._lost:
+            elif (wheel, found.seq) in self._lacking.lost:
                 yield FrameCopy(found.seq, HOLE_ROW, b"")
             else:
                 self._note_damaged(wheel, copy, found)
