@@ -78,6 +78,7 @@ class TestVerdicts:
         [
             ("failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: …", True),
             ("DNS resolution failed for no-such-host:1: …", True),
+            ("errors resolving no-such-host.invalid:7420: [field:hostname lookup error:…", True),
             ("Socket closed", False),
             ("", False),
         ],

@@ -9,6 +9,7 @@ import pytest
 from grpc import StatusCode
 
 from delaywheel import CancelOutcome, Handle, Reason, RefusedError, TimedOutError
+from delaywheel.client import retry
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.either_client import EitherClient, LoopClient, Make, SyncClient
 from support.fake_cluster import FakeCluster, black_hole, dead, first
@@ -327,3 +328,32 @@ class TestQuestions:
             with pytest.raises(RefusedError, match="HANDLE_INVALID"):
                 client.get(HANDLE, timeout=IN_TIME_S)
             assert sum(len(node.gets) for node in cluster.nodes) == 1
+
+
+class TestNeverSent:
+    """What is known of a message does not hang on how gRPC words a failure."""
+
+    @pytest.fixture(autouse=True)
+    def _no_wording_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(retry, "_UNSENT_DETAILS", ("never said",))
+
+    @pytest.mark.parametrize("address", ["no-such-host.invalid:7420", "127.0.0.1:1"])
+    def test_a_node_that_was_never_reached_has_nothing(self, make: Make, address: str) -> None:
+        with make(address) as client, pytest.raises(TimedOutError) as told:
+            client.produce("t", b"", delay=SOON, timeout=0.5)
+        assert told.value.outcome_known
+        assert "UNAVAILABLE" in str(told.value)
+
+    def test_nor_has_one_that_takes_connections_and_says_nothing(self, make: Make) -> None:
+        with black_hole() as address, make(address) as client:
+            with pytest.raises(TimedOutError) as told:
+                client.produce("t", b"", delay=SOON, timeout=0.5)
+            assert told.value.outcome_known
+
+    def test_what_was_sent_to_a_node_that_died_may_have_been_accepted(self, make: Make) -> None:
+        with FakeCluster(1) as cluster, make(cluster.addresses[0]) as client:
+            client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
+            cluster.behave(0, accept_but_lose_reply)
+            with pytest.raises(TimedOutError) as told:
+                client.produce("t", b"", delay=SOON, timeout=1)
+            assert not told.value.outcome_known

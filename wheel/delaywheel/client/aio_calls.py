@@ -33,12 +33,13 @@ Method = Callable[["DelayWheelAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Req
 
 
 class _Line:
-    """A channel, and how many calls are on it."""
+    """A channel, how many calls are on it, and whether the newest word over it was an answer."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel: Final = channel
         self.stub: Final[DelayWheelAsyncStub] = DelayWheelStub(channel)
         self.calls = 0
+        self.answers = False
 
 
 class AioCalls:
@@ -81,7 +82,7 @@ class AioCalls:
                 await self._news_within(step.seconds)
             else:
                 address = step.address
-                await self._attempt(exchange, method, route, step)
+                await self._attempt(exchange, method, route, step, asks_first=not describing)
         return address
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
@@ -131,6 +132,8 @@ class AioCalls:
         method: Method[RequestT, ResponseT],
         route: Route,
         step: Step,
+        *,
+        asks_first: bool,
     ) -> None:
         address, timeout_s = step
         assert address is not None, "a wait is no attempt"
@@ -139,20 +142,37 @@ class AioCalls:
         started_s = monotonic()
         line.calls += 1
         try:
-            response = await method(line.stub)(request, timeout=timeout_s)
+            unsent = await self._unsent(line, timeout_s) if asks_first else None
+            if unsent is None:
+                left_s = max(0.0, timeout_s - (monotonic() - started_s))
+                response = await method(line.stub)(request, timeout=left_s)
         except grpc.aio.AioRpcError as error:
-            report = exchange.failed(Failure.of_call(error))
+            failure = Failure.of_call(error)
+            line.answers = not failure.unanswered
+            report = exchange.failed(failure)
         except asyncio.CancelledError:
             if not self._stopped or _cancelled_by_caller():
                 raise
             # grpc.aio says it like this when `stop` has closed the channel under the call.
             report = exchange.failed(Failure(StatusCode.CANCELLED, CLOSED))
         else:
-            report = exchange.answered(response)
+            line.answers = unsent is None
+            report = exchange.answered(response) if unsent is None else exchange.failed(unsent)
         finally:
             line.calls -= 1
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._tell_waiting()
+
+    async def _unsent(self, line: _Line, timeout_s: float) -> Failure | None:
+        """See `sync_calls`."""
+        if line.answers:
+            return None
+        try:
+            await line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            failure = Failure.of_call(error)
+            return failure.before_sending() if failure.unanswered else None
+        return None
 
     def _look_around(self, but: str | None) -> None:
         """Asks those whose turn it is to describe the cluster; waits for none of them."""
@@ -173,6 +193,7 @@ class AioCalls:
             now_s, reached = monotonic(), not Failure.of_call(error).verdict.retry
             self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
         else:
+            line.answers = True
             await self._learn(address, Description.of(response, monotonic()))
         finally:
             line.calls -= 1

@@ -9,7 +9,7 @@ a table must guess, it guesses that the outcome is unknown.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol, Self
 
 from google.protobuf.message import DecodeError
@@ -23,9 +23,15 @@ from delaywheel.reasons import DOMAIN, Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _STATUS_DETAILS: Final = "grpc-status-details-bin"
-# How gRPC words an attempt that never left this process, because no connection could be made.
-# A wording we do not know costs nothing but the certainty: the outcome then counts as unknown.
-_UNSENT_DETAILS: Final = ("failed to connect to all addresses", "DNS resolution failed")
+# How gRPC words an attempt that never left this process, because a connection that had been there
+# could not be made again. Other wordings cost nothing but the certainty: the outcome of that one
+# attempt then counts as unknown. On a channel over which nothing was ever answered, or not since
+# the last failure, a question goes before each attempt (`before_sending`): there no wording counts.
+_UNSENT_DETAILS: Final = (
+    "failed to connect to all addresses",
+    "DNS resolution failed",
+    "errors resolving",  # grpcio 1.85
+)
 # How gRPC words a request over its own limit, where that is lower than the service's.
 _OVERSIZED_DETAIL: Final = "larger than max"
 _SPLITTING_REASONS: Final = frozenset({Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE})
@@ -66,6 +72,16 @@ _BY_CODE: Final = {
     StatusCode.DATA_LOSS: Verdict(retry=False, outcome_known=False),
 }
 _OVERSIZED: Final = Verdict(retry=False, outcome_known=False, split=True)
+# What a question ends with that perhaps nobody has answered.
+_UNANSWERED: Final = frozenset(
+    {
+        StatusCode.UNAVAILABLE,
+        StatusCode.DEADLINE_EXCEEDED,
+        StatusCode.CANCELLED,
+        StatusCode.UNKNOWN,
+        StatusCode.INTERNAL,
+    }
+)
 _CODES_BY_NUMBER: Final = {code.value[0]: code for code in StatusCode}
 
 
@@ -127,6 +143,15 @@ class Failure:
             reason=Reason.of(error.reason) or error.reason,
             retry_delay_s=None if delay_ms is None else delay_ms / 1000,
         )
+
+    @property
+    def unanswered(self) -> bool:
+        """Perhaps nobody is there: neither our service nor anything before it has said why."""
+        return self.reason is None and self.code in _UNANSWERED
+
+    def before_sending(self) -> Self:
+        """The same, of a question that went before the attempt: that was never sent."""
+        return replace(self, unsent=True)
 
     @property
     def verdict(self) -> Verdict:

@@ -30,12 +30,13 @@ Method = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[RequestT, Resp
 
 
 class _Line:
-    """A channel, and how many calls are on it."""
+    """A channel, how many calls are on it, and whether the newest word over it was an answer."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel: Final = channel
         self.stub: Final = DelayWheelStub(channel)
         self.calls = 0
+        self.answers = False
 
 
 class Calls:
@@ -76,7 +77,7 @@ class Calls:
                 news.wait(step.seconds)
             else:
                 address = step.address
-                self._attempt(exchange, method, route, step)
+                self._attempt(exchange, method, route, step, asks_first=not describing)
             if self._stopped.is_set() and not exchange.done:
                 exchange.give_up(CLOSED)
         return address
@@ -119,6 +120,8 @@ class Calls:
         method: Method[RequestT, ResponseT],
         route: Route,
         step: Step,
+        *,
+        asks_first: bool,
     ) -> None:
         address, timeout_s = step
         assert address is not None, "a wait is no attempt"
@@ -128,20 +131,39 @@ class Calls:
         request = exchange.request()
         started_s = monotonic()
         try:
-            response = method(line.stub)(request, timeout=timeout_s)
+            unsent = self._unsent(line, timeout_s) if asks_first else None
+            if unsent is None:
+                left_s = max(0.0, timeout_s - (monotonic() - started_s))
+                response = method(line.stub)(request, timeout=left_s)
         except grpc.RpcError as error:
-            # What a stub raises is the call itself, which the types do not say.
-            report = exchange.failed(Failure.of_call(cast("EndedCall", error)))
+            failure = _failure_of(error)
+            line.answers = not failure.unanswered
+            report = exchange.failed(failure)
         except ValueError:  # the channel was closed between `_take` and here; nothing was sent
             if not self._stopped.is_set():
                 raise
             return
         else:
-            report = exchange.answered(response)
+            line.answers = unsent is None
+            report = exchange.answered(response) if unsent is None else exchange.failed(unsent)
         finally:
             self._release(line)
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._tell_waiting()
+
+    def _unsent(self, line: _Line, timeout_s: float) -> Failure | None:
+        """Why nothing can be sent; None: somebody is there. Asked where nobody has answered yet.
+
+        An attempt that fails on such a line would have to count as perhaps accepted.
+        """
+        if line.answers:
+            return None
+        try:
+            line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            failure = _failure_of(error)
+            return failure.before_sending() if failure.unanswered else None
+        return None
 
     def _look_around(self, but: str | None) -> None:
         """Asks those whose turn it is to describe the cluster; waits for none of them."""
@@ -171,6 +193,7 @@ class Calls:
             return
         ended = cast("EndedCall", call)  # which it is, too
         if ended.code() is grpc.StatusCode.OK:
+            line.answers = True
             self._learn(address, Description.of(call.result(), now_s))
         else:
             reached = not Failure.of_call(ended).verdict.retry
@@ -221,3 +244,8 @@ class Calls:
         question = describe_question(monotonic())
         address = self.run(question, lambda stub: stub.DescribeCluster, deadline_s, describing=True)
         self._learn(address, question.answer())
+
+
+def _failure_of(error: grpc.RpcError) -> Failure:
+    # What a stub raises is the call itself, which the types do not say.
+    return Failure.of_call(cast("EndedCall", error))
