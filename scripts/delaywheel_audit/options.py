@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from delaywheel_audit.terms import Terms
+from delaywheel_replica.cli.moments import unix_ms
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"(\d{1,12})(ms|s|m|h|d)")
@@ -109,8 +110,11 @@ def interval_ms(text: str) -> int:
 
 def moment_ms(text: str) -> int:
     """Reads a time: ISO 8601 (UTC if no zone is named), Unix milliseconds, now or now-2h."""
-    if re.fullmatch(r"\d{10,15}", text):
-        return int(text)
+    if text.isdecimal():
+        try:
+            return unix_ms(int(text))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     if match := _NOW.fullmatch(text):
         ago_ms = duration_ms(match["ago"]) if match["ago"] else 0
         return int(time.time() * 1000) - ago_ms

@@ -502,7 +502,8 @@ def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at
 
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(
-    "named", [(), ("--id", ID.hex()), ("--at", "5"), (HANDLE, "--id", ID.hex()), ("nonsense",)]
+    "named",
+    [(), ("--id", ID.hex()), ("--at", str(DUE_MS)), (HANDLE, "--id", ID.hex()), ("nonsense",)],
 )
 @pytest.mark.parametrize("name", ["get", "cancel"])
 def test_message_must_be_named_in_one_way(
@@ -561,6 +562,30 @@ def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) 
     assert (row.topic, row.key, row.value) == ("orders", b"k", b"hello")
     assert row.headers == (("a", b"1"), ("a", None))
     assert (row.partition, row.timestamp_ms) == (2, 1_700_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("at", "told"),
+    [
+        ("1795337599", "seconds"),
+        ("2020-01-01T00:00:00Z", "--past-ok"),
+        ("1577836800000", "--past-ok"),
+    ],
+)
+def test_a_due_that_cannot_be_meant_is_not_sent(
+    command: Command, node: ScriptedNode, at: str, told: str
+) -> None:
+    ended = command("produce", "orders", "x", "--at", at)
+    assert ended.code == 2
+    assert told in ended.err
+    assert node.sent == []
+
+
+def test_who_means_a_past_due_says_so(command: Command, node: ScriptedNode) -> None:
+    ended = command("produce", "orders", "x", "--at", "2020-01-01T00:00:00Z", "--past-ok", "--json")
+    assert ended.code == 0
+    assert ended.document["due_ms"] > DUE_MS - 10 * 365 * 86_400_000
+    assert len(node.sent) == 1
 
 
 def test_produce_with_a_level(command: Command, node: ScriptedNode) -> None:

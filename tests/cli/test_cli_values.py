@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from delaywheel.message import unix_ms
 from delaywheel_replica.cli import values
+from delaywheel_replica.cli.moments import LEAST_MS
 
 
-@given(st.integers(min_value=0, max_value=4_000_000_000_000))
+@given(st.integers(min_value=LEAST_MS, max_value=4_000_000_000_000))
 def test_milliseconds_survive_as_text(unix: int) -> None:
     assert unix_ms(values.parse_time(values.iso(unix))) == unix
     assert unix_ms(values.parse_time(str(unix))) == unix
@@ -24,6 +25,21 @@ def test_milliseconds_survive_as_text(unix: int) -> None:
 def test_seconds_survive_as_text(slot: int) -> None:
     assert values.parse_second(values.clock(slot)) == slot
     assert values.parse_second(str(slot)) == slot
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "told"),
+    [
+        (values.parse_time, "1795337599", "before 1973 in Unix milliseconds: seconds"),
+        (values.parse_time, "1795337599000000", "microseconds"),
+        (values.parse_second, "1795337599000", "milliseconds"),
+    ],
+)
+def test_a_number_of_another_unit_is_not_taken(
+    parse: Callable[[str], object], text: str, told: str
+) -> None:
+    with pytest.raises(typer.BadParameter, match=told):
+        parse(text)
 
 
 def test_offsets_count() -> None:
@@ -58,6 +74,7 @@ def test_roughly_how_long(ms: int, text: str) -> None:
         (values.parse_time, "tomorrow"),
         (values.parse_time, "2030-01-31T12:00:00"),
         (values.parse_time, "9" * 40),
+        (values.parse_time, "-1"),
         (values.parse_duration, "5 minutes"),
         (values.parse_duration, ""),
         (values.parse_id, "12"),

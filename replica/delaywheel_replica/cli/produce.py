@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from delaywheel import Client, Message
+from delaywheel import Client, Handle, Message, Reason, RefusedError
+from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import (
     DEFAULT_SERVER,
     DEFAULT_TIMEOUT_S,
@@ -47,6 +48,9 @@ def produce(  # noqa: PLR0913, PLR0917 - Typer makes an option of each
         str | None,
         typer.Option("--at", metavar="TIME", help="ISO 8601 with zone, or Unix milliseconds."),
     ] = None,
+    past_ok: Annotated[
+        bool, typer.Option("--past-ok", help="A time of --at that is past means now.")
+    ] = False,
     level: Annotated[
         str | None, typer.Option("--level", help="A delay level of the service, such as 5m.")
     ] = None,
@@ -78,13 +82,24 @@ def produce(  # noqa: PLR0913, PLR0917 - Typer makes an option of each
         partition=partition,
         timestamp=None if timestamp is None else parse_time(timestamp),
     )
-    with Client(server, timeout=timeout_s) as client:
-        handle = client.produce_many([message])[0].unwrap()
+    with Client(server, timeout=timeout_s, past_due="deliver" if past_ok else "reject") as client:
+        handle = _sent(client, message)
     assert message.due_ms is not None  # fixed at the sending
     if as_json:
         print_json({"handle": str(handle), "id": message.id.hex(), "due_ms": message.due_ms})
     else:
         print(f"{handle}  due {iso(message.due_ms)}")
+
+
+def _sent(client: Client, message: Message) -> Handle:
+    try:
+        return client.produce_many([message])[0].unwrap()
+    except RefusedError as refused:
+        if refused.reason is not Reason.DUE_PASSED:
+            raise
+        told = str(refused).removeprefix(f"{refused.reason}: ")
+        text = f"{told}; nothing was sent. With --past-ok it would be due now"
+        raise Failure(str(refused.reason), text, ExitCode.USAGE) from refused
 
 
 def _value_bytes(value: str | None, value_file: Path | None) -> bytes | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
 
 from delaywheel.levels import duration_ms
+from delaywheel_replica.cli.moments import unix_ms, unix_second
 
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -25,7 +27,7 @@ def parse_time(text: str) -> datetime:
     """Reads an ISO 8601 time with its zone, or Unix milliseconds."""
     try:
         if text.lstrip("-").isdecimal():
-            return from_ms(int(text))
+            return from_ms(_taken(unix_ms, text))
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise typer.BadParameter(
@@ -39,8 +41,15 @@ def parse_time(text: str) -> datetime:
 def parse_second(text: str) -> int:
     """Reads a slot: Unix seconds, or an ISO 8601 time with its zone."""
     if text.isdecimal():
-        return int(text)
+        return _taken(unix_second, text)
     return int(parse_time(text).timestamp() // 1)
+
+
+def _taken(take: Callable[[int], int], digits: str) -> int:
+    try:
+        return take(int(digits))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def parse_id(text: str) -> bytes:
@@ -57,9 +66,9 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode() if equals else None
 
 
-def from_ms(unix_ms: int) -> datetime:
+def from_ms(ms: int) -> datetime:
     """The time of these Unix milliseconds."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=unix_ms)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
 
 
 def about(ms: int) -> str:
@@ -75,9 +84,9 @@ def about(ms: int) -> str:
     return f"{ms} ms"
 
 
-def iso(unix_ms: int) -> str:
+def iso(ms: int) -> str:
     """Unix milliseconds as ISO 8601 in UTC."""
-    return from_ms(unix_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def clock(slot: int) -> str:
