@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -363,7 +364,13 @@ def _told(code: int) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"delaywheel node: {text}", file=sys.stderr, flush=True)  # noqa: T201 - its only way to talk
+    """Tells the operator, in the format that the other processes log in (see logs.py)."""
+    line = f"delaywheel node: {text}"
+    if json.loads(os.environ.get(RESOLVED_VARIABLE, "{}")).get("log_format") == "json":
+        told = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        named = {"process": "node", "level": "warning", "timestamp": told}
+        line = json.dumps({"event": text, **named})
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - its only way to talk
 
 
 if __name__ == "__main__":

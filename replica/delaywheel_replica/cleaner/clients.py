@@ -6,6 +6,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics, look_over
+from delaywheel_replica.cleaner.client_log import LOGGER
 from delaywheel_replica.cleaner.control_topic import ControlReader
 from delaywheel_replica.cleaner.ports import KafkaAway
 from delaywheel_replica.cleaner.producers import LeaderProducers
@@ -56,7 +57,8 @@ class KafkaClients:
             What endangers the control topic.
         """
         if self._admin is None:
-            self._admin = AdminClient(self._settings.admin())
+            self._admin = AdminClient(self._settings.admin(), logger=LOGGER)
+        self._admin.poll(0)  # what the client has to say meanwhile is logged
         try:
             self._admin.describe_cluster(request_timeout=ANSWER_S).result()
             if not self._brokers_checked:

@@ -14,6 +14,7 @@ import time
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from delaywheel_replica.cleaner.client_log import LOGGER
 from delaywheel_replica.cleaner.ports import ControlNotReadInTime, ControlUnreadable, StoredRecord
 from delaywheel_replica.cleaner.settings import KafkaSettings
 
@@ -32,7 +33,9 @@ class ControlReader:
         self._read: list[StoredRecord] = []  # not yet handed out
         self._partition = TopicPartition(settings.names.control, 0, 0)
         # "error": when the topic was made anew, starting over would mix two histories.
-        self._consumer = Consumer({**settings.consumer(), "auto.offset.reset": "error"})
+        self._consumer = Consumer(
+            {**settings.consumer(), "auto.offset.reset": "error"}, logger=LOGGER
+        )
         self._consumer.assign([self._partition])
 
     def poll(self) -> list[StoredRecord]:

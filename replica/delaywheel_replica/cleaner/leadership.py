@@ -26,6 +26,7 @@ from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.lateness import Lateness
+from delaywheel_replica.cleaner.office_log import OfficeLog
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.settings import MAX_CALL_MS
 from delaywheel_replica.cleaner.telling import Waiting
@@ -118,6 +119,7 @@ class Leadership:
         self._follower = follower
         self._make_forwarder = make_forwarder
         self._clock = clock or SystemClock()
+        self._log = OfficeLog(self._clock.monotonic)
         self._fitness = Fitness(config.max_clock_skew_ms)
         self._control_offset = -1
         self._control_moved_ms = self._clock.monotonic_ms()
@@ -296,11 +298,12 @@ class Leadership:
         for effect in effects:
             self._carry_out(effect)
         if self._election.phase is not before:
-            log.info(
-                "phase",
-                phase=self._election.phase.value,
-                before=before.value,
+            ends = [effect.reason for effect in effects if isinstance(effect, DestroyProducers)]
+            self._log.moved(
+                before,
+                self._election.phase,
                 epoch=self._election.epoch,
+                reason=ends[0] if ends else None,
                 error=self._candidacy.error or self._error,
             )
 
@@ -385,6 +388,7 @@ class Leadership:
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
         timeout_ms = min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
         self._waiting = Waiting(since_ms, until_ms)
+        dead_before = forwarder.counters["dead_lettered"]
         try:
             done = forwarder.transact(planned, situation, timeout_ms)
         except ControlIncompleteError as error:
@@ -398,6 +402,7 @@ class Leadership:
         if done.verdict is Verdict.COMMITTED:
             self.lateness.add(done.dues_ms, self._clock.wall_ms())
             self.commit_times.add(done.commit_ms * 1_000)
+            self._log.committed(forwarder.counters["dead_lettered"] - dead_before, done.duties.lost)
         else:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
         for node, refusal in done.duties.refused.items():

@@ -31,6 +31,7 @@ from typing import Any, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.headers import is_cut_off
+from delaywheel_replica.cleaner.client_log import LOGGER
 from delaywheel_replica.cleaner.outcomes import OWN_HEADERS
 from delaywheel_replica.cleaner.ports import HEADER_CUT_OFF, IDS, Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.settings import KafkaSettings
@@ -66,7 +67,9 @@ class TransactionalProducer:
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str, *, log_level: int) -> None:
-        self._producer = Producer(settings.producer(transactional_id, log_level=log_level))
+        self._producer = Producer(
+            settings.producer(transactional_id, log_level=log_level), logger=LOGGER
+        )
         self._failed: Ended | None = None
         self._abortable = False
 

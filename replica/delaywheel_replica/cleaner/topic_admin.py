@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.client_log import LOGGER
 from delaywheel_replica.cleaner.ports import KafkaAway
 from delaywheel_replica.cleaner.settings import KafkaSettings
 from delaywheel_replica.cleaner.topics import CreateTopics, Described, Limits, TopicState
@@ -33,10 +34,11 @@ class KafkaTopicAdmin:
         Args:
             settings: How to reach Kafka.
         """
-        self._admin = AdminClient(settings.admin())
+        self._admin = AdminClient(settings.admin(), logger=LOGGER)
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
         """Of each topic what Kafka says now; those that it does not answer for are left out."""
+        self._admin.poll(0)  # what the client has to say meanwhile is logged
         answers = {}
         error: KafkaException | None = None
         try:

@@ -1,0 +1,97 @@
+"""What a leader's operator reads in the log: offices taken and lost, and what messages went astray.
+
+| event | level | repeated |
+|---|---|---|
+| `office taken`, `leading` | info | each time |
+| `office lost` | warning; info when the node stops | each time |
+| `candidacy failed` | warning | once a minute for one reason, else debug |
+| `messages dead-lettered` | warning | once in ten seconds, with how many |
+| `frames lost` | error | each time |
+| any other change of phase: `phase` | debug | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+import structlog
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.election_events import Phase, Reason
+
+FAILED_AGAIN_S: Final = 60.0
+DEAD_AGAIN_S: Final = 10.0
+
+_NAMED: Final = 10
+_IN_OFFICE: Final = frozenset({Phase.RESTING, Phase.LEADING})
+_CANDIDATE: Final = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
+
+_log = structlog.get_logger(__name__)
+
+
+class OfficeLog:
+    """Tells it; keeps what is not to be repeated."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        """Nothing was told yet."""
+        self._monotonic = monotonic
+        self._failed: tuple[object, float] | None = None
+        self._dead = 0
+        self._dead_at: float | None = None
+
+    def moved(
+        self,
+        before: Phase,
+        phase: Phase,
+        *,
+        epoch: int | None,
+        reason: Reason | None,
+        error: str | None,
+    ) -> None:
+        """The election went from one phase to another.
+
+        Args:
+            before: the phase it was in.
+            phase: the one it is in now.
+            epoch: of the office, if there is one.
+            reason: why it ended.
+            error: what is wrong, as the status tells it.
+        """
+        why = None if reason is None else reason.value
+        if before in _IN_OFFICE and phase not in _IN_OFFICE:
+            tell = _log.info if phase is Phase.STOPPED else _log.warning
+            tell("office lost", reason=why, error=error)
+        elif phase is Phase.LEADING:
+            self._failed = None
+            _log.info("leading", epoch=epoch)
+        elif phase is Phase.RESTING:
+            _log.info("office taken", epoch=epoch)
+        elif before in _CANDIDATE and phase is Phase.STANDBY:
+            self._candidacy_failed(why, error)
+        else:
+            _log.debug("phase", phase=phase.value, before=before.value, error=error)
+
+    def committed(self, dead: int, lost: Collection[tuple[WheelId, int]]) -> None:
+        """A transaction was committed.
+
+        Args:
+            dead: how many of its messages were dead letters.
+            lost: frames that it gives up.
+        """
+        if lost:
+            named = [f"{wheel} {seq}" for wheel, seq in sorted(lost)[:_NAMED]]
+            _log.error("frames lost", frames=len(lost), named=named)
+        self._dead += dead
+        now = self._monotonic()
+        if self._dead and (self._dead_at is None or now - self._dead_at >= DEAD_AGAIN_S):
+            _log.warning("messages dead-lettered", messages=self._dead)
+            self._dead, self._dead_at = 0, now
+
+    def _candidacy_failed(self, why: str | None, error: str | None) -> None:
+        now, failed = self._monotonic(), self._failed
+        is_same = failed is not None and failed[0] == (why, error)
+        is_known = is_same and failed is not None and now - failed[1] < FAILED_AGAIN_S
+        if not is_known:
+            self._failed = (why, error), now
+        (_log.debug if is_known else _log.warning)("candidacy failed", reason=why, error=error)

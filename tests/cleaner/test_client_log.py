@@ -1,0 +1,137 @@
+"""What the Kafka client library and the leader have to say, in the node's own log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from structlog.testing import capture_logs
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.client_log import AGAIN_S, LOGGER, ClientLog
+from delaywheel_replica.cleaner.office_log import DEAD_AGAIN_S, FAILED_AGAIN_S, OfficeLog
+from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
+from delaywheel_replica.core.election_events import Phase, Reason
+
+
+class Clock:
+    """Seconds, as told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def say(log: ClientLog, level: int, kind: str, text: str) -> None:
+    args = (kind, "rdkafka#producer-1", text)
+    log.handle(logging.LogRecord("kafka", level, __file__, 1, "%s [%s] %s", args, None))
+
+
+def test_a_line_is_logged_once_a_minute_whatever_its_numbers() -> None:
+    clock = Clock()
+    log = ClientLog(clock)
+    with capture_logs() as logs:
+        for after_ms in range(50):
+            say(log, logging.ERROR, "FAIL", f"[thrd:b]: b:9092: refused (after {after_ms}ms)")
+        say(log, logging.ERROR, "FAIL", "c:9092: another broker")
+        clock.now += AGAIN_S
+        say(log, logging.ERROR, "FAIL", "[thrd:x]: b:9092: refused (after 7ms)")
+    assert [(entry["text"], entry.get("repeated")) for entry in logs] == [
+        ("b:9092: refused (after 0ms)", None),
+        ("c:9092: another broker", None),
+        ("b:9092: refused (after 7ms)", 49),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "kind", "logged"),
+    [
+        (logging.CRITICAL, "FATAL", "info"),
+        (logging.ERROR, "FENCE", "info"),
+        (logging.ERROR, "FAIL", "warning"),
+        (logging.CRITICAL, "OTHER", "warning"),
+        (logging.WARNING, "CONFWARN", "info"),
+        (logging.INFO, "OTHER", "debug"),
+    ],
+)
+def test_what_the_library_calls_fatal_is_a_detail_of_what_we_say(
+    level: int, kind: str, logged: str
+) -> None:
+    with capture_logs() as logs:
+        say(ClientLog(Clock()), level, kind, "text")
+    assert [entry["log_level"] for entry in logs] == [logged]
+
+
+def test_a_real_client_says_nothing_past_it(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = KafkaSettings(KafkaNames("c"), {"bootstrap.servers": "127.0.0.1:1"})
+    handler = LOGGER.handlers[0]
+    assert isinstance(handler, ClientLog)
+    with capture_logs() as logs:
+        producer = Producer(settings.producer("t", log_level=4), logger=LOGGER)
+        give_up_at = time.monotonic() + 30
+        while not logs and time.monotonic() < give_up_at:
+            producer.poll(0.1)
+    assert logs[0]["event"] == "kafka client says"
+    assert "127.0.0.1:1" in logs[0]["text"]
+    assert "127.0.0.1:1" not in capfd.readouterr().err
+
+
+def moved(log: OfficeLog, before: Phase, phase: Phase, **why: Any) -> None:
+    log.moved(before, phase, **{"epoch": 7, "reason": None, "error": None, **why})
+
+
+def test_an_office_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None:
+    log = OfficeLog(Clock())
+    with capture_logs() as logs:
+        way = [
+            *(Phase.STANDBY, Phase.ASKING, Phase.INITIALISING, Phase.MARKING, Phase.READING),
+            *(Phase.RESTING, Phase.LEADING),
+        ]
+        for before, phase in pairwise(way):
+            moved(log, before, phase)
+        moved(log, Phase.LEADING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED: why")
+        moved(log, Phase.LEADING, Phase.STOPPED)
+    told = [entry for entry in logs if entry["log_level"] != "debug"]
+    assert [(entry["event"], entry["log_level"]) for entry in told] == [
+        ("office taken", "info"),
+        ("leading", "info"),
+        ("office lost", "warning"),
+        ("office lost", "info"),
+    ]
+    assert (told[2]["reason"], told[2]["error"]) == ("FENCED", "_FENCED: why")
+
+
+def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
+    clock = Clock()
+    log = OfficeLog(clock)
+    with capture_logs() as logs:
+        for error in ("away", "away", "denied"):
+            moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error=error)
+        clock.now += FAILED_AGAIN_S
+        moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error="denied")
+    warned = [entry["error"] for entry in logs if entry["log_level"] == "warning"]
+    assert warned == ["away", "denied", "denied"]
+
+
+def test_dead_letters_are_told_together_and_lost_frames_as_an_error() -> None:
+    clock = Clock()
+    log = OfficeLog(clock)
+    with capture_logs() as logs:
+        for _ in range(3):
+            log.committed(dead=5, lost=())
+        clock.now += DEAD_AGAIN_S
+        log.committed(dead=0, lost=())
+        log.committed(dead=0, lost=[(WheelId("b", 2), 9), (WheelId("b", 2), 8)])
+        log.committed(dead=0, lost=())
+    assert [(entry["log_level"], entry.get("messages")) for entry in logs] == [
+        ("warning", 5),
+        ("warning", 10),
+        ("error", None),
+    ]
+    assert (logs[2]["frames"], logs[2]["named"]) == (2, ["b.2 8", "b.2 9"])
