@@ -110,6 +110,23 @@ def test_pending_by_horizon() -> None:
     assert [messages for _, messages, _ in view.pending(now, now + 100_000)] == [0] * len(HORIZONS)
 
 
+def test_what_is_cancelled_is_not_pending() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, dial=Dial(disk, DATA, 100))
+    append(wheel, [*map(message, range(3)), message(3, slot=BASE_SLOT + 1)])
+
+    def counted_after(*cancelled: int) -> dict[str, int]:
+        columns = columns_of([message(number) for number in cancelled])
+        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+        pending = DialView(disk, DATA).pending(BASE_SLOT, 0)
+        return {horizon: messages for horizon, messages, _ in pending if messages}
+
+    assert counted_after(0) == {"1s": 2, "10s": 1}
+    assert counted_after(1, 2) == {"10s": 1}
+    assert counted_after(0) == {"10s": 1}, "a second cancel takes nobody else's message away"
+
+
 def test_pending_of_an_empty_dial() -> None:
     disk = SimulatedDisk()
     Dial(disk, DATA, 10)

@@ -154,7 +154,8 @@ class DialView:
     def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
         """What is not done yet, by how far ahead it is due.
 
-        Exact as long as no sum exceeds 2^53.
+        A cancel takes one message of its second away; of its bytes nothing is known. Exact as long
+        as no sum exceeds 2^53, no message is there twice and none was cancelled twice.
 
         Args:
             now_slot: the second that runs now.
@@ -168,8 +169,10 @@ class DialView:
             slots = piece["slot"].copy()
             wanted = np.flatnonzero(slots >= max(done_slot, 1))
             places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
-            for row, name in enumerate(("messages", "length_bytes")):
-                sums[row] += np.bincount(places, piece[name][wanted], len(HORIZONS))
+            found = piece[wanted]
+            left = np.maximum(found["messages"].astype(np.int64) - found["cancels"].astype(np.int64), 0)
+            for row, counts in enumerate((left, found["length_bytes"])):
+                sums[row] += np.bincount(places, counts, len(HORIZONS))
         return tuple(
             Pending(name, int(messages), int(length_bytes))
             for (name, _), messages, length_bytes in zip(HORIZONS, *sums, strict=True)

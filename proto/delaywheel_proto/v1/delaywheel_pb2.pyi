@@ -1433,8 +1433,8 @@ Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: 
 
 @_typing.final
 class Pending(_message.Message):
-    """Messages that are accepted and not done, each counted once; until its due a retry counts again,
-    and a cancelled one still.
+    """Messages that are accepted and not done, each counted once; until its due a retry counts again.
+    Of what was cancelled only the bytes still count.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
