@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from delaywheel_replica import node as supervisor
+from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 from support.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
@@ -264,7 +265,7 @@ def test_a_folder_has_one_node(node: Node, tmp_path: Path) -> None:
 def test_the_supervisor_speaks_in_the_format_of_the_node(
     log_format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(supervisor.RESOLVED_VARIABLE, json.dumps({"log_format": log_format}))
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"log_format": log_format}))
     supervisor._say("the cleaner ended")
     line = capsys.readouterr().err
     if log_format == "json":

@@ -170,7 +170,8 @@ class DialView:
             wanted = np.flatnonzero(slots >= max(done_slot, 1))
             places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
             found = piece[wanted]
-            left = np.maximum(found["messages"].astype(np.int64) - found["cancels"].astype(np.int64), 0)
+            left = found["messages"].astype(np.int64) - found["cancels"].astype(np.int64)
+            left = np.maximum(left, 0)
             for row, counts in enumerate((left, found["length_bytes"])):
                 sums[row] += np.bincount(places, counts, len(HORIZONS))
         return tuple(
