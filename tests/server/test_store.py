@@ -1,6 +1,7 @@
 """What a store does for the member machine, one effect after another."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,14 @@ from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
-from delaywheel.wheel import WheelBroken, WheelExists, WheelMissing, list_wheels, load_meta
+from delaywheel.wheel import (
+    WheelBroken,
+    WheelExists,
+    WheelMissing,
+    list_wheels,
+    load_checkpoint,
+    load_meta,
+)
 from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
@@ -23,7 +31,7 @@ from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import copies_of, flipped, rows_of, slots_of
 from support.messages import BASE_SLOT, columns_of, message
-from support.wheels import ACCEPTED_AT_MS, append, new_wheel
+from support.wheels import ACCEPTED_AT_MS, append, ignored, new_wheel
 
 DATA = Path("/data")
 OWN = WheelId("b", 1)
@@ -357,7 +365,7 @@ def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
     assert read(store, WHEEL, 1, 5) == ([1], [2])
     assert read(store, WHEEL, 2, 5) == ([], [2])
     assert store.held(WHEEL).lacking == (2,)
-    store.checkpoint()
+    store.checkpoint(ignored)
     store = restarted(disk)
     assert store.held(WHEEL).lacking == (2,)
     assert store.repair(CARD, copies[1:2]).lacking == ()
@@ -465,7 +473,7 @@ def test_a_deleted_copy_is_gone() -> None:
     store.delete_wheel(WHEEL)
     assert store.held_wheels() == {}
     assert list_wheels(disk, DATA) == []
-    store.checkpoint()
+    store.checkpoint(ignored)
     store.delete_wheel(WHEEL)
     assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
 
@@ -482,6 +490,110 @@ def test_a_deletion_that_failed_is_done_again() -> None:
         assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
 
 
+def while_syncing(disk: SimulatedDisk, action: Callable[[], object]) -> list[object]:
+    """Has a thread act while a checkpoint syncs its first file, which fails; what it returned."""
+    done: list[object] = []
+
+    def act(_: Path) -> None:
+        disk.on_sync = None
+        thread = threading.Thread(target=lambda: done.append(action()), daemon=True)
+        thread.start()
+        thread.join(20)
+        disk.faults.append(Fault("sync"))
+
+    disk.on_sync = act
+    return done
+
+
+@pytest.mark.parametrize("action", ["close", "close and cut", "repair", "delete", "leave"])
+def test_nothing_waits_for_the_syncs_of_a_checkpoint(action: str) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, copies)
+    open_own(store)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
+    actions: dict[str, Callable[[], object]] = {
+        "close": lambda: store.close_wheel(WHEEL, 5),
+        "close and cut": lambda: store.close_wheel(WHEEL, 2),
+        "repair": lambda: store.repair(CARD, copies[1:2]),
+        "delete": lambda: store.delete_wheel(WHEEL),
+        "leave": store.leave_wheel,
+    }
+    done = while_syncing(disk, actions[action])
+    with suppress(OSError):
+        store.checkpoint(ignored)
+    assert len(done) == 1, "it waits"
+    store.checkpoint(ignored)
+    assert disk.exists(layout.wheel_folder(DATA, WHEEL)) == (action != "delete")
+    if action == "close and cut":
+        assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies[:2]]
+
+
+def lose_unsynced(disk: SimulatedDisk) -> None:
+    """The machine crashes, and nothing survives that was not synced."""
+    for content in disk._files.values():
+        content.now = bytearray(content.durable)
+        content.unsynced.clear()
+
+
+def test_a_wheel_that_is_left_while_its_sync_fails_is_written_again() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    done = while_syncing(disk, store.leave_wheel)
+    with pytest.raises(WheelBroken):
+        store.checkpoint(ignored)
+    assert len(done) == 1
+    store.checkpoint(ignored)
+    lose_unsynced(disk)
+    assert read(restarted(disk, "boot-2"), OWN, 1, 2) == ([1, 2], [])
+
+
+def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, written_elsewhere())
+    disk.faults.append(Fault("sync", path_part=".slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        store.checkpoint(ignored)
+    restarted(disk).checkpoint(ignored)
+    lose_unsynced(disk)
+    store = restarted(disk, "boot-2")
+    assert store.held(WHEEL).lacking == ()
+    assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
+
+
+def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, written_elsewhere())
+    disk.faults.append(Fault("sync", path_part=".slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        store.checkpoint(ignored)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
+    told: list[tuple[object, ...]] = []
+    store.checkpoint(lambda *frame: told.append(frame))
+    assert told == [(WHEEL, 2)]
+    assert store.held(WHEEL).lacking == (2,)
+    assert restarted(disk).held(WHEEL).lacking == (2,)
+
+
+def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, sync_groups=True)
+    store.mirror(CARD, written_elsewhere())
+    open_own(store)
+    write(store, 0)
+    synced: list[Path] = []
+    disk.on_sync = synced.append
+    store.checkpoint(ignored)
+    assert synced == []
+    for wheel, last_seq in ((WHEEL, 5), (OWN, 1)):
+        assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel)).seq == last_seq
+
+
 def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
@@ -490,11 +602,11 @@ def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
     write(store, 0)
     disk.faults.append(Fault("sync", path_part=str(WHEEL)))
     with pytest.raises(OSError, match="Input/output"):
-        store.checkpoint()
+        store.checkpoint(ignored)
     assert disk.exists(layout.checkpoint_path(layout.wheel_folder(DATA, OWN)))
-    store.checkpoint()
+    store.checkpoint(ignored)
     disk.faults.append(Fault("sync", path_part=str(OWN)))
     write(store, 0)
     with pytest.raises(WheelBroken):
-        store.checkpoint()
+        store.checkpoint(ignored)
     assert store.leave_wheel().applied == 2

@@ -32,7 +32,7 @@ from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import rows_of, slots_of
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
-from support.wheels import ACCEPTED_AT_MS
+from support.wheels import ACCEPTED_AT_MS, ignored
 
 DATA = Path("/data")
 SLOTS = 4
@@ -214,7 +214,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=NODES)
     def checkpoint(self, name: str) -> None:
         node = self.nodes[name]
-        node.store.checkpoint()
+        node.store.checkpoint(ignored)
         node.synced |= {each for each in node.promised if self._is_told(node, each)}
 
     def _is_told(self, node: Node, frame: FrameName) -> bool:

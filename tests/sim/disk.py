@@ -5,7 +5,9 @@ What it can do to its user:
 * end the process before any chosen effect (``crash_at_effect``), or in the middle of a write;
 * crash the machine: of each file, every write since its last sync is kept, lost or torn, and
   names made or deleted since the folder's last sync are there or not;
-* fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part.
+* fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
+  failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
+  the medium never gets it, unless it is written again.
 
 An effect is anything that changes what another process could see. After a crash nothing works
 until ``restart``; what was opened before stays dead.
@@ -57,16 +59,47 @@ class _Content:
     now: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
     unsynced: list[Callable[[bytearray, Random], None]] = field(default_factory=list)
+    # (begin, end) of writes since the last sync, and of those that a failed one dropped.
+    dirty: list[tuple[int, int]] = field(default_factory=list)
+    dropped: list[tuple[int, int]] = field(default_factory=list)
+
+    def write(self, data: bytes, offset: int) -> None:
+        _write_into(self.now, data, offset)
+        self.unsynced.append(_lossy_write(data, offset))
+        end = offset + len(data)
+        self.dirty.append((offset, end))
+        self.dropped = [part for each in self.dropped for part in _without(each, offset, end)]
+
+    def truncate(self, length: int) -> None:
+        del self.now[length:]
+        self.unsynced.append(_lossy_truncate(length))
+        self.dropped = [(begin, min(end, length)) for begin, end in self.dropped if begin < length]
 
     def synced(self) -> None:
-        self.durable = bytes(self.now)
+        durable = bytearray(self.now)
+        for begin, end in self.dropped:
+            old = self.durable[begin:end]
+            durable[begin:end] = old + bytes(end - begin - len(old))
+        self.durable = bytes(durable)
         self.unsynced.clear()
+        self.dirty.clear()
+
+    def sync_failed(self) -> None:
+        self.dropped += self.dirty
+        self.unsynced.clear()
+        self.dirty.clear()
 
     def after_machine_crash(self, chance: Random) -> "_Content":
         survived = bytearray(self.durable)
         for change in self.unsynced:
             change(survived, chance)
         return _Content(now=survived, durable=bytes(survived))
+
+
+def _without(part: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
+    """What is left of a part of a file when another is taken out of it."""
+    left = [(part[0], min(part[1], begin)), (max(part[0], end), part[1])]
+    return [(low, high) for low, high in left if low < high]
 
 
 def _write_into(content: bytearray, data: bytes, offset: int) -> None:
@@ -109,6 +142,8 @@ class SimulatedDisk:
         self.crash_at_effect: int | None = None
         # Is told of every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
+        # Is told of every file before its content is synced.
+        self.on_sync: Callable[[Path], None] | None = None
         # Of the write at which it crashes, this share gets through first.
         self.torn_share = 0.0
         self._era = 0
@@ -461,8 +496,7 @@ class SimulatedFile:
 
     def _write(self, data: bytes, offset: int) -> None:
         if data:
-            _write_into(self._content.now, data, offset)
-            self._content.unsynced.append(_lossy_write(data, offset))
+            self._content.write(data, offset)
 
     def read_at(self, length: int, offset: int) -> bytes:
         self._usable()
@@ -477,12 +511,17 @@ class SimulatedFile:
         self._usable()
         self._disk._effect()
         assert length <= len(self._content.now), "nothing is ever made longer by truncate"
-        del self._content.now[length:]
-        self._content.unsynced.append(_lossy_truncate(length))
+        self._content.truncate(length)
 
     def sync_data(self) -> None:
         self._usable()
-        self._disk._fail_if_due("sync", self._path)
+        if self._disk.on_sync is not None:
+            self._disk.on_sync(self._path)
+        try:
+            self._disk._fail_if_due("sync", self._path)
+        except OSError:
+            self._content.sync_failed()
+            raise
         self._disk._effect()
         self._content.synced()
 

@@ -54,3 +54,7 @@ def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] 
         frame.seq: messages_of(frame.columns) if isinstance(frame, Frame) else frame
         for frame in frames
     }
+
+
+def ignored(*_: object) -> None:
+    """For those who want to be told of something that a test does not look at."""

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -23,6 +24,7 @@ from delaywheel.wheel import (
     delete_wheel,
     delete_wheel_below,
     list_wheels,
+    load_checkpoint,
     load_meta,
 )
 from sim.disk import Crash, Fault, SimulatedDisk
@@ -143,6 +145,53 @@ def test_a_failed_sync_breaks_the_wheel_for_good(path_part: str) -> None:
         wheel.checkpoint()
     with pytest.raises(WheelBroken):
         wheel.sync()
+
+
+class Overtaken:
+    """A lock that somebody else held, and what he did meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], object]) -> None:
+        self.meanwhile: Callable[[], object] | None = meanwhile
+
+    def __enter__(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            with pytest.raises(WheelBroken):
+                meanwhile()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("waits", ["sync", "checkpoint"])
+@pytest.mark.parametrize("fails", ["sync", "checkpoint"])
+def test_whoever_waited_for_a_sync_that_failed_does_not_take_it_as_done(
+    waits: str, fails: str
+) -> None:
+    """The one who failed took out what was to be synced: nothing is left to do."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    append(wheel, [message(1)])
+    wheel.checkpoint()
+    append(wheel, [message(2)])
+    disk.faults.append(Fault("sync", path_part=".slot"))
+    wheel._sync_lock = Overtaken(getattr(wheel, fails))  # type: ignore[assignment]
+    with pytest.raises(WheelBroken):
+        getattr(wheel, waits)()
+    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
+
+
+def test_a_checkpoint_of_synced_groups_notes_what_they_synced_and_syncs_nothing() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    append(wheel, [message(1)])
+    wheel.sync()
+    append(wheel, [message(2)])
+    synced: list[Path] = []
+    disk.on_sync = synced.append
+    assert wheel.checkpoint(syncs=False) == 1
+    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
+    assert synced == []
 
 
 def test_a_full_disk_breaks_the_wheel_but_not_what_it_holds() -> None:

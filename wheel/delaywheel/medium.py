@@ -7,8 +7,27 @@ The checkpoint says: everything up to a seq is on the medium, but for what is la
 * it is noted no more once a sync has covered it;
 * what an earlier life wrote and did not sync is synced by this one.
 
-After a failed sync nobody knows what the medium holds, and the next sync would say "done" of
-pages that were dropped. So all that it was about is written once more before.
+What was written is in one of these states:
+
+=============  =======================  =======================================================
+state          reached by               left for
+=============  =======================  =======================================================
+unsynced       a write                  being synced, when a sync begins
+being synced   a sync                   synced, if all of it succeeds; doubted, if any of it fails
+doubted        a failed sync            unsynced, once everything behind the checkpoint, and all
+                                        that was rewritten, has been written again
+synced         a sync that began after  unsynced, by the next write
+               the write and succeeded
+=============  =======================  =======================================================
+
+A failed sync leaves nothing but doubt: the kernel may have dropped the pages and marked them clean,
+so that the next sync of them would say "done". A frame that cannot be read to be written again is
+damaged, and is told to whoever asked for the sync.
+
+One thread alone syncs a wheel. With `flush = "group"` it is the store's, before anything counts,
+and a checkpoint only notes how far that went; otherwise it is the one that makes checkpoints.
+Neither ever waits for the other's sync: ``lock`` is held for a look, one small write, or a cut,
+never while files are synced.
 """
 
 import threading
@@ -31,11 +50,14 @@ from delaywheel.wheel import Checkpoint, load_checkpoint, save_checkpoint
 
 
 class CopyMedium:
-    """What of one copy is on the medium. Its methods need ``lock``, but for `rewritten`, `doubt`.
+    """What of one copy is on the medium.
 
     Attributes:
-        lock: held while it is synced, cut, or closed.
+        lock: held while the checkpoint is saved, a frame is written again, or the wheel is cut or
+            closed. `note_lacking` and `note_synced` need it.
+        closed: nothing is written any more.
         checkpoint: as it is on the medium.
+        synced_seq: everything up to here is synced, but for what is noted as lacking.
     """
 
     def __init__(
@@ -50,8 +72,11 @@ class CopyMedium:
         self._rewritten: frozenset[int] = frozenset()  # in their places, since the last sync
         self._rewritten_lock = threading.Lock()
         self._doubted = False
+        self._syncing = threading.Lock()
         self.lock = threading.Lock()
+        self.closed = False
         self.checkpoint = load_checkpoint(disk, self._folder)
+        self.synced_seq = self.checkpoint.seq
 
     def take_over(self, first_seq: int, rows: NDArray[Any], damaged: frozenset[int]) -> None:
         """Finds among these rows what an earlier life may not have synced.
@@ -93,22 +118,30 @@ class CopyMedium:
         lacking = sorted(each for each in damaged | self._rewritten if each <= seq)
         self._save(Checkpoint(seq, tuple(lacking)))
 
-    def sync(self, last_seq: int, *, floor: int) -> None:
+    def sync(self, last_seq: int, *, floor: int) -> list[int]:
         """Puts all that was written on the medium.
 
         Args:
             last_seq: the last frame that has a row.
             floor: slots below are finished.
 
+        Returns:
+            Frames whose sync had failed before, and that cannot be read any more.
+
         Raises:
             OSError: the medium refused; the next call writes all of it again first.
         """
+        with self._syncing:
+            return self._sync(last_seq, floor)
+
+    def _sync(self, last_seq: int, floor: int) -> list[int]:
         with self._rewritten_lock:
             rewritten, self._rewritten = self._rewritten, frozenset()
+        unreadable: list[int] = []
         if self._doubted:
             behind = range(self.checkpoint.seq + 1, last_seq + 1)
             try:
-                self._write_again([*sorted(rewritten), *behind], floor)
+                unreadable = self._write_again([*sorted(rewritten), *behind], floor)
             except OSError:
                 self.rewritten(rewritten)
                 raise
@@ -124,21 +157,30 @@ class CopyMedium:
             self.rewritten(rewritten)
             raise
         self._doubted = False
+        self.synced_seq = max(last_seq, self.synced_seq)
+        return unreadable
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if checkpoint != self.checkpoint:
             save_checkpoint(self._disk, self._folder, checkpoint)
             self.checkpoint = checkpoint
 
-    def _write_again(self, seqs: Iterable[int], floor: int) -> None:
+    def _write_again(self, seqs: Iterable[int], floor: int) -> list[int]:
+        """Writes frames once more; returns those that cannot be read."""
+        unreadable = []
         reader = WheelReader(self._disk, self._data, self._wheel)
         try:
             for seq in seqs:
                 for found in reader.copies(seq, seq, floor=floor):
-                    if isinstance(found, FrameCopy):
-                        self._write_once_more(found)
+                    if not isinstance(found, FrameCopy):
+                        unreadable.append(seq)
+                        continue
+                    with self.lock:  # a frame that was cut meanwhile must not come back
+                        if not self.closed and seq <= self._index.last_seq:
+                            self._write_once_more(found)
         finally:
             reader.close()
+        return unreadable
 
     def _write_once_more(self, copy: FrameCopy) -> None:
         slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()

@@ -26,6 +26,7 @@ A write that fails leaves whole frames with rows, and perhaps bytes that no row 
 are where the same bytes go when it is tried again. What is on the medium: see ``medium.py``.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,10 +96,9 @@ class MirrorWheel:
         self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self._floor = floor
         self._dial = dial
-        # Changed by the writing thread alone, and only as a whole.
-        self._damaged: frozenset[int] = frozenset()
+        self._damaged: frozenset[int] = frozenset()  # changed as a whole, under its lock
+        self._damaged_lock = threading.Lock()
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
-        self._closed = False
         self.meta = meta
         self.top_slot = -1
 
@@ -199,19 +199,21 @@ class MirrorWheel:
         damaged = [place for place in places if self._is_damaged(place.seq)]
         self._slots.reopen({place.slot for place in damaged})
         taken = self._taken(damaged)
+        # Before it is noted: a checkpoint that is being made must not take the note back.
+        self._change_damaged(add=(place.seq for place in damaged))
         with self._medium.lock:
             self._medium.note_lacking(place.seq for place in damaged)
         for place in damaged:
             if place.seq not in taken:
                 self._mend(place)
         refused += [_lies_there(seq) for seq in sorted(taken)]
-        self._damaged -= {place.seq for place in places} - taken
+        self._change_damaged(remove={place.seq for place in places} - taken)
         return refused
 
     def note_damaged(self, seq: int) -> None:
         """A frame was found that cannot be read."""
         if 1 <= seq <= self.last_seq:
-            self._damaged |= {seq}
+            self._change_damaged(add=[seq])
 
     def end_at(self, final_seq: int) -> None:
         """Notes durably that the wheel ends here, then cuts what lies beyond.
@@ -235,7 +237,7 @@ class MirrorWheel:
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
         deleted = delete_wheel_below(self._disk, self._folder, floor)
-        self._damaged -= {seq for seq in self._damaged if self._is_finished(seq)}
+        self._change_damaged(remove=[seq for seq in self._damaged if self._is_finished(seq)])
         return deleted
 
     # --- reading
@@ -254,20 +256,38 @@ class MirrorWheel:
         Raises:
             OSError: the medium refused; the next call writes it again.
         """
-        with self._medium.lock:
-            self._medium.sync(self.last_seq, floor=self._floor)
+        self._sync(self.last_seq)
 
-    def checkpoint(self) -> None:
-        """Puts on the medium what was written so far, and up to where, and what is lacking.
+    def checkpoint(self, *, syncs: bool = True) -> list[int]:
+        """Notes on the medium up to where everything is there, and what is lacking.
+
+        Args:
+            syncs: puts there first what was written; otherwise `sync` is called for all that is.
+
+        Returns:
+            Frames that were found to be damaged.
 
         Raises:
             OSError: see `sync`.
         """
-        with self._medium.lock:
-            if not self._closed:
-                seq = self.last_seq
-                self._medium.sync(seq, floor=self._floor)
-                self._medium.note_synced(seq, self._damaged)
+        medium, seq, damaged = self._medium, self._medium.synced_seq, list[int]()
+        if syncs:
+            seq = self.last_seq
+            try:
+                damaged = self._sync(seq)
+            except OSError:
+                if medium.closed:  # perhaps its files are deleted
+                    return []
+                raise
+        with medium.lock:
+            if not medium.closed:
+                medium.note_synced(seq, self._damaged)
+        return damaged
+
+    def _sync(self, last_seq: int) -> list[int]:
+        unreadable = self._medium.sync(last_seq, floor=self._floor)
+        self._change_damaged(add=unreadable)
+        return unreadable
 
     def doubt_medium(self) -> None:
         """Syncing this wheel has failed: what it holds is to be written again before the next."""
@@ -276,7 +296,7 @@ class MirrorWheel:
     def close(self) -> None:
         """Gives back what is open; nothing is written any more."""
         with self._medium.lock:
-            self._closed = True
+            self._medium.closed = True
             self._slots.close()
             self._index.close()
             self._reader.close()
@@ -378,7 +398,7 @@ class MirrorWheel:
         """These frames have rows now."""
         rows = np.frombuffer(b"".join(place.row for place in places), dtype=INDEX_ROW)
         self.top_slot = _top_slot(rows, self.top_slot)
-        self._damaged |= {place.seq for place in places if place.row == HOLE_ROW}
+        self._change_damaged(add=(place.seq for place in places if place.row == HOLE_ROW))
         written = [place.row for place in places if place.content]
         if self._dial is not None and written:
             self._dial.add(np.frombuffer(b"".join(written), dtype=INDEX_ROW))
@@ -388,6 +408,11 @@ class MirrorWheel:
             self._index.look_after_failure()
         except OSError:
             return  # none of the rows is known to count
+
+    def _change_damaged(self, *, add: Iterable[int] = (), remove: Iterable[int] = ()) -> None:
+        """Both the writing thread and the one that makes checkpoints find damage."""
+        with self._damaged_lock:
+            self._damaged = (self._damaged | frozenset(add)) - frozenset(remove)
 
     def _is_damaged(self, seq: int) -> bool:
         found = next(self.copies(seq, seq, floor=self._floor))
@@ -399,7 +424,7 @@ class MirrorWheel:
         self._write_row(place)
         # In this order: whoever looks at both in between must find it in one.
         self._medium.rewritten([place.seq])
-        self._damaged -= {place.seq}
+        self._change_damaged(remove=[place.seq])
 
     def _write_row(self, place: _Place) -> None:
         old = self._reader.rows(place.seq, place.seq)
@@ -425,7 +450,7 @@ class MirrorWheel:
             self._read_index()
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
-            self._damaged = frozenset(seq for seq in self._damaged if seq <= self.last_seq)
+            self._change_damaged(remove=[seq for seq in self._damaged if seq > self.last_seq])
 
 
 def _lies_there(seq: int) -> FrameDamaged:

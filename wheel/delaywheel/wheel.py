@@ -158,7 +158,11 @@ class OriginWheel:
         self._max_frame_messages = max_frame_messages
         self._max_frame_bytes = max_frame_bytes
         self._sync_lock = threading.Lock()
+        self._synced_seq = 0
+        # Held while the checkpoint is saved: never for longer than that takes.
+        self._save_lock = threading.Lock()
         self._broken: str | None = None
+        self._closed = False
         self._floor = 0
         self.meta = meta
 
@@ -242,27 +246,33 @@ class OriginWheel:
         Raises:
             WheelBroken: the medium reported an error; what it holds is unknown.
         """
-        self._refuse_if_broken()
         with self._sync_lock:
+            # Not before the lock: whoever held it may have met the error that concerns us too.
+            self._refuse_if_broken()
             self._sync()
 
-    def checkpoint(self) -> int:
-        """Puts on the medium what was appended so far, and the seq up to which that is true.
+    def checkpoint(self, *, syncs: bool = True) -> int:
+        """Notes on the medium the seq up to which everything is there.
 
         Recovery after a crash of the machine looks only at what came later.
+
+        Args:
+            syncs: puts there first what was appended; otherwise `sync` is called for each group.
 
         Raises:
             WheelBroken: the medium reported an error; what it holds is unknown.
         """
-        self._refuse_if_broken()
-        with self._sync_lock:
-            seq = self._index.last_seq
-            self._sync()
+        if syncs:
+            self.sync()
+        with self._save_lock:
+            if self._closed:  # what is noted of it is the copy's now
+                return self._synced_seq
+            self._refuse_if_broken()
             try:
-                save_checkpoint(self._disk, self._folder, Checkpoint(seq))
+                save_checkpoint(self._disk, self._folder, Checkpoint(self._synced_seq))
             except OSError as error:
                 raise self._break(f"the checkpoint failed: {error}") from error
-        return seq
+        return self._synced_seq
 
     def delete_below(self, floor: int) -> list[int]:
         """Deletes the slot files below the floor; returns their slots."""
@@ -270,9 +280,19 @@ class OriginWheel:
         self._slots.forget_below(floor)
         return delete_wheel_below(self._disk, self._folder, floor)
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the medium has refused something, or may still: a sync is under way."""
+        return self._broken is not None or self._sync_lock.locked()
+
     def close(self) -> None:
-        """Gives back what is open; the wheel is never opened for append again."""
-        self._broken = self._broken or "it was closed"
+        """Gives back what is open; the wheel is never opened for append again.
+
+        A checkpoint that is being made is not waited for; it will not be noted.
+        """
+        with self._save_lock:
+            self._closed = True
+            self._broken = self._broken or "it was closed"
         self._slots.close()
         self._index.close()
 
@@ -308,11 +328,13 @@ class OriginWheel:
             return  # nothing of the group is known to count
 
     def _sync(self) -> None:
+        seq = self._index.last_seq
         try:
             self._slots.sync(self._slots.take_unsynced())
             self._index.sync(self._index.take_unsynced())
         except OSError as error:
             raise self._break(f"a sync failed: {error}") from error
+        self._synced_seq = seq
 
     def _break(self, cause: str, done: list[FramePlace] | None = None) -> WheelBroken:
         self._broken = cause

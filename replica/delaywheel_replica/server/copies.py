@@ -65,7 +65,8 @@ class Copies:
         delete_halves(self.disk, self.data)
         wheels = list_wheels(self.disk, self.data)
         for wheel in wheels:
-            self.recover(wheel, os_crashed=os_crashed)
+            # A life before may have met a failed sync, and died before it wrote everything again.
+            self.recover(wheel, os_crashed=os_crashed, is_doubtful=not os_crashed)
         self.dial.rebuild(self.disk, self.data, wheels, floor=self.floor)
 
     def find(self, wheel: WheelId) -> MirrorWheel | None:
@@ -98,7 +99,7 @@ class Copies:
         Args:
             wheel: which one.
             os_crashed: the machine started anew since it was written.
-            is_doubtful: syncing it has failed.
+            is_doubtful: syncing it has failed, or may have.
         """
         # It may have been made by a life that ended before this.
         self.disk.sync_folder(wheel_folder(self.data, wheel))

@@ -254,7 +254,7 @@ class Driver:
         """
         wheel = self._store.wheel
         try:
-            self._store.checkpoint()
+            self._store.checkpoint(self.unreadable)
         except WheelBroken as error:
             if wheel is not None:
                 self._tell(Broken(wheel.wheel, str(error)))

@@ -267,7 +267,7 @@ class Store:
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
         wheel = self._open.wheel
-        self._doubtful = self._doubtful or self._open.broken is not None
+        self._doubtful = self._doubtful or self._open.is_doubtful
         self._open.close()
         self._copies.recover(wheel, is_doubtful=self._doubtful)
         if self._open_reader is not None:
@@ -409,22 +409,31 @@ class Store:
         """What there is of every wheel but the open one."""
         return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
 
-    def checkpoint(self) -> None:
-        """Puts on the medium what was written, and notes how far. For any thread.
+    def checkpoint(self, on_damaged: Callable[[WheelId, int], object]) -> None:
+        """Notes on the medium how far it holds what was written. For one thread, whichever.
+
+        Unless groups are synced, it puts there first what was written.
+
+        Args:
+            on_damaged: is told of frames of copies that turn out to be damaged.
 
         Raises:
             WheelBroken: the medium refused the open wheel.
             OSError: it refused a copy; the next call tries again.
         """
+        syncs = not self._limits.sync_groups
         failure: OSError | None = None
-        for copy in list(self._copies.known.values()):
+        for wheel, copy in list(self._copies.known.items()):
             try:
-                copy.checkpoint()
+                damaged = copy.checkpoint(syncs=syncs)
             except OSError as error:
                 failure = error
+                continue
+            for seq in damaged:
+                on_damaged(wheel, seq)
         origin = self._open
         if origin is not None and origin.broken is None:
-            origin.checkpoint()
+            origin.checkpoint(syncs=syncs)
         if failure is not None:
             raise failure
 
