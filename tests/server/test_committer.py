@@ -21,6 +21,7 @@ from delaywheel_replica.server.refusals import Refusal
 from sim.disk import Fault, SimulatedDisk
 from support.driven import NOW_MS, Driven
 from support.messages import BASE_SLOT, message
+from support.wheels import delete_below
 
 ONE = WheelId("n1", 1)
 
@@ -219,7 +220,7 @@ def test_a_full_second_refuses_its_messages_alone(
 def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
     """More of them than a group's verdicts could number one by one."""
     assert node.store.wheel is not None
-    node.store.wheel.delete_below(BASE_SLOT + 300)
+    delete_below(node.store.wheel, BASE_SLOT + 300)
     early = [message(number, slot=BASE_SLOT + number) for number in range(300)]
     due = message(1, slot=BASE_SLOT + 300)
     asked, only_early = node.ask(due, *early), node.ask(early[7])

@@ -337,7 +337,7 @@ def test_what_fails_takes_along_only_what_is_answered(
     assert ready.driver.floor == BASE_SLOT
 
 
-def refuse(*_: object) -> Held:
+def refuse(*_: object, **__: object) -> Held:
     raise OSError("no")
 
 

@@ -396,8 +396,8 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     store.mirror(CARD, copies)
     open_own(store)
     write(store, 0, 1)
-    assert store.sweep(BASE_SLOT + 1) == [BASE_SLOT]
-    assert store.sweep(BASE_SLOT + 1) == []
+    assert list(store.sweep(BASE_SLOT + 1)) == [BASE_SLOT, BASE_SLOT]
+    assert list(store.sweep(BASE_SLOT + 1)) == []
     frames, _ = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert frames == [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
     assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT + 1]
@@ -466,15 +466,19 @@ def test_a_closed_copy_is_cut_and_stays_so() -> None:
         store.close_wheel(WheelId("node-1", 2), 2)
 
 
+def deleted(store: Store) -> list[int]:
+    return list(store.delete_wheel(WHEEL))
+
+
 def test_a_deleted_copy_is_gone() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     store.mirror(CARD, written_elsewhere())
-    store.delete_wheel(WHEEL)
+    deleted(store)
     assert store.held_wheels() == {}
     assert list_wheels(disk, DATA) == []
     store.checkpoint(ignored)
-    store.delete_wheel(WHEEL)
+    deleted(store)
     assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
 
 
@@ -485,8 +489,8 @@ def test_a_deletion_that_failed_is_done_again() -> None:
         store.mirror(CARD, written_elsewhere())
         disk.faults.append(Fault("delete", countdown=countdown))
         with pytest.raises(OSError, match="Input/output"):
-            store.delete_wheel(WHEEL)
-        store.delete_wheel(WHEEL)
+            deleted(store)
+        deleted(store)
         assert not [path for path in disk.paths() if str(WHEEL) in str(path)]
 
 
@@ -517,7 +521,7 @@ def test_nothing_waits_for_the_syncs_of_a_checkpoint(action: str) -> None:
         "close": lambda: store.close_wheel(WHEEL, 5),
         "close and cut": lambda: store.close_wheel(WHEEL, 2),
         "repair": lambda: store.repair(CARD, copies[1:2]),
-        "delete": lambda: store.delete_wheel(WHEEL),
+        "delete": lambda: deleted(store),
         "leave": store.leave_wheel,
     }
     done = while_syncing(disk, actions[action])

@@ -387,7 +387,7 @@ class StoreMachine(RuleBasedStateMachine):
     def everything_is_mended(self) -> None:
         """Both fetch and mend until they hold the same; what nobody has is lost."""
         for node in self.nodes.values():
-            node.store.sweep(node.floor)  # after a restart it hears of the floor again
+            list(node.store.sweep(node.floor))  # after a restart it hears of the floor again
         for wheel in self.wheels:
             for _ in range(200):
                 before = self._state_of(wheel)

@@ -38,7 +38,7 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.peers import Gossip, PeerMessage
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import Answers, Group, Outcome, Request
-from delaywheel_replica.server.driver import Driver, GroupJob, Job
+from delaywheel_replica.server.driver import Driver, GroupJob, Job, StepJob
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.book import Entry, columns_of
@@ -57,8 +57,12 @@ GROUP_US = 400
 CHECKPOINT_US = 1_000 * US_PER_MS
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
+TURN_AT_MOST = 2
 RECENT_BYTES = 1 << 10
 """Mirrors are sent some frames from memory, and others from the disk."""
+
+
+Work = Group | StepJob | deque[Effect]
 
 
 class SimServer:
@@ -89,7 +93,13 @@ class SimServer:
         self._dead = False
         self.store = self._open_store()
         config = self.world.member_config(node.name)
-        self.driver = Driver(config, self.store, self, message_bytes=MESSAGE_BYTES)
+        self.driver = Driver(
+            config,
+            self.store,
+            self,
+            message_bytes=MESSAGE_BYTES,
+            turn_at_most=TURN_AT_MOST,
+        )
         self._cancels = Cancels(self)
 
     def start(self) -> None:
@@ -288,20 +298,25 @@ class SimServer:
             self._do(work)
         self._working = False
 
-    def _go_on(self, work: Group | deque[Effect]) -> None:
+    def _go_on(self, work: Work) -> None:
         """The disk was slow; now it is done."""
         self._do(work)
         self._working = False
 
-    def _do(self, work: Group | deque[Effect]) -> None:
+    def _do(self, work: Work) -> None:
         if isinstance(work, Group):
             self._finish_group(work)
+        elif isinstance(work, StepJob):
+            self.driver.do_step()
         else:
             self._do_next(work)
 
-    def _next_work(self) -> Group | deque[Effect] | None:
+    def _next_work(self) -> Work | None:
         """Of the first job, effects or a group that was let in; None: nothing is left of it."""
         job = self._jobs[0]
+        if isinstance(job, StepJob):
+            self._jobs.popleft()
+            return job
         if not isinstance(job, GroupJob):
             if job:
                 return job
@@ -385,8 +400,8 @@ class SimServer:
         )
 
 
-def _reads_only(work: Group | deque[Effect]) -> bool:
-    return not isinstance(work, Group) and isinstance(work[0], Serve | ForgetLost)
+def _reads_only(work: Work) -> bool:
+    return isinstance(work, deque) and isinstance(work[0], Serve | ForgetLost)
 
 
 def verdict_of(outcome: Outcome, row: int) -> Reason | None:

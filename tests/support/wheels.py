@@ -7,6 +7,7 @@ from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
 from delaywheel.identity import WheelId
+from delaywheel.mirror import MirrorWheel
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta, WheelState, load_meta, save_meta
@@ -54,6 +55,12 @@ def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] 
         frame.seq: messages_of(frame.columns) if isinstance(frame, Frame) else frame
         for frame in frames
     }
+
+
+def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
+    """Slots below the floor are finished, and their files deleted; which had one."""
+    wheel.raise_floor(floor)
+    return list(wheel.delete_finished())
 
 
 def ignored(*_: object) -> None:

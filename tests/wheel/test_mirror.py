@@ -27,7 +27,7 @@ from delaywheel.wheel import (
 from sim.disk import Fault, SimulatedDisk
 from support.copies import copies_of, flipped, rows_of, slots_of
 from support.messages import BASE_SLOT, message
-from support.wheels import append, mark_wheel, new_wheel
+from support.wheels import append, delete_below, mark_wheel, new_wheel
 
 DATA = Path("/data")
 DIAL_ROWS = 64
@@ -194,7 +194,7 @@ def test_finished_slots_have_rows_only() -> None:
 def test_a_finished_slot_never_gets_its_file_back() -> None:
     pair = Pair()
     pair.mirror.append(pair.copies[:3])
-    pair.mirror.delete_below(BASE_SLOT + 1)
+    delete_below(pair.mirror, BASE_SLOT + 1)
     pair.mirror.append(pair.copies)
     pair.mirror.repair(pair.copies)
     assert list(slots_of(pair.disk, DATA, pair.wheel)) == [BASE_SLOT + 1, BASE_SLOT + 2]
@@ -440,7 +440,7 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     floor = BASE_SLOT + 3
     assert delete_segments_below(pair.disk, pair.folder, floor) == []
     pair.mirror.repair(pair.copies)
-    pair.mirror.delete_below(floor)
+    delete_below(pair.mirror, floor)
     assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [bytes(16)] * 4
     assert pair.mirror.last_seq == 5
     assert pair.reopened() == Recovered(5, [], [])
@@ -451,5 +451,5 @@ def test_lacking_frames_below_the_floor_are_finished() -> None:
     pair.mirror.append(pair.copies)
     pair.mirror.note_damaged(1)
     pair.mirror.note_damaged(2)
-    pair.mirror.delete_below(BASE_SLOT + 1)
+    delete_below(pair.mirror, BASE_SLOT + 1)
     assert pair.mirror.lacking == (2,)

@@ -10,7 +10,7 @@ from delaywheel.recovery import Cut, Recovered, recover_wheel
 from delaywheel.wheel import OriginWheel, WheelMissing
 from sim.disk import Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, message
-from support.wheels import append, new_wheel, read_all
+from support.wheels import append, delete_below, new_wheel, read_all
 
 DATA = Path("/data")
 
@@ -96,7 +96,7 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
 
 def test_deleted_slots_are_no_damage() -> None:
     disk, wheel, _ = wheel_of_three()
-    wheel.delete_below(BASE_SLOT + 1)
+    delete_below(wheel, BASE_SLOT + 1)
     floor = BASE_SLOT + 1
     for os_crashed in (False, True):
         recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed, floor=floor)

@@ -9,7 +9,7 @@ from delaywheel.verify import Problem, verify_folder
 from delaywheel.wheel import OriginWheel
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, message
-from support.wheels import append, new_wheel
+from support.wheels import append, delete_below, new_wheel
 
 DATA = Path("/data")
 
@@ -97,7 +97,7 @@ DAMAGES: dict[str, tuple[Damage, Problem, int | None, int | None]] = {
 def test_nothing_is_wrong_with_what_was_written() -> None:
     disk, wheel = folder_of_two_slots()
     assert list(verify_folder(disk, DATA)) == []
-    wheel.delete_below(BASE_SLOT + 1)
+    delete_below(wheel, BASE_SLOT + 1)
     assert list(verify_folder(disk, DATA, floor=BASE_SLOT + 1)) == []
     assert {finding.problem for finding in verify_folder(disk, DATA)} == {Problem.FRAME}
     assert list(verify_folder(SimulatedDisk(), DATA)) == []

@@ -29,7 +29,7 @@ from delaywheel.wheel import (
 )
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
-from support.wheels import ACCEPTED_AT_MS, append, mark_wheel, new_wheel, read_all
+from support.wheels import ACCEPTED_AT_MS, append, delete_below, mark_wheel, new_wheel, read_all
 
 DATA = Path("/data")
 SECONDS_OF_A_WEEK = 7 * 24 * 3600
@@ -244,7 +244,7 @@ def test_slots_below_the_floor_take_nothing_any_more() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
     append(wheel, [message(1), message(2, slot=BASE_SLOT + 1)])
-    assert wheel.delete_below(BASE_SLOT + 1) == [BASE_SLOT]
+    assert delete_below(wheel, BASE_SLOT + 1) == [BASE_SLOT]
     with pytest.raises(SlotFinished):
         append(wheel, [message(3)])
     reader = WheelReader(disk, DATA, wheel.wheel)
@@ -262,11 +262,11 @@ def test_deletion_goes_over_hours_and_leaves_no_empty_folder() -> None:
     append(wheel, [message(slot=slot) for slot in slots])
     folder = layout.wheel_folder(DATA, wheel.wheel)
     assert list(list_slots(disk, folder, slots[1], slots[4])) == slots[1:4]
-    assert delete_wheel_below(disk, folder, slots[5]) == slots[:5]
+    assert list(delete_wheel_below(disk, folder, slots[5])) == slots[:5]
     assert list(list_slots(disk, folder)) == slots[5:]
     hours = disk.list_folder(layout.slots_folder(folder))
     assert len(hours) == len({slot // 3600 for slot in slots[5:]})
-    assert delete_wheel_below(disk, folder, slots[5]) == []
+    assert list(delete_wheel_below(disk, folder, slots[5])) == []
 
 
 def test_an_unregistered_wheel_is_deleted_whole() -> None:
@@ -328,7 +328,7 @@ def test_what_was_read_outlives_the_file(tmp_path: Path) -> None:
     reader = WheelReader(disk, tmp_path, wheel.wheel)
     (frame,) = reader.slot_frames(BASE_SLOT, 1)
     reader.close()
-    wheel.delete_below(BASE_SLOT + 1)
+    delete_below(wheel, BASE_SLOT + 1)
     assert isinstance(frame, Frame)
     assert messages_of(frame.columns) == group
 
@@ -390,13 +390,13 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
     disk.delete(layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), slots[7]))
     between = reader.indexed_slots(slots[2], slots[-1]).tolist()
     assert sorted(set(between)) == slots[2:-1], "whether the file is there or not"
-    wheel.delete_below(BASE_SLOT + 200)
+    delete_below(wheel, BASE_SLOT + 200)
     assert set(reader.indexed_slots(0, slots[-1] + 1).tolist()) == set(slots[4:])
     names = disk.list_folder(layout.wheel_folder(DATA, wheel.wheel))
     assert [name for name in names if name.startswith("index")] == ["index.1", "index.2", "index.3"]
     assert reader.rows(1, 5)["length"].tolist()[:4] == [0] * 4
     assert np.count_nonzero(reader.rows(5, 15)["length"]) == 11
-    wheel.delete_below(BASE_SLOT + 5000)
+    delete_below(wheel, BASE_SLOT + 5000)
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 15, "the last segment stays"
 
 
@@ -411,7 +411,7 @@ def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever(
         append(wheel, [message(1), message(2, slot=BASE_SLOT + 9_000)])
         wheel.checkpoint()
         if is_swept:
-            wheel.delete_below(BASE_SLOT + 9_001)
+            delete_below(wheel, BASE_SLOT + 9_001)
         disk.crash_after(effects)
         try:
             delete_wheel(disk, DATA, wheel.wheel)

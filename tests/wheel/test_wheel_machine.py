@@ -21,7 +21,7 @@ from delaywheel.verify import Problem, verify_folder
 from delaywheel.wheel import OriginWheel, WheelBroken, delete_wheel_below, list_wheels
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
-from support.wheels import ACCEPTED_AT_MS, append, new_wheel, read_all
+from support.wheels import ACCEPTED_AT_MS, append, delete_below, new_wheel, read_all
 
 DATA = Path("/data")
 SLOTS = 4
@@ -88,10 +88,10 @@ class WheelMachine(RuleBasedStateMachine):
     @rule(step=st.integers(1, 2))
     def raise_floor(self, step: int) -> None:
         self.floor = min(self.floor + step, BASE_SLOT + SLOTS - 1)
-        self.wheel.delete_below(self.floor)
+        delete_below(self.wheel, self.floor)
         for wheel in list_wheels(self.disk, DATA):
             if wheel != self.wheel.wheel:
-                delete_wheel_below(self.disk, layout.wheel_folder(DATA, wheel), self.floor)
+                list(delete_wheel_below(self.disk, layout.wheel_folder(DATA, wheel), self.floor))
         self.dial.clear_below(self.floor)
         self.promised = {
             place: messages

@@ -27,7 +27,7 @@ are where the same bytes go when it is tried again. What is on the medium: see `
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -155,11 +155,17 @@ class MirrorWheel:
 
     # --- writing
 
-    def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
+    def append(
+        self, copies: Sequence[FrameCopy], *, is_over: Callable[[], bool] = lambda: False
+    ) -> FrameDamaged | None:
         """Writes the frames that follow on the last one.
 
         Those held already are passed over. The first that does not follow, lies beyond the
         committed end, or is not what it should be, ends the list.
+
+        Args:
+            copies: in their order.
+            is_over: is asked after each frame that was written; if it is so, no more are.
 
         Returns:
             What was wrong with the frame that ended the list, if one was not what it should be.
@@ -167,7 +173,7 @@ class MirrorWheel:
         Raises:
             OSError: the medium refused; those before may count, see ``last_seq``.
         """
-        places, refused, failure = self._write_following(copies)
+        places, refused, failure = self._write_following(copies, is_over)
         before = self._index.last_seq
         try:
             self._index.append([place.row for place in places])
@@ -179,8 +185,14 @@ class MirrorWheel:
             raise failure
         return refused
 
-    def repair(self, copies: Sequence[FrameCopy]) -> list[FrameDamaged]:
+    def repair(
+        self, copies: Sequence[FrameCopy], *, between: Callable[[], object] = lambda: None
+    ) -> list[FrameDamaged]:
         """Puts frames up to the last in their places, where they cannot be read.
+
+        Args:
+            copies: those frames.
+            between: is called after each one: others may want the disk.
 
         Returns:
             What was wrong with those that are not what they should be.
@@ -196,7 +208,11 @@ class MirrorWheel:
                     places.append(self._place(copy))
                 except FrameDamaged as damage:
                     refused.append(damage)
-        damaged = [place for place in places if self._is_damaged(place.seq)]
+        damaged = []
+        for place in places:
+            if self._is_damaged(place.seq):
+                damaged.append(place)
+            between()
         self._slots.reopen({place.slot for place in damaged})
         taken = self._taken(damaged)
         # Before it is noted: a checkpoint that is being made must not take the note back.
@@ -206,6 +222,7 @@ class MirrorWheel:
         for place in damaged:
             if place.seq not in taken:
                 self._mend(place)
+                between()
         refused += [_lies_there(seq) for seq in sorted(taken)]
         self._change_damaged(remove={place.seq for place in places} - taken)
         return refused
@@ -215,8 +232,12 @@ class MirrorWheel:
         if 1 <= seq <= self.last_seq:
             self._change_damaged(add=[seq])
 
-    def end_at(self, final_seq: int) -> None:
+    def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
         """Notes durably that the wheel ends here, then cuts what lies beyond.
+
+        Args:
+            final_seq: the committed end.
+            between: is called after each file that was cut: others may want the disk.
 
         Raises:
             ValueError: it was closed before, at another seq.
@@ -228,17 +249,20 @@ class MirrorWheel:
             closed = replace(self.meta, state=WheelState.CLOSED, final_seq=final_seq)
             if closed != self.meta:
                 save_meta(self._disk, self._data, closed)
+                between()
             if self.last_seq > final_seq:
-                self._cut(final_seq)
+                self._cut(final_seq, between)
             self.meta = closed
 
-    def delete_below(self, floor: int) -> list[int]:
-        """Deletes the slot files below the floor; returns their slots."""
+    def raise_floor(self, floor: int) -> None:
+        """Slots below are finished: nothing of them is read, written or lacking any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
-        deleted = delete_wheel_below(self._disk, self._folder, floor)
         self._change_damaged(remove=[seq for seq in self._damaged if self._is_finished(seq)])
-        return deleted
+
+    def delete_finished(self) -> Iterator[int]:
+        """Deletes the slot files below the floor, one by one; yields their slots."""
+        yield from delete_wheel_below(self._disk, self._folder, self._floor)
 
     # --- reading
 
@@ -339,7 +363,7 @@ class MirrorWheel:
         return _Place(copy.seq, copy.row, slot, offset, content)
 
     def _write_following(
-        self, copies: Sequence[FrameCopy]
+        self, copies: Sequence[FrameCopy], is_over: Callable[[], bool]
     ) -> tuple[list[_Place], FrameDamaged | None, OSError | None]:
         """Writes contents, in order, up to the first that cannot be; why it cannot."""
         places: list[_Place] = []
@@ -362,6 +386,8 @@ class MirrorWheel:
             except OSError as error:
                 return places, None, error
             places.append(place)
+            if is_over():
+                break
         return places, None, None
 
     def _is_within(self, seq: int) -> bool:
@@ -439,13 +465,13 @@ class MirrorWheel:
         row = self._reader.rows(seq, seq)
         return row.tobytes() != HOLE_ROW and int(row["slot"][0]) < self._floor
 
-    def _cut(self, final_seq: int) -> None:
+    def _cut(self, final_seq: int, between: Callable[[], object]) -> None:
         beyond = self._reader.rows(final_seq + 1, self.last_seq)
         self._slots.close()
         self._index.close()
         self._reader.close()
         try:
-            cut_beyond(self._disk, self._folder, final_seq)
+            cut_beyond(self._disk, self._folder, final_seq, between)
         finally:
             self._read_index()
             if self._dial is not None:

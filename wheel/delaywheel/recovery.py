@@ -25,7 +25,7 @@ came later is read again, frame by frame. Running it twice, or being stopped wit
 harm: bytes of whole frames are never touched, and rows are derived from them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,10 +109,13 @@ def recover_wheel(
     return Recovered(last_seq, cut, lacking)
 
 
-def cut_beyond(disk: Disk, folder: Path, final_seq: int) -> None:
+def cut_beyond(
+    disk: Disk, folder: Path, final_seq: int, between: Callable[[], object] = lambda: None
+) -> None:
     """Cuts all frames with a greater seq, durably. Nobody may be writing.
 
-    Their rows go last, so that it can be repeated when it was stopped within.
+    Their rows go last, so that it can be repeated when it was stopped within. ``between`` is called
+    after each file.
     """
     ends: dict[int, int] = {}
     beyond = [np.empty(0, dtype=INDEX_ROW)]
@@ -126,6 +129,7 @@ def cut_beyond(disk: Disk, folder: Path, final_seq: int) -> None:
             path = layout.slot_path(folder, slot)
             if disk.exists(path):
                 _cut_slot(disk, path, ends.get(slot, 0))
+                between()
         _end_index(disk, folder, final_seq)
 
 

@@ -318,10 +318,12 @@ def list_slots(
                 yield slot
 
 
-def delete_slots_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """Deletes the files of slots below ``floor``, and folders of hours that have none left."""
+def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
+    """Deletes the files of slots below ``floor``, and folders of hours that have none left.
+
+    One by one, as the iterator is gone through: deleting a day's may take a disk many seconds.
+    """
     slots = layout.slots_folder(folder)
-    deleted = []
     for name in disk.list_folder(slots):
         hour = layout.hour_of_name(name)
         if hour is None:
@@ -332,7 +334,6 @@ def delete_slots_below(disk: Disk, folder: Path, floor: int) -> list[int]:
             if slot // layout.SECONDS_PER_HOUR != hour:
                 break
             disk.delete(slots / name / f"{slot}.slot")
-            deleted.append(slot)
+            yield slot
         if (hour + 1) * layout.SECONDS_PER_HOUR <= floor:
             disk.delete_folder(slots / name)
-    return deleted

@@ -17,7 +17,7 @@ leaves whole frames with rows, and perhaps bytes that no row speaks of, which re
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -274,11 +274,14 @@ class OriginWheel:
                 raise self._break(f"the checkpoint failed: {error}") from error
         return self._synced_seq
 
-    def delete_below(self, floor: int) -> list[int]:
-        """Deletes the slot files below the floor; returns their slots."""
+    def raise_floor(self, floor: int) -> None:
+        """Slots below are finished: nothing more is written for them."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
-        return delete_wheel_below(self._disk, self._folder, floor)
+
+    def delete_finished(self) -> Iterator[int]:
+        """Deletes the slot files below the floor, one by one; yields their slots."""
+        yield from delete_wheel_below(self._disk, self._folder, self._floor)
 
     @property
     def is_doubtful(self) -> bool:
@@ -409,14 +412,14 @@ def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
     disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
 
 
-def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """Deletes a wheel's slots below the floor, and index segments that speak of no other.
+def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
+    """Deletes a wheel's slots below the floor, one by one, yielding them.
 
-    For wheels that nobody has open; those have ``delete_below``.
+    Last come index segments that speak of no other slot. For wheels that nobody has open; those
+    have ``delete_finished``.
     """
-    deleted = delete_slots_below(disk, folder, floor)
+    yield from delete_slots_below(disk, folder, floor)
     delete_segments_below(disk, folder, floor)
-    return deleted
 
 
 def delete_wheel(disk: Disk, data: Path, wheel: WheelId) -> None:

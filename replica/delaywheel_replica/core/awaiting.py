@@ -1,6 +1,7 @@
 """Effects whose outcome the member machine waits for.
 
-An effect that fails takes those behind it in its list with it. So what was asked for together is
+An effect that fails takes those behind it in its list with it, but for the deletion of a wheel:
+that takes long, is done beside everything else, and stands alone. So what was asked for together is
 remembered together: of a failure the machine learns everything that will not happen, and asks for
 it again when it is still wanted.
 """
@@ -42,11 +43,15 @@ class Awaiting:
         self._asked: list[tuple[int, Awaited]] = []
 
     def asked(self, effects: list[Effect]) -> None:
-        """Notes the effects of one list that are answered."""
+        """Notes the effects of one list that are answered; each that takes long by itself."""
         self._lists += 1
+        together = self._lists
         for effect in effects:
-            if isinstance(effect, Awaited):
+            if isinstance(effect, DeleteWheel):
+                self._lists += 1
                 self._asked.append((self._lists, effect))
+            elif isinstance(effect, Awaited):
+                self._asked.append((together, effect))
 
     def has(self, kind: type[Awaited], wheel: WheelId | None = None) -> bool:
         """Whether an effect of this kind, about this wheel, is still to be answered."""

@@ -41,7 +41,8 @@ The effects of a step stand in this order: what cannot fail, then what is answer
 then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
 not durable yet. What is answered is done one after another, and when one fails, those behind it
 are dropped, for they are asked for again (awaiting.py). The rest stands alone, each for itself: a
-full disk that takes no `Save` must not keep `Sweep` from freeing it.
+full disk that takes no `Save` must not keep `Sweep` from freeing it. So does `DeleteWheel`, though
+it is answered: both delete any number of files, in steps between other jobs.
 """
 
 from collections.abc import Iterable

@@ -233,6 +233,11 @@ class Committer:
             self._pending.append(request)
             return len(self._pending) == 1
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether requests wait for a group."""
+        return bool(self._pending)
+
     def take(self) -> tuple[list[Request], bool]:
         """The next requests of one kind, within a group's bounds; whether others are left."""
         with self._lock:

@@ -4,7 +4,7 @@ Every wheel is here but the open one: those of other nodes, and own ones of earl
 copies like all others, to be mended and closed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ import structlog
 
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
+from delaywheel.format import NO_SLOT
 from delaywheel.identity import WheelId
 from delaywheel.layout import meta_path, wheel_folder
 from delaywheel.mirror import MirrorWheel
@@ -131,10 +132,16 @@ class Copies:
         self._copies[wheel] = copy
         return copy
 
-    def delete(self, wheel: WheelId) -> None:
-        """Deletes all that there is of a wheel."""
+    def delete(self, wheel: WheelId) -> Iterator[int]:
+        """Deletes all that there is of a wheel: slot files one by one, then the rest at once.
+
+        From the first of them on all of it is finished, so that whoever reads or writes it
+        meanwhile finds no frame that is half gone.
+        """
         copy = self._copies.get(wheel)
         if copy is not None:
+            copy.raise_floor(NO_SLOT)
+            yield from copy.delete_finished()
             copy.close()
         delete_wheel(self.disk, self.data, wheel)
         self._copies.pop(wheel, None)

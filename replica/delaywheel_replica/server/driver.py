@@ -22,6 +22,10 @@ store thread            ``do``: the jobs, in order                 the disk
 - What touches the disk becomes jobs, put into the queue in the order of the steps: those that are
   answered as one job, each of the rest by itself (core/member.py says why). The groups of callers
   are jobs of the same queue. So the store has one writer, which sees all in one order.
+- Nothing holds a caller's group for long (pacing.py): what deletes files is done in steps, each a
+  job of its own, and other jobs of many frames let a group in between two pieces. So groups may
+  overtake other jobs. Of two effects only a deletion may be overtaken: what is being deleted is
+  finished, whatever else is done to its wheel meanwhile.
 - A group steps the machine once, when it is written (`Written`). From being let in until then its
   seal rests (core/line.py).
 """
@@ -31,7 +35,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
 
 from delaywheel.columns import Columns
@@ -47,7 +51,6 @@ from delaywheel_replica.core.member_events import (
     CleanerTold,
     Closed,
     CloseWheel,
-    Deleted,
     DeleteWheel,
     Disconnected,
     Drain,
@@ -86,6 +89,7 @@ from delaywheel_replica.server.committer import (
     Request,
     write,
 )
+from delaywheel_replica.server.pacing import LongWork, Turn
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
@@ -103,7 +107,12 @@ class GroupJob:
     """The requests that have come so far are to be written."""
 
 
-Job: TypeAlias = deque[Effect] | GroupJob
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """Some more files are to be deleted."""
+
+
+Job: TypeAlias = deque[Effect] | GroupJob | StepJob
 
 _EventAt: TypeAlias = Callable[[int, int], Event]
 """Makes an event from the monotonic and the wall clock."""
@@ -169,6 +178,7 @@ class Driver:
         outside: Outside,
         *,
         message_bytes: int = MESSAGE_BYTES,
+        turn_at_most: int | None = None,
     ) -> None:
         """Begins with what the store has recovered.
 
@@ -177,6 +187,7 @@ class Driver:
             store: its data folder.
             outside: what surrounds it.
             message_bytes: frames of so many bytes go in one message; but one frame always.
+            turn_at_most: so many frames or files at most make a turn; None: as time allows.
         """
         started = Started(store.state, store.held_wheels(), outside.now_ms())
         self.machine = Member(config, started)
@@ -188,6 +199,8 @@ class Driver:
         self._store = store
         self._outside = outside
         self._committer = Committer()
+        self._turn_at_most = turn_at_most
+        self._long_work = LongWork(store, outside.now_ms, most_files=turn_at_most)
         # When the last group was accepted, and into which wheel.
         self._accepted: tuple[WheelId, int] | None = None
         self._lock = threading.Lock()
@@ -290,7 +303,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Send | Tell | Acknowledge):
                 at_once.append(effect)
-            elif isinstance(effect, Awaited):
+            elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel):
                 answered.append(effect)
             else:
                 alone.append(effect)
@@ -325,17 +338,29 @@ class Driver:
 
     def do(self, job: Job) -> None:
         """Does a job to its end."""
-        if isinstance(job, GroupJob):
-            group = self.begin_group()
-            if group is not None:
-                self.finish_group(group)
-            return
-        while job:
-            self.do_next(job)
+        match job:
+            case GroupJob():
+                self._write_group()
+            case StepJob():
+                self.do_step()
+            case _:
+                while job:
+                    self.do_next(job)
+
+    def do_step(self) -> None:
+        """Deletes some files; what is left to be deleted goes behind all that came meanwhile."""
+        event, has_more = self._long_work.step()
+        if has_more:
+            self._outside.enqueue(StepJob())
+        if event is not None:
+            self._tell(event)
 
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped."""
         effect = effects.popleft()
+        if isinstance(effect, Sweep | DeleteWheel):
+            self._begin_deleting(effect)
+            return
         try:
             event_at = self._carry_out(effect)
         except (OSError, WheelBroken) as error:
@@ -345,7 +370,7 @@ class Driver:
         if event_at is not None:
             self._step(event_at)
 
-    def _carry_out(  # noqa: C901, PLR0911 - one for each effect
+    def _carry_out(  # noqa: PLR0911 - one for each effect
         self, effect: Effect
     ) -> _EventAt | None:
         """Does what touches the disk; what the machine is to be told."""
@@ -361,28 +386,50 @@ class Driver:
                 self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
                 return _mirrored(store.leave_wheel())
             case Mirror():
-                return _mirrored(store.mirror(effect.card, effect.frames))
+                return _mirrored(self._mirror(effect))
             case Repair():
-                return _mirrored(store.repair(effect.card, effect.frames))
+                between = self._write_group
+                return _mirrored(store.repair(effect.card, effect.frames, between=between))
             case CloseWheel():
-                return _at_any_time(Closed(store.close_wheel(effect.wheel, effect.final_seq)))
-            case DeleteWheel():
-                store.delete_wheel(effect.wheel)
-                return _at_any_time(Deleted(effect.wheel))
+                between = self._write_group
+                closed = store.close_wheel(effect.wheel, effect.final_seq, between=between)
+                return _at_any_time(Closed(closed))
             case Serve():
                 self._serve(effect)
             case ForgetLost():
                 store.forget_lost(effect.frames)
-            case Sweep():
-                self.floor = max(self.floor, effect.floor)
-                store.sweep(effect.floor)
             case _:
                 raise AssertionError(f"{effect} is done at once")
         return None
 
+    def _begin_deleting(self, effect: Sweep | DeleteWheel) -> None:
+        if isinstance(effect, Sweep):
+            self.floor = max(self.floor, effect.floor)
+        if self._long_work.begin(effect):
+            self._outside.enqueue(StepJob())
+
+    def _turn(self) -> Turn:
+        return Turn(self._outside.now_ms, self._turn_at_most)
+
+    def _mirror(self, effect: Mirror) -> Held:
+        """Whatever ends a piece without a frame, ends the whole."""
+        held: Held | None = None
+        frames = effect.frames
+        while True:
+            before = held
+            held = self._store.mirror(effect.card, frames, is_over=self._turn().is_over)
+            frames = tuple(frame for frame in frames if frame.seq > held.applied)
+            if not frames or (before is not None and held.applied == before.applied):
+                return held
+            self._write_group()
+
     def _serve(self, effect: Serve) -> None:
-        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one."""
+        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one.
+
+        What of a push takes longer than a turn goes behind all that came meanwhile.
+        """
         first_seq = effect.first_seq
+        turn = self._turn()
         while first_seq <= effect.last_seq:
             frames, lacking = self._store.read(
                 effect.wheel,
@@ -391,6 +438,7 @@ class Driver:
                 max_bytes=self._message_bytes,
                 max_frames=self._batch_frames,
                 floor=self.floor,
+                is_over=turn.is_over,
             )
             if frames:
                 card = self._store.card(effect.wheel)
@@ -403,8 +451,19 @@ class Driver:
                 self.unreadable(effect.wheel, seq)
             if effect.request or lacking or not frames:
                 return
+            if first_seq <= effect.last_seq and turn.has_ended:
+                self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
+                return
 
     # --- callers' groups, on the store's thread
+
+    def _write_group(self) -> None:
+        """Writes the next group, if there is one; also between two pieces of a long job."""
+        if not self._committer.has_pending:
+            return
+        group = self.begin_group()
+        if group is not None:
+            self.finish_group(group)
 
     def begin_group(self) -> Group | None:
         """Lets the next group in; None: there is none, or it was refused."""

@@ -220,7 +220,7 @@ class Store:
             max_frame_bytes=self._limits.max_frame_bytes,
         )
         self._open_reader = WheelReader(self._disk, self._data, spare.wheel)
-        self._open.delete_below(self._copies.floor)
+        self._open.raise_floor(self._copies.floor)
         self._top_slot = -1
 
     def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> list[FramePlace]:
@@ -278,61 +278,95 @@ class Store:
 
     # --- copies
 
-    def mirror(self, card: WheelCard, frames: Sequence[FrameCopy]) -> Held:
+    def mirror(
+        self,
+        card: WheelCard,
+        frames: Sequence[FrameCopy],
+        *,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> Held:
         """Writes frames behind what is held of a wheel, exactly as they are.
 
         One that does not follow, or is not what it should be, ends the list. Those that are held
         already are passed over.
 
+        Args:
+            card: of their wheel.
+            frames: in their order.
+            is_over: is asked after each frame that was written; if it is so, no more are.
+
         Raises:
             OSError: the medium refused. What was written whole may count; ask again.
         """
         copy = self._taken(card)
-        refused = copy.append(frames)
+        refused = copy.append(frames, is_over=is_over)
         if refused is not None:
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
         return self._written(copy)
 
-    def repair(self, card: WheelCard, frames: Sequence[FrameCopy]) -> Held:
+    def repair(
+        self,
+        card: WheelCard,
+        frames: Sequence[FrameCopy],
+        *,
+        between: Callable[[], object] = lambda: None,
+    ) -> Held:
         """Puts frames up to the last that is held in their places, where they are lacking.
+
+        Args:
+            card: of their wheel.
+            frames: which may lie anywhere up to there.
+            between: is called after each one: others may want the disk.
 
         Raises:
             OSError: the medium refused. What was written whole may count; ask again.
         """
         copy = self._taken(card)
-        for refused in copy.repair(frames):
+        for refused in copy.repair(frames, between=between):
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
         return self._written(copy)
 
-    def close_wheel(self, wheel: WheelId, final_seq: int) -> Held:
+    def close_wheel(
+        self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
+    ) -> Held:
         """Notes durably that a wheel ends with a seq, and cuts everything beyond.
+
+        Args:
+            wheel: which one.
+            final_seq: its committed end.
+            between: is called after each file that was cut: others may want the disk.
 
         Raises:
             WheelMissing: nothing of it is here.
         """
         copy = self._copy(wheel)
-        copy.end_at(final_seq)
+        copy.end_at(final_seq, between=between)
         return self._written(copy)
 
-    def delete_wheel(self, wheel: WheelId) -> None:
-        """Deletes all that there is of a wheel."""
-        self._copies.delete(wheel)
+    def delete_wheel(self, wheel: WheelId) -> Iterator[int]:
+        """Deletes all that there is of a wheel, one slot file after another, yielding its slot."""
+        yield from self._copies.delete(wheel)
         self._lacking.forget(wheel)
 
     def forget_lost(self, frames: FrameSet) -> None:
         """These frames are committed to be lost: they are not lacking any more."""
         self._lacking.lose(frames)
 
-    def sweep(self, floor: int) -> list[int]:
-        """Deletes every slot file below the floor; the slots that had one."""
+    def sweep(self, floor: int) -> Iterator[int]:
+        """Finishes every slot below the floor at once; deletes their files one by one.
+
+        Returns:
+            Goes through that, yielding the slot of each file that was deleted. Each wheel is tried
+            by itself: the OSError of the first that failed is raised when all were.
+        """
         floor = self._copies.floor = max(self._copies.floor, floor)
-        deleted: set[int] = set()
-        for copy in self._copies.known.values():
-            deleted.update(copy.delete_below(floor))
+        wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
         if self._open is not None:
-            deleted.update(self._open.delete_below(floor))
+            wheels.append(self._open)
+        for wheel in wheels:
+            wheel.raise_floor(floor)
         self._dial.clear_below(floor)
-        return sorted(deleted)
+        return self._delete_finished(wheels)
 
     def read(
         self,
@@ -343,6 +377,7 @@ class Store:
         max_bytes: int,
         max_frames: int,
         floor: int,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[list[FrameCopy], list[int]]:
         """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
 
@@ -356,6 +391,7 @@ class Store:
             max_bytes: at most so many; but one frame always.
             max_frames: at most so many.
             floor: slots below are finished.
+            is_over: is asked after each frame that was read; if it is so, no more are.
 
         Returns:
             The frames; and the one that ended them, if it is damaged. Where there are none: the
@@ -368,13 +404,15 @@ class Store:
         for found in self._reading(wheel, first_seq, last_seq, max(floor, self._copies.floor)):
             if isinstance(found, DamagedFrame):
                 absent.append(found.seq)
-                if frames:
+                if frames or is_over():
                     return frames, absent
                 continue
             length_bytes += len(found.content)
             if absent or (frames and length_bytes > max_bytes):
                 return frames, absent
             frames.append(found)
+            if is_over():
+                return frames, absent
         if not frames:
             beyond = first_seq + len(absent)
             absent.extend(range(beyond, last_seq + 1))
@@ -438,6 +476,17 @@ class Store:
             raise failure
 
     # --- behind it
+
+    def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int]:
+        failure: OSError | None = None
+        for wheel in wheels:
+            try:
+                yield from wheel.delete_finished()
+            except OSError as error:
+                _log.warning("wheel not swept", wheel=str(wheel.wheel), error=str(error))
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _written(self, copy: MirrorWheel) -> Held:
         if self._limits.sync_groups:
