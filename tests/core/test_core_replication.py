@@ -88,6 +88,28 @@ def test_a_mirror_that_stops_on_purpose_counts_while_it_is_needed() -> None:
     assert (line.in_sync, line.high_watermark) == ("ab", 5)
 
 
+def test_nobody_waits_for_a_mirror_whose_disk_takes_no_frames() -> None:
+    line = Line()
+    line.written(5)
+    line.applied("b", 5)
+    line.disk_out("c")
+    assert (line.in_sync, line.high_watermark) == ("ab", 5)
+    line.written(6)
+    assert line.pushes() == [("b", 6, 6)]
+    line.applied("c", 6)
+    assert line.in_sync == "ab"
+    line.disk_out()
+    assert line.pushes() == []
+    line.applied("c", 6)
+    assert line.in_sync == "abc"
+
+
+def test_a_mirror_without_room_does_not_count_though_it_is_needed() -> None:
+    line = Line()
+    line.disk_out("b", "c")
+    assert line.in_sync == "a"
+
+
 def test_only_the_registered_disk_counts() -> None:
     line = Line()
     line.written(5)

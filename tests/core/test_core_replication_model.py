@@ -110,9 +110,9 @@ class Holding(RuleBasedStateMachine):
         mirror = self.mirrors[node]
         mirror.disk, mirror.boot, mirror.held = f"new-{node}", mirror.boot + 1, 0
 
-    @rule(node=mirrors, is_draining=st.booleans())
-    def drains(self, node: str, is_draining: bool) -> None:
-        self.replication.drains(node, is_draining=is_draining)
+    @rule(node=mirrors, is_draining=st.booleans(), disk_out=st.booleans())
+    def tells_its_state(self, node: str, is_draining: bool, disk_out: bool) -> None:
+        self.replication.says(node, is_draining=is_draining, disk_out=disk_out)
 
     @rule(ms=st.sampled_from([1, INSYNC_MS // 2, INSYNC_MS + 1]))
     def time_passes(self, ms: int) -> None:

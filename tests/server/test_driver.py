@@ -16,6 +16,7 @@ from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Office
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import FrameSet
+from delaywheel_replica.core.member import MemberRefusal
 from delaywheel_replica.core.member_events import (
     Acknowledge,
     CloseWheel,
@@ -486,3 +487,117 @@ def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
 def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
     folder = DATA / "wheels" / str(wheel)
     return [path for path in node.disk.paths() if path.suffix == ".slot" and folder in path.parents]
+
+
+# --- a disk without room, a disk that hangs
+
+
+def is_out(node: Driven) -> bool:
+    """Whether others are told that the disk takes no frames."""
+    return node.row.beat.disk_out
+
+
+def refusal(node: Driven) -> MemberRefusal | None:
+    """Why the node takes no messages."""
+    return node.driver.refusal
+
+
+def test_a_full_disk_still_saves_promises_and_seals(ready: Driven) -> None:
+    ready.look()
+    ready.disk.capacity_bytes = ready.disk.used_bytes
+    ready.want(Fence("n9", 1))
+    assert ready.state.fenced == {}, "the ballast goes only now"
+    ready.tick()
+    assert ready.state.fenced == {"n9": 1}
+    assert is_out(ready)
+    for _ in range(50):
+        ready.tick(1_000)
+    assert ready.state.spare is not None
+    assert ready.state.spare.seal_slot == ready.clock_wall_ms // 1000 - LATE_WINDOW_S
+    assert ready.produce(message(1)).said == "DISK_FULL"
+    ready.disk.capacity_bytes = None
+    ready.tick(10_000)
+    ready.look()
+    assert not is_out(ready)
+    assert ready.produce(message(1)).said == "n1.1"
+
+
+def test_a_node_starts_on_a_full_disk(disk: SimulatedDisk, ready: Driven) -> None:
+    ready.look()
+    disk.capacity_bytes = disk.used_bytes
+    starts = ready.state.starts
+    disk.restart()
+    assert Driven(disk).state.starts == starts + 1
+
+
+def test_of_a_full_disk_no_wheel_is_wasted(ready: Driven) -> None:
+    ready.look()
+    ready.disk.capacity_bytes = ready.disk.used_bytes + 100
+    assert ready.produce(message(1), message(2, slot=BASE_SLOT + 1)).said == "WHEEL_LOST"
+    ready.hear(w1=None, w2=None, w3=None)
+    ready.tick()
+    assert (ready.state.open, ready.row.beat.spare) == (None, TWO)
+    assert ready.produce(message(1)).said == "DISK_FULL"
+    ready.disk.capacity_bytes = None
+    ready.tick(10_000)
+    ready.look()
+    ready.tick()
+    assert ready.produce(message(1)).said == "n1.2"
+
+
+def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) -> None:
+    node = Driven(disk, nodes=("n1", "n2"))
+    wheel = WheelId("n2", 1)
+    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
+    other = SimulatedDisk()
+    OriginWheel.create(
+        other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
+    ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
+    frames = Frames(card, tuple(copies_of(other, DATA, wheel)))
+    node.driver.received("n2", Gossip(peer_beat()))
+    node.store.room.refused(node.clock_ms)
+    node.tick()
+    gossip = [told for _, told in node.sent if isinstance(told, Gossip)]
+    assert gossip[-1].beat.disk_out
+    node.driver.received("n2", frames)
+    node.work()
+    assert wheel not in node.row.beat.wheels
+    node.tick(10_000)
+    node.look()
+    node.driver.received("n2", frames)
+    node.work()
+    assert node.row.beat.wheels[wheel].applied == 1
+
+
+def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driven) -> None:
+    assert ready.produce(message(1)).said == "n1.1"
+    ready.driver.begins()
+    ready.driver.tick()
+    assert refusal(ready) is None
+    ready.clock_ms += 1_500
+    ready.driver.tick()
+    assert refusal(ready) is MemberRefusal.DISK_STALLED
+    assert is_out(ready)
+    ready.driver.ends()
+    ready.driver.tick()
+    assert refusal(ready) is None
+    assert not is_out(ready)
+
+
+def test_whoever_waits_for_a_disk_that_hangs_is_told_what_is_known(ready: Driven) -> None:
+    written = ready.ask(message(1))
+    ready.jobs.clear()
+    group = ready.driver.begin_group()
+    assert group is not None
+    waits = ready.ask(message(2))
+    ready.clock_ms += 2_000
+    ready.driver.tick()
+    assert (written.said, waits.said) == ("nothing yet", "nothing yet")
+    ready.clock_ms += 1
+    ready.driver.tick()
+    assert (written.said, waits.said) == ("WHEEL_LOST", "DISK_STALLED")
+    # What was being written is there in the end; nobody is told twice.
+    ready.driver.finish_group(group)
+    ready.work()
+    assert ready.stored(ONE) == [message(1)]
+    assert ready.produce(message(3)).said == "n1.1"

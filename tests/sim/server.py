@@ -58,6 +58,8 @@ CHECKPOINT_US = 1_000 * US_PER_MS
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
 TURN_AT_MOST = 2
+RESERVE_BYTES = 4_000
+BALLAST_BYTES = 4_000
 RECENT_BYTES = 1 << 10
 """Mirrors are sent some frames from memory, and others from the disk."""
 
@@ -193,6 +195,7 @@ class SimServer:
 
     def _tick(self) -> None:
         self.process.call_later(TICK_US, self.run, self._tick)
+        self.driver.look_at_disk()
         self.driver.tick()
         self._tell_published()
         self._write_row()
@@ -292,6 +295,7 @@ class SimServer:
             work = self._next_work()
             if work is None:
                 continue
+            self.driver.begins()
             if self.node.disk_us and not _reads_only(work):
                 self.process.call_later(self.node.disk_us, self.run, self._go_on, work)
                 return
@@ -310,6 +314,7 @@ class SimServer:
             self.driver.do_step()
         else:
             self._do_next(work)
+        self.driver.ends()
 
     def _next_work(self) -> Work | None:
         """Of the first job, effects or a group that was let in; None: nothing is left of it."""
@@ -395,6 +400,8 @@ class SimServer:
                 max_frame_bytes=settings.max_frame_bytes,
                 sync_groups=settings.sync_groups,
                 recent_bytes=RECENT_BYTES,
+                reserve_bytes=RESERVE_BYTES,
+                ballast_bytes=BALLAST_BYTES,
             ),
             new_storage=lambda: f"{node.random.getrandbits(128):032x}",
         )

@@ -66,6 +66,7 @@ beats = st.builds(
     floor=st.none() | slots,
     office=st.none() | offices,
     heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
+    disk_out=st.booleans(),
 )
 answers = st.builds(
     FenceAnswer,

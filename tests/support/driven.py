@@ -101,6 +101,7 @@ class Driven:
                 open_files=8,
                 sync_groups=sync_groups,
                 recent_bytes=recent_bytes,
+                ballast_bytes=4_000,
             ),
         )
         config = MemberConfig("n1", tuple(nodes), min_insync, LATE_WINDOW_S)
@@ -119,6 +120,11 @@ class Driven:
         self.clock_wall_ms += after_ms
         self._tell_again()
         self.driver.tick()
+        self.work()
+
+    def look(self) -> None:
+        """The node sees how much room its disk has; all that comes of it is done."""
+        self.driver.look_at_disk()
         self.work()
 
     def hear(

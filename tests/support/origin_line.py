@@ -77,7 +77,12 @@ class Line:
     def drains(self, *mirrors: str) -> None:
         """These say that they stop, the others that they do not."""
         for mirror in self.nodes[1:]:
-            self.replication.drains(mirror, is_draining=mirror in mirrors)
+            self.replication.says(mirror, is_draining=mirror in mirrors, disk_out=False)
+
+    def disk_out(self, *mirrors: str) -> None:
+        """These say that their disks take no frames, the others that they do."""
+        for mirror in self.nodes[1:]:
+            self.replication.says(mirror, is_draining=False, disk_out=mirror in mirrors)
 
     def applied(self, mirror: str, prefix: int, boot: str = "1", *, disk: str = "disk") -> None:
         """A mirror says what it holds."""

@@ -214,6 +214,12 @@ class Reason(StrEnum):
         _PASSING,
         "The node's disk is down to its reserve; forwarding frees it: send again or elsewhere.",
     )
+    DISK_STALLED = (
+        "DISK_STALLED",
+        _UNAVAILABLE,
+        _PASSING,
+        "The node's disk does not answer: send to another node, or again when it does.",
+    )
     WHEEL_LOST = (
         "WHEEL_LOST",
         _UNAVAILABLE,

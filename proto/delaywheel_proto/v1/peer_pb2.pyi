@@ -289,6 +289,7 @@ class Beat(_message.Message):
     FLOOR_FIELD_NUMBER: _builtins.int
     OFFICE_FIELD_NUMBER: _builtins.int
     HEARD_FIELD_NUMBER: _builtins.int
+    DISK_OUT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -302,6 +303,8 @@ class Beat(_message.Message):
     start: _builtins.int
     count: _builtins.int
     floor: _builtins.int
+    disk_out: _builtins.bool
+    """Its disk takes no frames now: it has no room, or hangs."""
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelBeat]: ...
     @_builtins.property
@@ -328,10 +331,11 @@ class Beat(_message.Message):
         floor: _builtins.int | None = ...,
         office: Global___Office | None = ...,
         heard: _abc.Iterable[Global___Heard] | None = ...,
+        disk_out: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "spare", b"spare", "start", b"start", "storage", b"storage", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "spare", b"spare", "start", b"start", "storage", b"storage", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

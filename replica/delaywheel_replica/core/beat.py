@@ -173,6 +173,7 @@ class Beat:
         floor: the greatest committed floor it knows of; None before the first.
         office: told only while its cleaner is in office and both of its processes live.
         heard: every other node that it ever heard directly since its start.
+        disk_out: its disk takes no frames now: it has no room, or hangs.
     """
 
     node: str
@@ -190,6 +191,7 @@ class Beat:
     floor: int | None = None
     office: Office | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
+    disk_out: bool = False
 
     @property
     def order(self) -> tuple[int, int]:
@@ -221,6 +223,7 @@ class Beat:
             "floor": self.floor,
             "office": None if self.office is None else self.office.to_json(),
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
+            "disk_out": self.disk_out,
         }
 
     @classmethod
@@ -253,6 +256,7 @@ class Beat:
             floor=fields.optional_integer("floor"),
             office=None if office is None else Office.from_json(office),
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
+            disk_out=fields.boolean("disk_out"),
         )
 
 

@@ -143,7 +143,7 @@ class Keeping:
             registry=known.registry,
             in_hand=self._line.wheel,
             draining=self.is_draining,
-            may_open=known.now_ms >= self._open_after_ms,
+            may_open=known.now_ms >= self._open_after_ms and not known.disk.is_out,
             spare_slot=self._spare_slot() if is_tick else None,
             incomplete=self._incomplete() if is_tick else None,
         )

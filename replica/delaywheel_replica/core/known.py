@@ -11,7 +11,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.member_events import MemberConfig
+from delaywheel_replica.core.member_events import DiskState, MemberConfig
 from delaywheel_replica.core.status import CleanerStatus
 
 
@@ -56,6 +56,7 @@ class Known:
         lost: frames that are committed to be lost.
         leader_clock_ms: the leader's wall clock, as it read at least at the last tick; None: no
             leader was heard.
+        disk: what the node's disk takes.
     """
 
     config: MemberConfig
@@ -67,6 +68,7 @@ class Known:
     floor: int | None = None
     lost: FrameSet = NO_FRAMES
     leader_clock_ms: int | None = None
+    disk: DiskState = DiskState.ROOM
 
     @property
     def node(self) -> str:

@@ -148,7 +148,7 @@ class Line:
             beat = self._hearing.direct(peer)
             if beat is not None:
                 self._replication.booted(peer, beat.storage, beat.boot, now_ms)
-                self._replication.drains(peer, is_draining=beat.draining)
+                self._hear(self._replication, beat)
 
     def leave(self) -> list[Effect]:
         """It is written no more."""
@@ -199,7 +199,7 @@ class Line:
         if writing is None:
             return
         writing.booted(beat.node, beat.storage, beat.boot, self._known.now_ms)
-        writing.drains(beat.node, is_draining=beat.draining)
+        self._hear(writing, beat)
         told = beat.wheels.get(writing.wheel)
         prefix = 0 if told is None else told.prefix
         writing.applied(beat.node, beat.storage, beat.boot, prefix, self._known.now_ms)
@@ -262,6 +262,9 @@ class Line:
             ledger_seq=self._published,
             top_slot=replication.top_slot,
         )
+
+    def _hear(self, writing: Replication, beat: Beat) -> None:
+        writing.says(beat.node, is_draining=beat.draining, disk_out=beat.disk_out)
 
     def _seal(self, writing: Replication) -> None:
         known = self._known

@@ -69,6 +69,8 @@ from delaywheel_replica.core.member_events import (
     Deleted,
     DeleteWheel,
     Disconnected,
+    DiskState,
+    DiskTold,
     Drain,
     Effect,
     Event,
@@ -118,6 +120,8 @@ class MemberRefusal(StrEnum):
     NO_WHEEL = "NO_WHEEL"
     DRAINING = "DRAINING"
     NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
+    DISK_FULL = "DISK_FULL"
+    DISK_STALLED = "DISK_STALLED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +178,22 @@ class Member:
         """The members that the open wheel waits for; none while no wheel is written."""
         return self._line.in_sync
 
-    def begin_group(self, now_ms: int) -> Admission | MemberRefusal:
+    def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
         """Whether a group may be written now; if so, `Written` must follow, whatever was."""
-        admission = self.admits(now_ms)
+        admission = self.admits(now_ms, cancels=cancels)
         if isinstance(admission, Admission):
             self._line.begin_group()
         return admission
 
-    def admits(self, now_ms: int) -> Admission | MemberRefusal:
-        """Whether messages may be written now."""
+    def admits(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
+        """Whether messages, or cancels, may be written now."""
         if self._keeping.is_draining:
             return MemberRefusal.DRAINING
+        disk = self._known.disk
+        if disk is DiskState.DISK_STALLED:
+            return MemberRefusal.DISK_STALLED
+        if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and not cancels):
+            return MemberRefusal.DISK_FULL
         writing = self._line.writing
         if writing is None:
             return MemberRefusal.NO_WHEEL
@@ -272,6 +281,8 @@ class Member:
             case Drain():
                 self._keeping.drain()
                 return []
+            case DiskTold():
+                return self._disk_told(event.state)
             case Failed():
                 self._failed(event.effect)
                 return []
@@ -319,6 +330,15 @@ class Member:
                 return self._asked_vote(sender, message)
             case Vote():
                 return [Tell()] if self._voting.voted(sender, message) else []
+
+    def _disk_told(self, state: DiskState) -> list[Effect]:
+        """Origins should not wait for a mirror whose disk takes nothing: they are told at once."""
+        known = self._known
+        was_out, known.disk = known.disk.is_out, state
+        if was_out == state.is_out:
+            return []
+        self._keeping.changed()
+        return [Tell(), *self._telling.gossip()]
 
     # --- what is durable
 

@@ -9,6 +9,7 @@ what is with what should be, and asks again.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
@@ -163,6 +164,44 @@ class Drain:
     """The node stops cleanly: it takes no more messages, leaves its open wheel, keeps the spare."""
 
 
+class DiskState(StrEnum):
+    """What a node's disk takes.
+
+    | state | callers' messages | cancels | others' frames | saves, deletions |
+    |---|---|---|---|---|
+    | ROOM | yes | yes | yes | yes |
+    | DISK_FULL | no | yes | yes | yes |
+    | DISK_OUT | no | no | no | yes |
+    | DISK_STALLED | no | no | no | when it moves again |
+
+    Callers are told DISK_FULL of both of the middle ones.
+
+    Others' frames are taken for longer than callers' messages: where all disks fill alike, what was
+    written last still gets its copies, or the floor would rest for want of them.
+    """
+
+    ROOM = "ROOM"
+    """There is room."""
+    DISK_FULL = "DISK_FULL"
+    """It is at its reserve."""
+    DISK_OUT = "DISK_OUT"
+    """It is at the last of its reserve, which is for what frees space; or it refused a write."""
+    DISK_STALLED = "DISK_STALLED"
+    """It hangs: what was asked of it last is not done."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it takes no frames of others."""
+        return self in {DiskState.DISK_OUT, DiskState.DISK_STALLED}
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTold:
+    """How the disk stands."""
+
+    state: DiskState
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An effect could not be carried out; what is answered behind it in its list was dropped."""
@@ -186,6 +225,7 @@ Event = (
     | Deleted
     | Published
     | Drain
+    | DiskTold
     | Failed
 )
 
@@ -369,6 +409,8 @@ __all__ = [
     "DeleteWheel",
     "Deleted",
     "Disconnected",
+    "DiskState",
+    "DiskTold",
     "Drain",
     "Effect",
     "Event",

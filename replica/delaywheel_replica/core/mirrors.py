@@ -10,6 +10,7 @@ and is judged by what is held then (core/mirroring.py). What does not fit is fet
 | otherwise | what another node showed at the tick before: newer ones are pushed |
 
 Whatever is lacking below is fetched as well, and what the cleaner could not read, of whomever.
+While the disk takes no frames, nothing is taken or fetched.
 
 A folder is deleted when its wheel is registered no more: everything up to its end was finished
 then, and what lies beyond does not count.
@@ -125,6 +126,8 @@ class Mirrors:
             return []
         if frames.request:
             self._fetching.answered(frames.request)
+        if self._known.disk.is_out:
+            return []  # what is left of it is for what frees it
         if not self._awaiting.is_writing(wheel):
             return self._take(sender, frames)
         waiting = self._waiting.get(wheel)
@@ -259,7 +262,7 @@ class Mirrors:
 
     def fetch(self) -> list[Effect]:
         """Asks for what is wanted and not asked for yet."""
-        if not self._hearing.others:
+        if not self._hearing.others or self._known.disk.is_out:
             return []
         sought = self.sought()
         beats = self._hearing.beats()

@@ -43,7 +43,7 @@ class Wishes:
         registry: what is registered; None: not known yet.
         in_hand: the own wheel that is being named, made, written or left.
         draining: the node stops cleanly.
-        may_open: making a wheel has not just failed.
+        may_open: the disk has room, and making a wheel has not just failed.
         spare_slot: the seal that the spare may give; None: as it is.
         incomplete: what the incomplete set should be; None: as it is.
     """

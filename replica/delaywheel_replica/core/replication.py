@@ -8,6 +8,7 @@ so or was heard since.
 | leaves the set | it lacks something and was not caught up for longer than `insync_timeout_ms` |
 | leaves the set | its machine started anew, or has another disk: what it held may be lost |
 | leaves the set | it drains, and W are left without it; back when it speaks and they are not |
+| leaves the set | its disk takes no frames, and it says so |
 | comes back | it says that it holds what is acknowledged, and the end of that time ago |
 
 So an idle wheel keeps its mirrors, heard or not, and takes its next message; a mirror that was not
@@ -18,6 +19,7 @@ Pushes follow on one another while answers are under way:
 
 | a mirror that | is pushed | at most |
 |---|---|---|
+| has no disk for it | nothing | 0 |
 | answers | what follows on what was pushed | `in_flight_frames` beyond its answer |
 | made no progress for `fetch_timeout_ms` | again what follows on its answer | `batch_frames` |
 | was not heard, or had another disk | again what follows on its answer | as above |
@@ -51,6 +53,7 @@ class _Mirror:
         storage: as registered.
         in_sync: its answers are waited for.
         drains: it stops on purpose, and says so.
+        disk_out: its disk takes no frames, and it says so.
         heard_ms: when it last said what it holds.
         boot: the newest that was heard; None: none yet.
         past_boots: those before.
@@ -65,6 +68,7 @@ class _Mirror:
     in_sync: bool
     heard_ms: int
     drains: bool = False
+    disk_out: bool = False
     boot: str | None = None
     past_boots: set[str] = field(default_factory=set)
     has_disk: bool = False
@@ -155,12 +159,12 @@ class Replication:
         mirror.boot = boot
         mirror.progress_ms = now_ms
 
-    def drains(self, peer: str, *, is_draining: bool) -> None:
-        """A peer says that it stops on purpose, or that it does not."""
+    def says(self, peer: str, *, is_draining: bool, disk_out: bool) -> None:
+        """A peer says whether it stops on purpose, and whether its disk takes no frames."""
         mirror = self._mirrors.get(peer)
         if mirror is None:
             return
-        mirror.drains = is_draining
+        mirror.drains, mirror.disk_out = is_draining, disk_out
         if mirror.in_sync and not self._is_wanted(mirror):
             mirror.in_sync = False
             self._raise_high_watermark()
@@ -196,7 +200,7 @@ class Replication:
         """What to push now: (mirror, first seq, last seq)."""
         found = []
         for node, mirror in self._mirrors.items():
-            if node not in reachable or not mirror.has_disk:
+            if node not in reachable or not mirror.has_disk or mirror.disk_out:
                 mirror.pushed = mirror.prefix
                 continue
             is_late = now_ms - mirror.progress_ms > self._config.fetch_timeout_ms
@@ -220,6 +224,8 @@ class Replication:
 
     def _is_wanted(self, mirror: _Mirror) -> bool:
         """Whether the set may have this mirror in it."""
+        if mirror.disk_out:
+            return False
         return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync
 
     def _take_batches(self, mirror: _Mirror) -> list[tuple[int, int]]:

@@ -59,6 +59,7 @@ class Telling:
             floor=known.floor,
             office=self._office(),
             heard=self._hearing.told(known.now_ms),
+            disk_out=known.disk.is_out,
         )
 
     def gossip(self, others: Iterable[Beat] = ()) -> list[Effect]:

@@ -160,6 +160,7 @@ def _beat(beat: Beat) -> pb.Beat:
             pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
             for node, heard in beat.heard.items()
         ],
+        disk_out=beat.disk_out,
     )
 
 
@@ -191,6 +192,7 @@ def _read_beat(told: pb.Beat) -> Beat:
         floor=told.floor if told.HasField("floor") else None,
         office=_read_office(told.office) if told.HasField("office") else None,
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
+        disk_out=told.disk_out,
     )
 
 

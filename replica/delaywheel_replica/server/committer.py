@@ -11,8 +11,10 @@ state     how it is reached               left for
 ========  ==============================  =====================================================
 pending   ``submit``                      taken; or refused as a whole: NO_WHEEL, DRAINING,
                                           NOT_ENOUGH_REPLICAS: nothing was written
+                                          ``overdue``, the disk hangs: DISK_STALLED (not written)
 taken     ``take``                        waiting; or answered at once, if none of its messages
-                                          is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST)
+                                          is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST);
+                                          ``overdue``, the disk hangs: WHEEL_LOST (unknown)
 waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: handles, and the
           behind their index rows         reasons of single messages;
                                           ``give_up``: its wheel was left, ``overdue``: too few
@@ -44,6 +46,17 @@ _GROUP_MESSAGES: Final = 20_000
 _GROUP_BYTES: Final = 32 * 1024 * 1024
 # So much of what an encoder says goes into an answer.
 _CAUSE_LENGTH: Final = 100
+
+_TOLD_WITHIN_S: Final = 2
+"""Who waits so long is told: for the disk to write, or for members to hold what is written.
+
+A member that is so late has left the set a second before. So too few are left, perhaps for hours;
+another node may have enough, and is to be asked in good time.
+"""
+_WITHIN: Final = f"within {_TOLD_WITHIN_S} s"
+_NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
+_BEING_WRITTEN: Final = Refusal(Reason.WHEEL_LOST, f"This node's disk did not answer {_WITHIN}")
+_NOT_HELD: Final = Refusal(Reason.WHEEL_LOST, f"Not enough members answered {_WITHIN}")
 
 _log = structlog.get_logger(__name__)
 
@@ -224,13 +237,16 @@ class Committer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: deque[Request] = deque()
+        self._pending: deque[tuple[int, Request]] = deque()  # with when they came
+        # What is being written, since when its first waits; empty once they were answered.
+        self._taken: list[Request] = []
+        self._taken_since_ms = 0
         self._waiting: deque[_Waiting] = deque()
 
-    def submit(self, request: Request) -> bool:
+    def submit(self, request: Request, now_ms: int) -> bool:
         """Takes in a request; whether it is the first, so that a group is to be written."""
         with self._lock:
-            self._pending.append(request)
+            self._pending.append((now_ms, request))
             return len(self._pending) == 1
 
     @property
@@ -243,28 +259,39 @@ class Committer:
         with self._lock:
             if not self._pending:
                 return [], False
-            kind = self._pending[0].kind
+            self._taken_since_ms, first = self._pending[0]
+            kind = first.kind
             taken: list[Request] = []
-            passed: list[Request] = []
+            passed: list[tuple[int, Request]] = []
             messages = length_bytes = 0
             while self._pending and messages < _GROUP_MESSAGES and length_bytes < _GROUP_BYTES:
-                request = self._pending.popleft()
+                since_ms, request = self._pending.popleft()
                 if request.kind is not kind:
-                    passed.append(request)
+                    passed.append((since_ms, request))
                     continue
                 taken.append(request)
                 messages += len(request.columns)
                 length_bytes += len(request.columns.blob)
             self._pending.extendleft(reversed(passed))
-            return taken, bool(self._pending)
+            self._taken = taken
+            return list(taken), bool(self._pending)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
         """A group is written now: whoever has a message in it waits; what to say to the others."""
         later, now = group.outcomes(seq)
-        if later:
-            with self._lock:
+        with self._lock:
+            if not self._taken:
+                return []  # it took too long: they were told that nobody knows
+            self._taken = []
+            if later:
                 self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))
         return now
+
+    def refuse(self, refusal: Refusal) -> Answers:
+        """What was taken is not written: what to say to whoever was not answered yet."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        return [(request, refusal) for request in taken]
 
     def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
         """W members hold a wheel up to here: who is to be told."""
@@ -275,13 +302,19 @@ class Committer:
                 answers += waiting.popleft().answers
         return answers
 
-    def overdue(self, before_ms: int, refusal: Refusal) -> Answers:
-        """What was written before waits no longer, whether it is held or not."""
+    def overdue(self, now_ms: int) -> Answers:
+        """What came, or was written, too long ago waits no longer, whatever becomes of it."""
+        before_ms = now_ms - _TOLD_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:
+            while self._pending and self._pending[0][0] < before_ms:
+                answers.append((self._pending.popleft()[1], _NOT_WRITTEN))
+            if self._taken and self._taken_since_ms < before_ms:
+                answers += [(request, _BEING_WRITTEN) for request in self._taken]
+                self._taken = []
             waiting = self._waiting
             while waiting and waiting[0].since_ms < before_ms:
-                answers += waiting.popleft().refused(refusal)
+                answers += waiting.popleft().refused(_NOT_HELD)
         return answers
 
     def give_up(self, refusal: Refusal) -> Answers:

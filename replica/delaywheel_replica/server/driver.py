@@ -9,8 +9,8 @@ who                     calls                                      waits for
 beat thread             ``tick``, ``status``                       the lock
 threads of peers        ``received``, ``disconnected``             the lock
 event loop              ``cleaner_told``, ``submit``, ``status``   the lock
-books, readers, upkeep  ``published``, ``unreadable``,             the lock; ``checkpoint`` also
-                        ``checkpoint``                             for the disk
+books, readers, upkeep  ``published``, ``unreadable``,             the lock; the last two also for
+                        ``look_at_disk``, ``checkpoint``           the disk
 store thread            ``do``: the jobs, in order                 the disk
 ======================  =========================================  ============================
 
@@ -53,6 +53,8 @@ from delaywheel_replica.core.member_events import (
     CloseWheel,
     DeleteWheel,
     Disconnected,
+    DiskState,
+    DiskTold,
     Drain,
     Effect,
     Event,
@@ -91,15 +93,12 @@ from delaywheel_replica.server.committer import (
 )
 from delaywheel_replica.server.pacing import LongWork, Turn
 from delaywheel_replica.server.refusals import Refusal
+from delaywheel_replica.server.room import is_no_room
 from delaywheel_replica.server.store import Store
 
 MESSAGE_BYTES: Final = 2 << 20
-_HELD_WITHIN_S: Final = 2
-"""Who waits so long for members to hold what is written is told that nobody knows.
-
-A member that is so late has left the set a second before. So too few are left, perhaps for hours;
-another node may have enough, and is to be asked in good time.
-"""
+_STALLED_MS: Final = 1_500
+"""A disk that has been at one thing for so long hangs, for all that anybody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +199,11 @@ class Driver:
         self._outside = outside
         self._committer = Committer()
         self._turn_at_most = turn_at_most
+        # Since when the store's thread does what it does; None: it waits for a job.
+        self._busy_since_ms: int | None = None
+        self._is_stalled = False
+        self._disk_lock = threading.Lock()
+        self._disk_told = DiskState.ROOM
         self._long_work = LongWork(store, outside.now_ms, most_files=turn_at_most)
         # When the last group was accepted, and into which wheel.
         self._accepted: tuple[WheelId, int] | None = None
@@ -224,9 +228,10 @@ class Driver:
     def tick(self) -> None:
         """100 ms have passed."""
         self._step(Tick)
-        before_ms = self._outside.now_ms() - _HELD_WITHIN_S * 1000
-        detail = f"Not enough members answered within {_HELD_WITHIN_S} s"
-        overdue = self._committer.overdue(before_ms, Refusal(Reason.WHEEL_LOST, detail))
+        now_ms, since_ms = self._outside.now_ms(), self._busy_since_ms
+        self._is_stalled = since_ms is not None and now_ms - since_ms >= _STALLED_MS
+        self._tell_disk()
+        overdue = self._committer.overdue(now_ms)
         if overdue:
             self._outside.answer(overdue)
 
@@ -259,6 +264,11 @@ class Driver:
         """The node is to stop cleanly."""
         self._tell(Drain())
 
+    def look_at_disk(self) -> None:
+        """Sees how much room there is; may wait for the disk."""
+        self._store.room.look(self._outside.now_ms())
+        self._tell_disk()
+
     def checkpoint(self) -> None:
         """Puts on the medium what was written; may wait for it.
 
@@ -269,12 +279,16 @@ class Driver:
         try:
             self._store.checkpoint(self.unreadable)
         except WheelBroken as error:
+            self._look_for_room(error)
             if wheel is not None:
                 self._tell(Broken(wheel.wheel, str(error)))
+        except OSError as error:
+            self._look_for_room(error)
+            raise
 
     def submit(self, request: Request) -> None:
         """Has a request written with the next group; it is answered once."""
-        if self._committer.submit(request):
+        if self._committer.submit(request, self._outside.now_ms()):
             self._outside.enqueue(GroupJob())
 
     # --- steps
@@ -334,10 +348,44 @@ class Driver:
         if tells and not tells_first:
             self._outside.tell()
 
+    def _tell_disk(self) -> None:
+        """Tells how the disk stands, if that is news."""
+        if self._store.room.state is self._disk_told and not self._is_stalled:
+            return
+        with self._disk_lock:
+            state = DiskState.DISK_STALLED if self._is_stalled else self._store.room.state
+            if state is self._disk_told:
+                return
+            self._disk_told = state
+            self._tell(DiskTold(state))
+
+    def _wrote(self, length_bytes: int) -> None:
+        self._store.room.wrote(length_bytes, self._outside.now_ms())
+        self._tell_disk()
+
+    def _look_for_room(self, error: BaseException) -> None:
+        """Something failed; if for want of room, the next save shall have some."""
+        if is_no_room(error):
+            self._store.room.refused(self._outside.now_ms())
+            self._tell_disk()
+
     # --- jobs, on the store's thread
+
+    def begins(self) -> None:
+        """A job, or the next piece of it, is under way from now on: whoever ticks sees how long."""
+        self._busy_since_ms = self._outside.now_ms()
 
     def do(self, job: Job) -> None:
         """Does a job to its end."""
+        self.begins()
+        self._do(job)
+        self.ends()
+
+    def ends(self) -> None:
+        """The job is done."""
+        self._busy_since_ms = None
+
+    def _do(self, job: Job) -> None:
         match job:
             case GroupJob():
                 self._write_group()
@@ -357,6 +405,7 @@ class Driver:
 
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped."""
+        self.begins()
         effect = effects.popleft()
         if isinstance(effect, Sweep | DeleteWheel):
             self._begin_deleting(effect)
@@ -365,6 +414,7 @@ class Driver:
             event_at = self._carry_out(effect)
         except (OSError, WheelBroken) as error:
             effects.clear()
+            self._look_for_room(error)
             self._tell(Failed(effect, str(error)))
             return
         if event_at is not None:
@@ -418,6 +468,7 @@ class Driver:
         while True:
             before = held
             held = self._store.mirror(effect.card, frames, is_over=self._turn().is_over)
+            self._wrote(sum(len(f.content) for f in frames if f.seq <= held.applied))
             frames = tuple(frame for frame in frames if frame.seq > held.applied)
             if not frames or (before is not None and held.applied == before.applied):
                 return held
@@ -459,6 +510,7 @@ class Driver:
 
     def _write_group(self) -> None:
         """Writes the next group, if there is one; also between two pieces of a long job."""
+        self.begins()
         if not self._committer.has_pending:
             return
         group = self.begin_group()
@@ -473,10 +525,10 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            admission = self.machine.begin_group(self._outside.now_ms())
+            cancels = requests[0].kind is Kind.CANCELS
+            admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
         if isinstance(admission, MemberRefusal):
-            refusal = Refusal(Reason[admission.value])
-            self._outside.answer([(request, refusal) for request in requests])
+            self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
             return None
         return Group.of(requests, admission)
 
@@ -497,6 +549,7 @@ class Driver:
         wrote = write(store, group, accepted_at_ms)
         seq = wrote.places[-1].seq if wrote.places else seq_before
         if wrote.places:
+            self._wrote(sum(place.length_bytes for place in wrote.places))
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, wrote.places, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())
@@ -505,6 +558,7 @@ class Driver:
         if refused:
             self._outside.answer(refused)
         if wrote.broken is not None:
+            self._look_for_room(wrote.broken)
             self._tell(Broken(wheel, str(wrote.broken)))
 
 

@@ -21,6 +21,7 @@ _RETRY_DELAY_MS = {
     Reason.NO_WHEEL: 200,
     Reason.NOT_ENOUGH_REPLICAS: 200,
     Reason.DISK_FULL: 1000,
+    Reason.DISK_STALLED: 500,
     Reason.DRAINING: 500,
     Reason.WHEEL_LOST: 100,
     Reason.NO_LEADER: 200,

@@ -17,7 +17,7 @@ from delaywheel.nodefile import read_boot_id
 from delaywheel.reasons import Reason
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.member_events import MemberConfig
+from delaywheel_replica.core.member_events import DiskState, MemberConfig
 from delaywheel_replica.defects import fatal
 from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready
 from delaywheel_replica.link import Link, Stop, Wake
@@ -104,9 +104,7 @@ class Server:
         )
         self._books = self._keep_books(disk, ledger)
         self._upkeep = Upkeep(
-            disk,
-            data,
-            reserve_bytes=config.disk_reserve_bytes,
+            look=self._driver.look_at_disk,
             checkpoint=self._driver.checkpoint,
             written=self._written,
         )
@@ -123,7 +121,7 @@ class Server:
                 heard_for_ms=monotonic_ms() - started_ms,
             ),
             registered=lambda: registered(view.cleaner.fresh()),
-            is_full=lambda: self._upkeep.full is not None,
+            is_full=lambda: self._store.room.state is not DiskState.ROOM,
             on_published=self._driver.published,
             on_unreadable=self._driver.unreadable,
         )
@@ -221,12 +219,12 @@ class Server:
         """Why the node takes no messages now; None: it does."""
         if self._draining:
             return Refusal(Reason.DRAINING)
-        if self._upkeep.full is not None:
-            return Refusal(Reason.DISK_FULL, self._upkeep.full)
         refused = self._driver.refusal
         if refused is None:
             return None
         reason, detail = Reason[refused.value], ""
+        if reason is Reason.DISK_FULL:
+            detail = self._store.room.detail
         if reason is Reason.NO_WHEEL:
             status = self._view.cleaner.fresh()
             node, storage = self._config.node_id, self._store.state.storage
@@ -368,6 +366,7 @@ def _open_store(
             max_frame_messages=config.transaction_messages,
             max_frame_bytes=config.transaction_bytes,
             sync_groups=config.flush == "group",
+            reserve_bytes=config.disk_reserve_bytes,
         ),
     )
 

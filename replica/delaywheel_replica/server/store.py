@@ -52,6 +52,7 @@ from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.copies import Copies
 from delaywheel_replica.server.lacking import Lacking
 from delaywheel_replica.server.recent import Recent
+from delaywheel_replica.server.room import BALLAST_BYTES, Room
 
 _log = structlog.get_logger(__name__)
 
@@ -68,6 +69,8 @@ class StoreLimits:
         max_frame_bytes: of one frame of the own wheel.
         sync_groups: nothing counts before it is on the medium.
         recent_bytes: so much of what was written last is kept for mirrors.
+        reserve_bytes: with less free space no messages are taken.
+        ballast_bytes: so much is kept back for saves when there is none.
     """
 
     span_seconds: int = 7_200
@@ -77,6 +80,8 @@ class StoreLimits:
     max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
     sync_groups: bool = False
     recent_bytes: int = 8 << 20
+    reserve_bytes: int = 0
+    ballast_bytes: int = BALLAST_BYTES
 
 
 class Store:
@@ -88,6 +93,12 @@ class Store:
         self._data = folder.data
         self._folder = folder
         self._limits = limits
+        self.room = Room(
+            disk,
+            folder.data,
+            reserve_bytes=limits.reserve_bytes,
+            ballast_bytes=limits.ballast_bytes,
+        )
         self.handles = HandleCache(disk, limits.open_files)
         self._dial = Dial(disk, folder.data, limits.dial_rows)
         self._copies = Copies(
@@ -151,6 +162,7 @@ class Store:
     def _start(self, boot_id: str, floor: int) -> None:
         state = self._folder.state
         os_crashed = state.boot_id != boot_id
+        self.room.before_start()
         self._copies.floor = floor
         self._copies.recover_all(os_crashed=os_crashed)
         doubtful = os_crashed and not self._limits.sync_groups
