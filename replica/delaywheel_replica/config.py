@@ -36,6 +36,7 @@ from delaywheel_replica.cleaner.settings import (
 from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 
 _MIB = 1024 * 1024
+_WEEK_HOURS = 7 * 24
 _SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
 # The few names of the Kafka client that really have underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
@@ -114,8 +115,9 @@ class Config(BaseSettings):
     # The books. None: a folder inside data_dir.
     ledger_uri: str | None = None
     ledger_seal_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
-    # How long published files are kept. 0: for ever.
-    ledger_retention_hours: Annotated[int, Field(ge=0)] = 0
+    # How long published files are kept. 0: for ever. None: in a place of the operator's for ever,
+    # in the data folder for a week, or as long as they are needed where that is longer.
+    ledger_retention_hours: Annotated[int, Field(ge=0)] | None = None
 
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -290,16 +292,23 @@ class Config(BaseSettings):
             raise ValueError("max_request_bytes is above max_caller_in_flight_bytes")
         if self.max_caller_in_flight_bytes > self.max_in_flight_bytes:
             raise ValueError("max_caller_in_flight_bytes is above max_in_flight_bytes")
-        if 0 < self.ledger_retention_hours < self._least_retention_hours:
+        if 0 < self.ledger_kept_hours < self.ledger_needed_hours:
             raise ValueError(
-                f"ledger_retention_hours {self.ledger_retention_hours}: at least"
-                f" {self._least_retention_hours} (span_seconds + late_window_seconds + a day), or"
+                f"ledger_retention_hours {self.ledger_kept_hours}: at least"
+                f" {self.ledger_needed_hours} (span_seconds + late_window_seconds + a day), or"
                 " 0: what is still pending, or was just forwarded, could not be reconciled"
             )
         return self
 
     @property
-    def _least_retention_hours(self) -> int:
+    def ledger_kept_hours(self) -> int:
+        """How long published files are kept; 0: for ever."""
+        if self.ledger_retention_hours is not None:
+            return self.ledger_retention_hours
+        return 0 if self.ledger_uri else max(_WEEK_HOURS, self.ledger_needed_hours)
+
+    @property
+    def ledger_needed_hours(self) -> int:
         """From being accepted until a day after the end of the late window."""
         return -(-(self.span_seconds + self.late_window_seconds) // 3600) + 24
 

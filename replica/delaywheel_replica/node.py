@@ -10,6 +10,9 @@ the cleaner ends            it is started again, later with each short life
 the server ends             the cleaner is killed, both are started again, as above
 five short lives in a row   everything ends, exit code 1
 exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
+a child cannot be started   as if it had ended at once: the machine may be short of something
+the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder);
+used                        exit code 1 whatever else it is: a later start may find it mended
 SIGTERM, SIGINT, SIGHUP     the server gets SIGTERM and drains, the cleaner ends, the server ends
 a second such signal        everything is killed
 no end within 30 s of it    everything is killed, exit code 1
@@ -22,6 +25,7 @@ and where the server takes calls.
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -52,6 +56,11 @@ _SHORT_LIFE_S: Final = 10.0
 _SHORT_LIVES: Final = 5
 _FIRST_BACKOFF_S: Final = 0.1
 
+# The data folder is not what the settings say it is: no restart makes it so.
+_WRONG_FOLDER: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
+)
+
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
@@ -80,9 +89,12 @@ def main() -> int:
     try:
         data.mkdir(parents=True, exist_ok=True)
         return Supervisor(data).run()
-    except (NodeInUseError, OSError) as error:
+    except NodeInUseError as error:
         _say(str(error))
-        return EXIT_HOPELESS
+        return 1
+    except OSError as error:
+        _say(str(error))
+        return EXIT_HOPELESS if error.errno in _WRONG_FOLDER else 1
 
 
 @dataclass(slots=True)
@@ -156,7 +168,8 @@ class Supervisor:
                 self._wait()
         finally:
             self._kill_all()
-            self._run_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whoever reads it looks whether its pids live
+                self._run_file.unlink(missing_ok=True)
         return self._stop.exit_code if self._stop else 1
 
     @property
@@ -174,8 +187,17 @@ class Supervisor:
             return
         now = time.monotonic()
         for child in self._children:
-            if child.process is None and child.start_at <= now:
-                self._start(child)
+            if self._stop is None and child.process is None and child.start_at <= now:
+                self._try_to_start(child)
+
+    def _try_to_start(self, child: _Child) -> None:
+        child.started_at = time.monotonic()
+        try:
+            self._start(child)
+        except OSError as error:
+            # Short of processes, memory or descriptors: that passes, or five tries end the node.
+            _say(f"the {child.name} cannot be started: {error}")
+            self._start_later(child)
 
     def _start(self, child: _Child) -> None:
         inherited = {
@@ -193,7 +215,7 @@ class Supervisor:
         }
         if self._address is not None:
             environment[ADDRESS_VARIABLE] = self._address
-        child.process = subprocess.Popen(
+        process = subprocess.Popen(
             self._commands[child.name],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -202,8 +224,13 @@ class Supervisor:
             # A Ctrl-C is for the supervisor: the children end in their order.
             process_group=0,
         )
-        child.pidfd = os.pidfd_open(child.process.pid)
-        child.started_at = time.monotonic()
+        try:
+            child.pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        child.process = process
         self._write_run_file()
 
     # --- waiting

@@ -164,7 +164,13 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_of_the_ledger_outlives_what_is_pending() -> None:
-    assert load().ledger_retention_hours == 0
-    assert load(ledger_retention_hours="27").ledger_retention_hours == 27
+    assert load(ledger_retention_hours="27").ledger_kept_hours == 27
+    assert load(ledger_retention_hours="0").ledger_kept_hours == 0
     long = load(ledger_retention_hours="192", span_seconds="604680")
-    assert long.ledger_retention_hours == 192
+    assert long.ledger_kept_hours == 192
+
+
+def test_the_ledger_does_not_fill_the_data_folder_for_good() -> None:
+    assert load().ledger_kept_hours == 7 * 24
+    assert load(span_seconds="604680").ledger_kept_hours == 192
+    assert load(ledger_uri="s3://bucket/books").ledger_kept_hours == 0

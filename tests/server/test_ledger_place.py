@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -280,6 +281,42 @@ def test_a_gap_that_nobody_understands_stays(place: Place, tmp_path: Path) -> No
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"reason": "OF_A_LATER_RELEASE"}))
     assert retained(place, 30, [], HOUR + 100 * HOUR_MS) == [("n3.1", 2)]
+
+
+def test_a_full_disk_keeps_no_more_of_the_books_than_is_needed(place: Place) -> None:
+    is_full = False
+    retention = Retention(168, registered=list, hours_when_full=27, is_full=lambda: is_full)
+    for hours in (0, 100, 141):
+        place.put_gap(gap_of(GONE, hours + 1, hours + 1, HOUR + hours * HOUR_MS))
+    now_ms = HOUR + 168 * HOUR_MS
+
+    def left() -> list[int]:
+        retention.look(place, now_ms)
+        return sorted(gap.last_seq for gap in place.gaps())
+
+    assert left() == [1, 101, 142]
+    is_full = True
+    # At once: it is not looked only four times an hour.
+    assert left() == [142]
+
+
+def test_a_full_disk_is_made_room_on_before_more_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.write(message(1), at_ms=HOUR)
+    bench.books.work()
+    bench.registered = []
+    bench.restart(retention_hours=0, full_retention_hours=27)
+    bench.is_full = True
+    bench.write(message(2), at_ms=HOUR)
+    monkeypatch.setattr(bench.place, "_make_beside", no_room)
+    assert not bench.books.work()
+    assert bench.files() == []
+
+
+def no_room() -> None:
+    raise OSError(errno.ENOSPC, "full")
 
 
 def test_the_books_look_after_what_is_too_old(tmp_path: Path) -> None:

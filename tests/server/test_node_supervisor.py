@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from delaywheel_replica import node as supervisor
 from delaywheel_replica.inheritance import RESOLVED_VARIABLE
+from delaywheel_replica.node import NodeInUseError, Supervisor, main
 from support.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
@@ -54,6 +56,18 @@ while True:
         except EOFError:  # its cleaner has ended, and so has all that it could be told
             sys.exit(0)
 """
+# The first processes cannot be started.
+SHORT = """
+import errno, os
+from delaywheel_replica import node
+start, left = node.subprocess.Popen, [None] * 3
+def short(*arguments, **options):
+    if left:
+        left.pop()
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return start(*arguments, **options)
+node.subprocess.Popen = short
+"""
 SUPERVISOR = """
 import json, sys
 from pathlib import Path
@@ -74,13 +88,13 @@ class Node:
     def tell(self, name: str, does: str) -> None:
         (self.folder / f"{name}.does").write_text(does)
 
-    def start(self) -> None:
+    def start(self, before: str = "") -> None:
         commands = {
             name: [sys.executable, "-c", CHILD, name, str(self.folder)]
             for name in ("server", "cleaner")
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-c", SUPERVISOR, str(self.folder), json.dumps(commands)]
+            [sys.executable, "-c", before + SUPERVISOR, str(self.folder), json.dumps(commands)]
         )
 
     def run_file(self) -> dict[str, Any]:
@@ -277,3 +291,31 @@ def test_the_supervisor_speaks_in_the_format_of_the_node(
         )
     else:
         assert line == "delaywheel node: the cleaner ended\n"
+
+
+def test_a_machine_that_is_short_of_something_is_tried_again(node: Node) -> None:
+    node.start(SHORT)
+    node.up()
+    assert node.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "full"), 1),
+        (OSError(errno.EMFILE, "too many"), 1),
+        (OSError(errno.EIO, "error"), 1),
+        (NodeInUseError("another node runs"), 1),
+        (PermissionError(errno.EACCES, "not yours"), 78),
+        (NotADirectoryError(errno.ENOTDIR, "a file"), 78),
+    ],
+)
+def test_only_a_wrong_setting_is_not_worth_a_restart(
+    error: Exception, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Supervisor) -> int:
+        raise error
+
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(tmp_path)}))
+    monkeypatch.setattr(Supervisor, "run", run)
+    assert main() == code

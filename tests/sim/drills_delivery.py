@@ -189,7 +189,7 @@ def torn_behind_a_loss(script: Script) -> None:
     script.until_ms = 9_000
 
 
-@DELIVERY(r"disk_full", r"No space left", r"does Sweep", r"does Sweep", r"does Sweep")
+@DELIVERY(r"disk_full", r"disk +DISK_OUT", r"does Sweep", r"does Sweep", r"does Sweep")
 def full_disk(script: Script) -> None:
     """The disk of one node fills, and stays full: the others go on, and go on deleting."""
     node = script.random.choice("abc")

@@ -24,6 +24,7 @@ from delaywheel_replica.core.member import Member
 from delaywheel_replica.core.member_events import (
     Acknowledge,
     Broken,
+    DiskTold,
     Effect,
     Event,
     Failed,
@@ -237,6 +238,8 @@ class SimServer:
                 self.world.checks.held(self.node, event.held)
             case Broken():
                 self.trace("broke", event.wheel, event.cause)
+            case DiskTold():
+                self.trace("disk", event.state.value)
             case Failed():
                 self.trace("failed", event.effect, event.cause)
             case _:

@@ -2,7 +2,6 @@
 
 import re
 from collections import deque
-from typing import Any
 
 import pytest
 
@@ -55,22 +54,6 @@ FOUND = {
 """What the simulation found beyond these."""
 
 
-RED = {
-    "full_disk": "a full disk stops the floor of all",
-}
-"""What is known and not mended yet, and why it fails."""
-
-
-def drills() -> list[Any]:
-    """Every drill; those that are red have to stay so until they are taken off the list."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=RED[name]))
-        if name in RED
-        else name
-        for name in sorted(DRILLS)
-    ]
-
-
 def run(name: str, seed: int) -> tuple[Result, list[str]]:
     """The run of a drill, and its whole trace up to when everything heals."""
     world = World(DRILLS[name].plan(seed))
@@ -81,7 +64,7 @@ def run(name: str, seed: int) -> tuple[Result, list[str]]:
     return result, lines[:healed]
 
 
-@pytest.mark.parametrize("name", drills())
+@pytest.mark.parametrize("name", sorted(DRILLS))
 def test_a_drill_leads_where_it_should(name: str) -> None:
     result, trace = run(name, 1)
     assert not result.violations
@@ -91,7 +74,7 @@ def test_a_drill_leads_where_it_should(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", drills())
+@pytest.mark.parametrize("name", sorted(DRILLS))
 def test_a_drill_goes_well_at_other_times(name: str) -> None:
     assert not run(name, 2)[0].violations
 

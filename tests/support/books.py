@@ -105,13 +105,19 @@ class Bench:
         self.ledger = Ledger(self.disk, data)
         self.books = self.new_books()
 
-    def new_books(self, *, node: str = "n1", retention_hours: int = 0) -> Books:
+    def new_books(
+        self,
+        *,
+        node: str = "n1",
+        retention_hours: int = 0,
+        full_retention_hours: int | None = None,
+    ) -> Books:
         """Books that know nothing but what lies on the disk and in the place."""
         return Books(
             self.disk,
             self.data,
             self.ledger,
-            BooksConfig(node, str(self.folder), 60, retention_hours),
+            BooksConfig(node, str(self.folder), 60, retention_hours, full_retention_hours),
             BooksLinks(
                 publishable=self.publishable,
                 registered=lambda: self.registered,

@@ -1,9 +1,10 @@
 """Old files of the published ledger go, where an operator wants that.
 
 Each node does it now and then in its own place: of a place that all share, whoever comes first.
-What goes lies in hours that ended longer ago than is to be kept, and gaps that end in such. But
-of each registered wheel the last of these stays: by it a node knows after a restart what is
-published.
+What goes lies in hours that ended longer ago than is to be kept, and gaps that end in such. Where
+the place is the data folder's own, and its disk is at its reserve, no more is kept than is needed:
+books of last week must not keep messages of today from being accepted. But of each registered
+wheel the last of these stays: by it a node knows after a restart what is published.
 """
 
 from collections.abc import Callable, Collection
@@ -23,14 +24,25 @@ _log = structlog.get_logger(__name__)
 class Retention:
     """Deletes them. For the books' thread."""
 
-    def __init__(self, hours: int, *, registered: Callable[[], Collection[WheelId] | None]) -> None:
+    def __init__(
+        self,
+        hours: int,
+        *,
+        registered: Callable[[], Collection[WheelId] | None],
+        hours_when_full: int | None = None,
+        is_full: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Prepares.
 
         Args:
             hours: how long files are kept; 0: for ever.
             registered: the registered wheels; None: they are not known now.
+            hours_when_full: how long while the disk is full; None: as long as ever.
+            is_full: the disk on which the place is has reached its reserve.
         """
         self._hours = hours
+        self._hours_when_full = hours_when_full
+        self._is_full = is_full
         self._registered = registered
         self._looked_ms: int | None = None
 
@@ -40,12 +52,14 @@ class Retention:
         Raises:
             OSError: the place does not answer.
         """
-        if not self._hours or not self._is_time(now_ms):
+        is_pressing = self._hours_when_full is not None and self._is_full()
+        kept_hours = self._hours_when_full if is_pressing else self._hours
+        if not kept_hours or not (is_pressing or self._is_time(now_ms)):
             return 0
         registered = self._registered()
         if registered is None:
             return 0
-        before_ms = now_ms - self._hours * HOUR_MS
+        before_ms = now_ms - kept_hours * HOUR_MS
         hours = [hour_ms for hour_ms in place.hours() if hour_ms + HOUR_MS <= before_ms]
         files = [file for hour_ms in hours for file in place.files(hour_ms)]
         gaps = [gap for gap in place.gaps() if _ended_ms(place, gap) <= before_ms]

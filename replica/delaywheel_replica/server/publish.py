@@ -80,12 +80,14 @@ class BooksConfig:
         uri: the place.
         seal_seconds: how often rows are sealed and published.
         retention_hours: how long files are kept there; 0: for ever.
+        full_retention_hours: how long while the disk is full; None: as long as ever.
     """
 
     node: str
     uri: str
     seal_seconds: float
     retention_hours: int = 0
+    full_retention_hours: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,12 @@ class Books:
         self._place_at = place_at or self._configured
         self._place: Place | None = None
         self._notes = Notes(disk, data)
-        self._retention = Retention(config.retention_hours, registered=links.registered)
+        self._retention = Retention(
+            config.retention_hours,
+            registered=links.registered,
+            hours_when_full=config.full_retention_hours,
+            is_full=links.is_full,
+        )
         # Of each wheel: up to where names reach, and up to where the machine was told.
         self._placed: dict[WheelId, int] = {}
         self._told: dict[WheelId, int] = {}
@@ -233,12 +240,12 @@ class Books:
             self._place = self._place_at()
         place = self._place
         place.reach()
+        self._retention.look(place, _wall_ms())  # first: it may make room for what comes
         self._put_gaps(place)
         open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._told.get(w, 0)}
         self._look_at_names(place, open_ends)
         for wheel, found in open_ends.items():
             self._publish(place, wheel, found)
-        self._retention.look(place, _wall_ms())
         if not self._links.is_full():
             self._notes.take_ballast()
         self._forget_wheels()

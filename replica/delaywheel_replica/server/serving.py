@@ -129,7 +129,8 @@ class Server:
             node=config.node_id,
             uri=config.ledger_place,
             seal_seconds=config.ledger_seal_seconds,
-            retention_hours=config.ledger_retention_hours,
+            retention_hours=config.ledger_kept_hours,
+            full_retention_hours=None if config.ledger_uri else config.ledger_needed_hours,
         )
         return Books(disk, config.data_dir, ledger, books, links)
 
