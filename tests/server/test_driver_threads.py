@@ -54,8 +54,11 @@ class Threaded(Driven):
         time.sleep(WRITING_S)
 
     def pass_a_second(self) -> Seal:
-        """As the beat thread does; the seal that is told then."""
-        self.clock_ms += 1_000
+        """As the beat thread does; the seal that is told then.
+
+        By the wall clock alone: whoever waits has not waited for a second.
+        """
+        self.clock_ms += 1
         self.clock_wall_ms += 1_000
         self._tell_again()
         self.driver.tick()
