@@ -18,7 +18,7 @@ slot is below the floor) nor committed to be lost. That is told in `Held`; the w
 remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
