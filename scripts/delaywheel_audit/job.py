@@ -137,6 +137,7 @@ class _Run:
         self._say = say
         self._began = time.time()
         self._notes: list[str] = []
+        self._final = True
         self._topics: list[str] = []
         self._plan = Plan(())
         """What was read of Kafka last."""
@@ -163,6 +164,7 @@ class _Run:
         if behind_s > _RESTING_S:
             self._note(f"nothing was forwarded for {behind_s:,.0f} s when this began: does it run?")
         if terms.by == "due" and done.floor * 1000 < min(terms.end_ms, began_ms):
+            self._final = False
             self._note(
                 f"not final: the floor stands at {moment(done.floor * 1000)}, and acceptances of "
                 "what is due later may still be unpublished; ask again when it is past the range"
@@ -275,6 +277,7 @@ class _Run:
             seconds=round(time.time() - self._began, 1),
             command=self._command,
             notes=self._notes,
+            final=self._final and not totals["unpublished"] and not totals["pending"],
         )
         output.write_text("summary.json", summary.to_json() + "\n")
         page = output.write_page(summary, setting.ledger) if self._options.wants_page else None

@@ -43,10 +43,12 @@ class Summary:
         lateness: p50, p99, max of all that was forwarded, in milliseconds.
         findings: Kind -> how many.
         ledger_gaps: Where the ledger has holes: wheel, first_seq, last_seq, how it is known.
-        notes: What a reader of the figures should know, in words.
         balanced: Whether nothing was found that makes the exit code 1.
         seconds: How long it took.
         command: How it was called.
+        notes: What a reader of the figures should know, in words.
+        final: Whether nothing more can be accepted or published for the range: asked again, the
+            books would say the same. Balanced books that are not final are balanced so far.
     """
 
     cluster: str
@@ -67,6 +69,7 @@ class Summary:
     seconds: float
     command: str
     notes: Sequence[str] = field(default=())
+    final: bool = True
 
     def to_json(self) -> str:
         """As a JSON document for programs and people."""

@@ -35,8 +35,11 @@ def print_summary(summary: Summary, output: Output, page: str | None, *, as_json
 
 def verdict(summary: Summary) -> str:
     """The answer, in one line."""
+    accepted = f"{summary.counts['accepted']:,} acceptances"
+    if summary.balanced and not summary.final:
+        return f"not final: balanced so far, {accepted}; ask again when the range is past"
     if summary.balanced:
-        return f"balanced: {summary.counts['accepted']:,} acceptances, each with its one fate"
+        return f"balanced: {accepted}, each with its one fate"
     wrong = ", ".join(f"{count:,} {kind}" for kind, count in summary.findings.items())
     return f"not balanced: {wrong}"
 

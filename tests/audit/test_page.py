@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_audit import terminal
 from delaywheel_audit.findings import KINDS
 from delaywheel_audit.page import write_page
 from delaywheel_audit.page.bins import GREATEST, SUMS, merge
@@ -210,6 +211,18 @@ def test_a_sum_that_does_not_agree_is_told_first() -> None:
     said = verdict(summary)
     assert said.look == "bad"
     assert said.headline == "The numbers do not add up: 101 accepted = 100 forwarded"
+
+
+def test_books_that_may_still_change_have_a_verdict_of_their_own() -> None:
+    summary = summary_of([bucket(NOON)], [], final=False)
+    said = verdict(summary)
+    assert (said.look, said.headline.partition(":")[0]) == ("open", "Not final, balanced so far")
+    assert terminal.verdict(summary).startswith("not final: balanced so far, 100 acceptances")
+    _, page = page_of([bucket(NOON)], [], final=False)
+    assert "\u2713" not in page.text
+    wrong = summary_of([bucket(NOON)], [finding("missing")], final=False)
+    assert verdict(wrong).look == "bad"
+    assert terminal.verdict(wrong).startswith("not balanced")
 
 
 def test_an_unbalanced_summary_is_never_shown_as_good() -> None:

@@ -177,6 +177,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             ),
             pending_messages=5,
             pending_bytes=500,
+            dead_letters=1_017,
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -229,6 +230,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         },
         "pending_messages": 5,
         "pending_bytes": 500,
+        "dead_letters": 1_017,
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -268,6 +270,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "at least 123,456 messages, 7 bytes, each once: on the disk of n1",
         "2 in 90 s",
         "1,234 in 2 h",
+        "1,017 since 2030-03-17T17:45:10.250Z",
         "n3 is silent: no answer from n3:7420 within 2.0 s",
         "n3 is not heard by n1",
         "n2 has other settings: min_insync is 2 at n1, 3 at n2",

@@ -61,7 +61,9 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     MESSAGE_STATE_UNSPECIFIED: _MessageState.ValueType  # 0
     MESSAGE_STATE_PENDING: _MessageState.ValueType  # 1
     MESSAGE_STATE_DONE: _MessageState.ValueType  # 2
-    """Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted."""
+    """Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted. Which of these
+    it was is in the outcomes topic: a message that is in none of its records was forwarded.
+    """
     MESSAGE_STATE_CANCELLED: _MessageState.ValueType  # 3
 
 class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
@@ -69,7 +71,9 @@ class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 MESSAGE_STATE_UNSPECIFIED: MessageState.ValueType  # 0
 MESSAGE_STATE_PENDING: MessageState.ValueType  # 1
 MESSAGE_STATE_DONE: MessageState.ValueType  # 2
-"""Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted."""
+"""Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted. Which of these
+it was is in the outcomes topic: a message that is in none of its records was forwarded.
+"""
 MESSAGE_STATE_CANCELLED: MessageState.ValueType  # 3
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
@@ -1041,6 +1045,7 @@ class MemberReport(_message.Message):
     LEDGER_FIELD_NUMBER: _builtins.int
     PENDING_MESSAGES_FIELD_NUMBER: _builtins.int
     PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """Its wall clock."""
@@ -1059,6 +1064,8 @@ class MemberReport(_message.Message):
     pending_messages: _builtins.int
     """On its disk and not done: copies of other nodes' messages included."""
     pending_bytes: _builtins.int
+    dead_letters: _builtins.int
+    """Messages that it sent to the dead-letter topic since cleaner_started_ms."""
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why it takes no messages now; absent while it does."""
@@ -1080,10 +1087,11 @@ class MemberReport(_message.Message):
         ledger: Global___LedgerReport | None = ...,
         pending_messages: _builtins.int = ...,
         pending_bytes: _builtins.int = ...,
+        dead_letters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015

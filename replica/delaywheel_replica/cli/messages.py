@@ -32,6 +32,11 @@ At = Annotated[
     typer.Option("--at", metavar="TIME", help="The due: ISO 8601, or Unix milliseconds."),
 ]
 
+_STATES = {
+    pb.MESSAGE_STATE_DONE: "done: forwarded, unless the outcomes topic says that it was"
+    " dead-lettered or dropped as a duplicate",
+}
+
 
 def get(
     handle: Handle = None,
@@ -55,7 +60,7 @@ def get(
     print_facts(
         [
             ("handle", message.handle),
-            ("state", shape["state"]),
+            ("state", _STATES.get(message.state, shape["state"])),
             ("due", shape["due"]),
             ("accepted", iso(message.accepted_at_ms)),
             ("topic", message.topic),

@@ -89,6 +89,7 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("forwarded to", iso(answer.progress.due_ms) if answer.HasField("progress") else None),
         ("floor", clock(answer.floor) if answer.HasField("floor") else None),
         ("lateness", _lateness(answer)),
+        ("dead letters", _dead_letters(answer)),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("least in sync", answer.min_insync),
     ]
@@ -99,6 +100,15 @@ def _lateness(answer: pb.DescribeClusterResponse) -> str:
         return "unknown: nobody has forwarded anything"
     told = f"{answer.lateness_ms:,} ms"
     return told if answer.HasField("leader") else f"up to {told}: nobody leads"
+
+
+def _dead_letters(answer: pb.DescribeClusterResponse) -> str:
+    """Of all nodes that have led since they started."""
+    reports = [member.report for member in answer.members if member.report.dead_letters]
+    if not reports:
+        return "none since the nodes started"
+    since = iso(min(report.cleaner_started_ms for report in reports))
+    return f"{sum(report.dead_letters for report in reports):,} since {since}"
 
 
 def _pending(pending: pb.Pending) -> str:

@@ -95,6 +95,7 @@ class Details:
         if cleaner is not None:
             report.cleaner_started_ms = cleaner.started_ms
             report.elections = cleaner.counters.get("elections", 0)
+            report.dead_letters = cleaner.counters.get("dead_lettered", 0)
         fresh = self._view.cleaner.fresh()
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)

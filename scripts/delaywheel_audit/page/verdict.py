@@ -14,7 +14,7 @@ from delaywheel_audit.summary import Summary
 class Verdict:
     """The look of the page's head, its headline, and what is said below it."""
 
-    look: str  # good, bad, or nothing: there was nothing to look at
+    look: str  # good, bad, open: good so far, or nothing: there was nothing to look at
     headline: str
     remarks: list[str]
 
@@ -50,6 +50,9 @@ def verdict(summary: Summary) -> Verdict:
         return Verdict("bad", headline, [f"{equation(counts)}.", *remarks])
     if not counts.get("accepted"):
         return Verdict("nothing", "Nothing was accepted in this range", remarks)
+    if not summary.final:
+        more = "More may still be accepted or published for this range: ask again when it is past."
+        return Verdict("open", f"Not final, balanced so far: {equation(counts)}", [more, *remarks])
     return Verdict("good", f"Balanced: {equation(counts)}", remarks)
 
 
