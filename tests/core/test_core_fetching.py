@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, WheelBeat
+from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat
 from delaywheel_replica.core.fetching import Fetching, Want
 from delaywheel_replica.core.member_events import MemberConfig
 from delaywheel_replica.core.peers import Fetch, Lacks
@@ -109,10 +109,10 @@ def test_holes_alone_are_asked_for_whatever_the_limit() -> None:
 
 
 def test_only_so_many_holes_are_looked_at_at_once() -> None:
-    lacking = tuple(range(1, 4 * MAX_LACKING, 2))
-    runs = list(want_of(applied=1000, lacking=lacking, limit=1001).runs())
-    assert len(runs) == MAX_LACKING + 1
-    assert runs[-1] == (1001, 1001)
+    lacking = tuple(range(1, 4 * MAX_SOUGHT, 2))
+    runs = list(want_of(applied=9000, lacking=lacking, limit=9001).runs())
+    assert len(runs) == MAX_SOUGHT + 1
+    assert runs[-1] == (9001, 9001)
 
 
 def test_nothing_is_asked_for_when_nothing_is_wanted() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, Fence, FenceAnswer
+from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT, Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, NodeRecord
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
@@ -125,4 +125,4 @@ def test_missing_is_what_must_be_there_and_no_member_shows(
 
 def test_so_many_are_sought_at_once() -> None:
     missing = frames_missing(STATE, {A1: 10**9}, {"a": lacking("a", applied=5)})
-    assert sorted(missing) == [(A1, seq) for seq in range(6, 6 + MAX_LACKING)]
+    assert sorted(missing) == [(A1, seq) for seq in range(6, 6 + MAX_SOUGHT)]

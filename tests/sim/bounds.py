@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.format import HOLE_ROW
 from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
-from delaywheel_replica.core.beat import MAX_LACKING
+from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT
 from delaywheel_replica.core.status import ServerStatus
 from sim.truth import FrameTruth, index_of, row_on
 
@@ -45,9 +45,8 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
     row, cleaner = node.server.row, node.server.cleaner_row
     if row is not None:
         yield from _too_much_told(world, node.name, row)
-    if cleaner is not None and len(cleaner.unreadable) > 2 * TOLD_FRAMES * (
-        len(cleaner.wheels) + 1
-    ):
+    most = 2 * TOLD_FRAMES + MAX_SOUGHT
+    if cleaner is not None and len(cleaner.unreadable) > most * (len(cleaner.wheels) + 1):
         yield f"{node.name} tells {len(cleaner.unreadable)} unreadable frames"
 
 

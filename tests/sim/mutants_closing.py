@@ -171,7 +171,7 @@ CLOSING = {
     "a lost range is one too long": Mutant(
         "the frame behind those that are lost is recorded with them",
         records_a_range_too_long,
-        "was never delivered|committed to be lost|not drained",
+        "is above m|was never delivered|committed to be lost|not drained",
         ("torn_behind_a_loss",),
     ),
     "a lost range is one too short": Mutant(

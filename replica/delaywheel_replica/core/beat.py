@@ -5,7 +5,8 @@ peer, and with its process' stamp into the row that its cleaner reads (core/stat
 whole state, never a change: a reader that missed some loses nothing.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -17,6 +18,15 @@ _NUMBERS_OF_A_WHEEL = 6  # those that are lacking follow
 
 MAX_LACKING = 100
 """Of one wheel, so many lacking frames are told at once: rows and beats have bounded sizes."""
+
+MAX_SOUGHT = 512
+"""Of one wheel, so many frames are looked for at once."""
+
+
+def is_among(ascending: Sequence[int], seq: int) -> bool:
+    """Whether a seq is among others, of which there may be many."""
+    place = bisect_left(ascending, seq)
+    return place < len(ascending) and ascending[place] == seq
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class WheelBeat:
 
     def shows(self, seq: int) -> bool:
         """Whether it says that a frame is held."""
-        if seq > self.applied or seq in self.lacking:
+        if seq > self.applied or is_among(self.lacking, seq):
             return False
         return len(self.lacking) < MAX_LACKING or seq < self.lacking[-1]
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, WheelBeat
+from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat, is_among
 from delaywheel_replica.core.member_events import MemberConfig
 from delaywheel_replica.core.peers import Fetch, Lacks
 
@@ -54,18 +54,18 @@ class Want:
 
         Any hole may be filled; behind `applied` only what follows on it.
         """
-        holes = self.lacking[:MAX_LACKING]
-        for begin, first in enumerate(holes):
-            end = begin
-            while end + 1 < len(holes) and holes[end + 1] == holes[end] + 1:
-                end += 1
-            yield first, holes[end]
+        holes = self.lacking[:MAX_SOUGHT]
+        ends = [*holes]
+        for number in range(len(holes) - 2, -1, -1):
+            if holes[number + 1] == holes[number] + 1:
+                ends[number] = ends[number + 1]
+        yield from zip(holes, ends, strict=True)
         if self.limit > self.applied:
             yield self.applied + 1, self.limit
 
     def has(self, seq: int) -> bool:
         """Whether a frame is wanted."""
-        return seq in self.lacking or self.applied < seq <= self.limit
+        return is_among(self.lacking, seq) or self.applied < seq <= self.limit
 
     def is_member(self, node: str) -> bool:
         """Whether another node takes part, with the disk that the wheel was registered with."""
@@ -216,7 +216,7 @@ class Fetching:
         asked.under_way = False
         if storage != asked.storage:
             return
-        for seq in message.seqs[:MAX_LACKING]:
+        for seq in message.seqs:
             if asked.fetch.first_seq <= seq <= asked.fetch.last_seq:
                 state.lacks.setdefault(seq, set()).add(sender)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat, is_among
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.seal import Seal
@@ -95,7 +95,11 @@ class Holdings:
     def unreadable(self, wheel: WheelId, seq: int) -> bool:
         """The store could not read a frame; returns whether that is news."""
         known = self._wheels.get(wheel)
-        if known is None or not 1 <= seq <= known.stored.applied or seq in known.held.lacking:
+        if (
+            known is None
+            or not 1 <= seq <= known.stored.applied
+            or is_among(known.held.lacking, seq)
+        ):
             return False
         known.bad.add(seq)
         self._look_at(wheel, known)

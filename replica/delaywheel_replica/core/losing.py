@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, FenceAnswer, WheelBeat
+from delaywheel_replica.core.beat import MAX_SOUGHT, Beat, FenceAnswer, WheelBeat
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.holding import member_beats
@@ -109,5 +109,5 @@ def frames_missing(
         members = member_beats(state, record, beats).values()
         shown = max((b.wheels[wheel].applied for b in members if wheel in b.wheels), default=0)
         wanted = FrameSet([FrameRange(wheel, shown + 1, ends.get(wheel, 0))])
-        missing.update(islice(wanted - state.lost.of_wheel(wheel), MAX_LACKING))
+        missing.update(islice(wanted - state.lost.of_wheel(wheel), MAX_SOUGHT))
     return frozenset(missing)

@@ -28,7 +28,7 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.awaiting import Awaiting
-from delaywheel_replica.core.beat import MAX_LACKING, Beat
+from delaywheel_replica.core.beat import MAX_SOUGHT, Beat, is_among
 from delaywheel_replica.core.fetching import Fetching, Want
 from delaywheel_replica.core.frames import FrameName
 from delaywheel_replica.core.hearing import Hearing
@@ -292,7 +292,7 @@ class Mirrors:
         told = self._fetching.lacking_members()
         frames = {*told, *self.sought()}
         for wheel, held in self._holdings.items():
-            frames.update((wheel, seq) for seq in held.lacking[:MAX_LACKING])
+            frames.update((wheel, seq) for seq in held.lacking[:MAX_SOUGHT])
         return {
             frame: frozenset({*told.get(frame, ()), *self._lacking_here(*frame)})
             for frame in sorted(frames)
@@ -302,7 +302,7 @@ class Mirrors:
     def _lacking_here(self, wheel: WheelId, seq: int) -> tuple[str, ...]:
         """This node, if it is a member that lacks a frame; a disk put in its place says nothing."""
         held = self._holdings.get(wheel)
-        has = held is not None and seq <= held.applied and seq not in held.lacking
+        has = held is not None and seq <= held.applied and not is_among(held.lacking, seq)
         return () if has or not self._is_member(wheel) else (self._known.node,)
 
     def _wheels(self) -> list[WheelId]:

@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Progress
 
@@ -108,9 +108,7 @@ class ServerStatus:
             "answers": [answer.to_json() for answer in self.answers],
             "votes": sorted(self.votes),
             "vote_round": self.vote_round,
-            "lacks": [
-                [str(wheel), seq, sorted(nodes)] for (wheel, seq), nodes in self.lacks.items()
-            ],
+            "lacks": _lacks_json(self.lacks),
         }
 
     @classmethod
@@ -133,7 +131,8 @@ class ServerStatus:
             vote_round=fields.integer("vote_round", at_least=0),
             lacks={
                 (parse_wheel(wheel), seq): frozenset(nodes)
-                for wheel, seq, nodes in fields.items("lacks")
+                for wheel, first_seq, last_seq, nodes in fields.items("lacks")
+                for seq in range(first_seq, last_seq + 1)
             },
         )
 
@@ -298,6 +297,19 @@ class CleanerStatus:
             unreadable=FrameSet.from_json(fields.items("unreadable")),
             lost=FrameSet.from_json(fields.items("lost")),
         )
+
+
+def _lacks_json(lacks: Mapping[FrameName, frozenset[str]]) -> list[list[Any]]:
+    """What the same members lack in a row is told together."""
+    runs: list[list[Any]] = []
+    before: tuple[WheelId, int, frozenset[str]] | None = None
+    for (wheel, seq), nodes in lacks.items():
+        if before == (wheel, seq - 1, nodes):
+            runs[-1][2] = seq
+        else:
+            runs.append([str(wheel), seq, seq, sorted(nodes)])
+        before = wheel, seq, nodes
+    return runs
 
 
 def _sight(fields: Fields) -> PeerSight:
