@@ -111,6 +111,8 @@ class Config(BaseSettings):
     transaction_messages: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Field(ge=1024, le=512 * _MIB)] = 16 * _MIB
     max_clock_skew_ms: Positive = 500
+    # Where fewer than three clocks of nodes are known: the brokers' counts as well.
+    max_clock_dispute_ms: Positive = 10_000
 
     # The books. None: a folder inside data_dir.
     ledger_uri: str | None = None

@@ -34,3 +34,10 @@ def test_settings_with_which_it_may_lose_its_end() -> None:
     assert len(found) == 2
     assert "unclean" in found[0]
     assert "min.insync.replicas=1 of 3 copies" in found[1]
+
+
+def test_without_the_brokers_time_clocks_cannot_be_compared() -> None:
+    config = {"min.insync.replicas": "2", "message.timestamp.type": "CreateTime"}
+    found = control_warnings("c", copies=3, brokers=3, wanted=None, config=config)
+    assert len(found) == 1
+    assert "LogAppendTime" in found[0]

@@ -36,10 +36,12 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.ports import IDS
 from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.control import ControlState, WheelRecord
+from delaywheel_replica.core.fitness import CLOCKS
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.progress import Progress, violations
 from sim.book import Entry, Fate
 from sim.calm import wrong_candidacies, wrong_closes
+from sim.clocks import true_wall_ms
 from sim.kafka_log import Entry as LogEntry
 from sim.kafka_log import Transaction
 from sim.scheduler import US_PER_MS
@@ -50,6 +52,9 @@ if TYPE_CHECKING:
     from sim.world import World
 
 OWN_HEADERS = ("dw-id", "dw-due", "dw-accepted", "dw-wheel")
+EARLY_MS = 12_000
+"""A leader whose clock is further ahead than this differs from Kafka's, which is right."""
+
 STALE_US = 3_000 * US_PER_MS
 """What was acknowledged so long ago, everybody who says to be up to date has heard of."""
 
@@ -190,6 +195,11 @@ class Checks:
         """A leader hands a message to Kafka; its clock showed this at most."""
         if wall_ms < due_ms:
             self._fail(f"{node.name} forwards what is due {due_ms} at {wall_ms}")
+        true_ms = true_wall_ms(self._world.scheduler)
+        if true_ms + EARLY_MS < due_ms and len(self._world.members) < CLOCKS:
+            self._fail(
+                f"{node.name} forwards what is due {due_ms} at {true_ms}: early by its clock"
+            )
 
     def refused_as_sealed(self, node: SimNode, slot: int, seal_slot: int) -> None:
         """A message is refused for a seal, which is wrong when its second is still to come.

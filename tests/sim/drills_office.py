@@ -77,6 +77,25 @@ def slow_commits(script: Script) -> None:
     script.until_ms = 54_000
 
 
+@OFFICE(r"clock_step node=a", r"init .* epoch 1", r"delivers")
+def clock_wrong_at_start(script: Script) -> None:
+    """A node alone starts with a clock that is ahead by half an hour, which is corrected later."""
+    script.cluster("a", 1)
+    script.do(1, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
+    script.flow(20_000, 24_000, 200, "a", delay_ms=3_000, patience_ms=4_000)
+    script.until_ms = 30_000
+
+
+@OFFICE(r"clock_step node=a", r"starts", r"delivers")
+def clock_wrong_at_a_restart(script: Script) -> None:
+    """The same when messages are pending: they would all go out at once."""
+    script.cluster("a", 1)
+    script.flow(3_000, 6_000, 200, "a", delay_ms=40_000, patience_ms=4_000)
+    script.do(8_000, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
+    script.do(8_000, "kill_server", node="a")
+    script.until_ms = 50_000
+
+
 @OFFICE(r"kafka_faults", r"delivers")
 def slow_ends(script: Script) -> None:
     """The brokers take so long for the end of a transaction that the leader's main thread waits."""

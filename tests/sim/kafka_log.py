@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from delaywheel_replica.cleaner.ports import Record, StoredRecord
-from sim.scheduler import US_PER_S
+from sim.clocks import EPOCH_MS
+from sim.scheduler import US_PER_MS, US_PER_S
 
 COMPACT_EVERY = 512
 """A compacted topic forgets what was replaced after so many records."""
@@ -212,7 +213,7 @@ class Partition:
         latest = self.latest
         for entry in seen:
             if entry.key is not None:
-                stored = latest[entry.key] = StoredRecord(entry.key, entry.value, entry.offset)
+                stored = latest[entry.key] = _stored(entry.key, entry)
                 compacted.append(stored)
                 if stored.value is None:
                     self._tombstones.append((now_us + TOMBSTONE_US, stored))
@@ -224,3 +225,9 @@ class Partition:
                 expired = True
         if expired or len(compacted) > len(latest) + COMPACT_EVERY:
             compacted[:] = [stored for stored in compacted if latest.get(stored.key) is stored]
+
+
+def _stored(key: bytes, entry: Entry) -> StoredRecord:
+    """With the time at which the brokers took its transaction's first record: theirs is true."""
+    appended_ms = EPOCH_MS + entry.transaction.began_us // US_PER_MS
+    return StoredRecord(key, entry.value, entry.offset, appended_ms)

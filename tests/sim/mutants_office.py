@@ -84,7 +84,17 @@ def is_not_heard_while_it_commits() -> list[Patch]:
     return [instead(Election, "waits_until_ms", property(lambda _self: -1))]
 
 
+def compares_no_clock_with_kafkas() -> list[Patch]:
+    return [instead(Candidacy, "_found_clock", lambda _self: None)]
+
+
 OFFICE = {
+    "compares no clock with Kafka's": Mutant(
+        "a node alone leads by whatever its clock shows",
+        compares_no_clock_with_kafkas,
+        "clock is ahead|not drained",
+        ("clock_wrong_at_a_restart",),
+    ),
     "is not heard while it commits": Mutant(
         "nobody stamps a leader's row while its main thread waits for Kafka",
         is_not_heard_while_it_commits,

@@ -48,6 +48,8 @@ FOUND = {
     "torn_behind_a_loss",
     "full_disk",
     "after_an_office",
+    "clock_wrong_at_start",
+    "clock_wrong_at_a_restart",
     "slow_ends",
     "long_cut_off",
 }

@@ -45,6 +45,8 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         "segment.bytes": str(4 << 20),
         "min.cleanable.dirty.ratio": "0.1",
         "unclean.leader.election.enable": "false",
+        # So that a candidate can compare its clock with the brokers'.
+        "message.timestamp.type": "LogAppendTime",
     }
     return (
         OwnTopic(names.control, control, compacted=True),
@@ -142,6 +144,11 @@ def control_warnings(
         found.append(
             f"the control topic {name} has unclean.leader.election.enable=true: set it to false,"
             " or it may lose its end"
+        )
+    if config.get("message.timestamp.type") == "CreateTime":
+        found.append(
+            f"the control topic {name} has message.timestamp.type=CreateTime: set it to"
+            " LogAppendTime, so that clocks can be compared with the brokers'"
         )
     insync = int(config.get("min.insync.replicas", "1"))
     if insync < copies - 1:

@@ -35,6 +35,7 @@ from delaywheel_replica.core.election_events import (
     MarkReport,
     ReadFailed,
 )
+from delaywheel_replica.core.fitness import BrokerClock
 from delaywheel_replica.core.reports import Verdict
 
 CALL_MS = 5_000
@@ -56,6 +57,7 @@ class Candidacy:
 
     Attributes:
         producers: Of the newest candidacy.
+        broker_clock: As the marks of the last candidacy have found it; None: unknown.
         warnings: What endangers the control topic, when it was looked at last.
         objection: Why the next candidacy would be refused, as `look_again` found.
     """
@@ -83,6 +85,9 @@ class Candidacy:
             runner: Of the calls; None: threads.
         """
         self.producers: ProducersPort | None = None
+        self.broker_clock: BrokerClock | None = None
+        # When the last mark was begun and reported, by the monotonic clock.
+        self._mark_ms = (0, 0)
         self.warnings: tuple[str, ...] = ()
         self.objection: str | None = None
         self._look_at = 0.0
@@ -239,9 +244,11 @@ class Candidacy:
 
     def _mark(self, producers: ProducersPort, token: str, index: int) -> Event:
         key, value = leader_record(index, self._node, token)
+        began_ms = self._clock.monotonic_ms()
         producers.begin(index)
         record = Record(self._control_topic, key.encode(), value, [], partition=0)
         ended = producers.commit(index, record, CALL_MS)
+        self._mark_ms = began_ms, self._clock.monotonic_ms()
         if ended.verdict is Verdict.COMMITTED:
             self._marked.add(index)
         else:
@@ -255,7 +262,16 @@ class Candidacy:
             self._error = str(error)
             return ReadFailed(self._clock.monotonic_ms(), token)
         self._error = self._follow_error = None
+        self.broker_clock = self._found_clock()
         return ControlRead(self._clock.monotonic_ms(), token, state)
+
+    def _found_clock(self) -> BrokerClock | None:
+        """A broker took the last mark between its beginning and its report."""
+        taken_ms = self._follower.marked_at_ms
+        if taken_ms < 0:
+            return None
+        began_ms, ended_ms = self._mark_ms
+        return BrokerClock(taken_ms - ended_ms, taken_ms - began_ms, ended_ms)
 
     def _read_marks(self) -> ControlState:
         """Reads to the end, until every mark that was committed has come by.

@@ -12,7 +12,14 @@ from __future__ import annotations
 import threading
 import time
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from delaywheel_replica.cleaner.client_log import LOGGER
 from delaywheel_replica.cleaner.ports import ControlNotReadInTime, ControlUnreadable, StoredRecord
@@ -103,7 +110,13 @@ def _record(message: Message) -> StoredRecord | None:
     assert offset is not None
     if key is None:
         return None  # nothing of ours: every record of ours has a key
-    return StoredRecord(_bytes(key), None if value is None else _bytes(value), offset)
+    kind, timestamp_ms = message.timestamp()
+    return StoredRecord(
+        _bytes(key),
+        None if value is None else _bytes(value),
+        offset,
+        timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1,
+    )
 
 
 def _bytes(value: bytes | str) -> bytes:

@@ -49,6 +49,7 @@ class ControlFollower:
         state: What was read, since the end was reached once.
         offset: How far; -1: the end was not reached yet.
         marks: The ids of which a mark with the token of `expect` was read.
+        marked_at_ms: When a broker took the last of them, by its clock; -1: it does not say.
     """
 
     def __init__(
@@ -77,11 +78,13 @@ class ControlFollower:
         self.state = ControlState()
         self.offset = -1
         self.marks: frozenset[int] = frozenset()
+        self.marked_at_ms = -1
 
     def expect(self, token: str) -> None:
         """A candidacy begins: from now on its marks are watched for, be they newest or not."""
         self._token = token
         self.marks = frozenset()
+        self.marked_at_ms = -1
 
     def poll(self) -> bool:
         """Takes in what arrived, without waiting; whether there was anything.
@@ -166,7 +169,10 @@ class ControlFollower:
         try:
             for record in records:
                 self._read = self._read.apply(record.key, record.value, record.offset)
-                self.marks |= self._read.marked(self._token)
+                marks = self._read.marked(self._token)
+                if not marks <= self.marks:
+                    self.marks |= marks
+                    self.marked_at_ms = record.appended_ms
                 if self._ended:
                     self.offset = record.offset
         except ControlRecordMalformedError as error:

@@ -120,7 +120,7 @@ class Leadership:
         self._make_forwarder = make_forwarder
         self._clock = clock or SystemClock()
         self._log = OfficeLog(self._clock.monotonic)
-        self._fitness = Fitness(config.max_clock_skew_ms)
+        self._fitness = Fitness(config.max_clock_skew_ms, config.max_clock_dispute_ms)
         self._control_offset = -1
         self._control_moved_ms = self._clock.monotonic_ms()
         self._office_since_ms = 0
@@ -231,7 +231,7 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
-            error=self._candidacy.error or self._error
+            error=self._fitness.clock_fault or self._candidacy.error or self._error
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
             warnings=self._candidacy.warnings,
@@ -286,7 +286,7 @@ class Leadership:
             holds_progress=self._forwarder is not None and holds_progress(state, server.beat),
             heard_ms=server.leader_heard_ms,
             hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
-            unfit=self._fitness.look(state, server, now_ms, wall_ms),
+            unfit=self._fitness.look(state, server, now_ms, wall_ms, self._candidacy.broker_clock),
             votes=server.votes,
             vote_round=server.vote_round,
             control_quiet_ms=now_ms - self._control_moved_ms,

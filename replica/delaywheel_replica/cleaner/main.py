@@ -283,6 +283,7 @@ def _election_config(config: Config) -> ElectionConfig:
         required=required_answers(len(members), config.min_insync_members),
         rank=members.index(config.node_id),
         max_clock_skew_ms=config.max_clock_skew_ms,
+        max_clock_dispute_ms=config.max_clock_dispute_ms,
     )
 
 

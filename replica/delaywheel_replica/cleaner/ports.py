@@ -47,6 +47,8 @@ class StoredRecord(NamedTuple):
     key: bytes
     value: bytes | None
     offset: int
+    appended_ms: int = -1
+    """The broker's wall clock when it took the record; -1: the topic does not keep that."""
 
 
 @dataclass(frozen=True, slots=True)

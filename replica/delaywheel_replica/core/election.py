@@ -93,6 +93,7 @@ class ElectionConfig:
         rank: of this node among them, from 0.
         max_clock_skew_ms: how far the wall clock may part from the monotonic one within one
             candidacy and leadership.
+        max_clock_dispute_ms: how far two clocks may differ where there is no third one.
     """
 
     run: str
@@ -101,6 +102,7 @@ class ElectionConfig:
     required: int = 1
     rank: int = 0
     max_clock_skew_ms: int = 500
+    max_clock_dispute_ms: int = 10_000
 
     @property
     def alone(self) -> bool:
