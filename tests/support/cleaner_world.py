@@ -18,6 +18,7 @@ from typing import Self
 from uuid import uuid4
 
 from delaywheel.identity import WheelId
+from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config import Config
@@ -158,7 +159,7 @@ class PretendedServer:
             beat = Beat(
                 node=NODE,
                 storage=STORAGE,
-                boot="boot",
+                boot=read_boot_id(),
                 wall_ms=now_ms(),
                 open=None if self.draining else self._open,
                 spare=self._spare,
