@@ -32,6 +32,8 @@ identities = st.builds(
     protocol=st.integers(0, 99),
     format=st.integers(0, 99),
     started_ns=st.integers(0, 2**63),
+    reads_from=st.integers(1, 99),
+    reads_to=st.integers(1, 99),
 )
 
 
@@ -50,6 +52,37 @@ def test_processes_of_one_machine_are_told_apart() -> None:
     assert 0 < first.started_ns < second.started_ns
     assert id_taken(first, second) is None
     assert id_taken(second, first) is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "may_talk"),
+    [
+        ((1, 1, 1), (1, 1, 2), True),  # the release that reads 2 is being rolled out
+        ((1, 1, 2), (2, 1, 2), True),  # the one that writes it is
+        ((2, 2, 3), (3, 2, 3), True),  # years later
+        ((1, 1, 1), (2, 1, 2), False),  # the one between was left out
+        ((1, 1, 2), (3, 2, 3), False),
+    ],
+)
+def test_nodes_talk_when_each_reads_what_the_other_writes(
+    own: tuple[int, int, int], others: tuple[int, int, int], *, may_talk: bool
+) -> None:
+    mine, theirs = (
+        identity(node, format=written, reads_from=least, reads_to=most)
+        for node, (written, least, most) in (("n1", own), ("n2", others))
+    )
+    refusals = [judge(mine, theirs, MEMBERS), judge(theirs, mine, MEMBERS)]
+    assert refusals[0] == refusals[1], "in the same words on both sides"
+    assert (refusals[0] is None) == may_talk
+    if may_talk:
+        told = f"format is {own[0]} at n1, {others[0]} at n2" if own[0] != others[0] else None
+        assert rolling(mine, theirs) == rolling(theirs, mine) == told
+
+
+def test_a_version_that_does_not_tell_what_it_reads_reads_what_it_writes() -> None:
+    told = pb.Hello(identity=pb.Identity(node="n2", format=7), to="n1")
+    who, _ = decode_hello(pb.ToPeer(hello=told).SerializeToString())
+    assert (who.format, who.reads_from, who.reads_to) == (7, 7, 7)
 
 
 def test_what_is_no_hello_or_answer_is_named() -> None:
@@ -107,7 +140,8 @@ def test_lists_of_which_neither_lies_within_the_other_are_refused_on_both_sides(
     [
         ({"protocol": 9}, PeerReason.WRONG_PROTOCOL, [str(PROTOCOL), "9"]),
         ({"cluster_id": "other"}, PeerReason.WRONG_CLUSTER, ["test", "other"]),
-        ({"format": 9}, PeerReason.WRONG_FORMAT, [str(ME.format), "9"]),
+        ({"format": 9}, PeerReason.WRONG_FORMAT, [f"written as {ME.format}", "written as 9"]),
+        ({"reads_from": 8, "reads_to": 9}, PeerReason.WRONG_FORMAT, ["read as 8 to 9"]),
         ({"node": "n1", "storage": "twin"}, PeerReason.NODE_ID_TAKEN, ["disk-n1", "twin"]),
         ({"node": "n7"}, PeerReason.NOT_A_MEMBER, ["n7", "n1, n2"]),
         (

@@ -28,6 +28,10 @@ from delaywheel.grouping import FrameTopics, frame_bounds
 from delaywheel.identity import WheelId
 
 VERSION: Final = 1
+"""What this release writes. It is raised a release after the newest that is read, see FORMAT.md."""
+OLDEST_READ: Final = 1
+NEWEST_READ: Final = 1
+"""What this release reads: all versions between, these two included."""
 MAGIC: Final = b"DWfr"
 HEADER_LENGTH_BYTES: Final = 64
 
@@ -403,7 +407,7 @@ def decode_header(buffer: Buffer, *, available_bytes: int) -> FrameHeader:
     header = FrameHeader._make(_HEADER.unpack_from(buffer))
     if header.magic != MAGIC:
         raise FrameDamaged(DamageReason.MAGIC)
-    if header.version != VERSION:
+    if not OLDEST_READ <= header.version <= NEWEST_READ:
         raise FrameDamaged(DamageReason.VERSION, str(header.version))
     if header.length_bytes < HEADER_LENGTH_BYTES:
         raise FrameDamaged(DamageReason.LENGTHS, f"a frame of {header.length_bytes} bytes")

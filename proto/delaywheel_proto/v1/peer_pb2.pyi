@@ -149,10 +149,12 @@ class Identity(_message.Message):
     CLIENT_ADDRESS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     STARTED_NS_FIELD_NUMBER: _builtins.int
+    READS_FROM_FIELD_NUMBER: _builtins.int
+    READS_TO_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """First of all: with another protocol the rest is not looked at."""
     format: _builtins.int
-    """Of frames and index rows: docs/FORMAT.md."""
+    """Of the frames that it writes: docs/FORMAT.md."""
     cluster_id: _builtins.str
     node: _builtins.str
     storage: _builtins.str
@@ -165,6 +167,11 @@ class Identity(_message.Message):
     """The machine's monotonic clock in ns when the process made itself known: within one boot no two
     processes have the same, and the later one the greater. 0: it is not told.
     """
+    reads_from: _builtins.int
+    """Of the frames that it reads: all versions between, these two included. 0: an older version,
+    which reads what it writes and nothing else.
+    """
+    reads_to: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Those that must be the same on all nodes, as text."""
@@ -181,10 +188,12 @@ class Identity(_message.Message):
         client_address: _builtins.str = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         started_ns: _builtins.int = ...,
+        reads_from: _builtins.int = ...,
+        reads_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "client_address", b"client_address", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

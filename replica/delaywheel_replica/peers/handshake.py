@@ -8,6 +8,9 @@ Both ends judge: who is dialled by what the Hello says, who dials by what the We
 | `members`, each with a node that the other lacks | refused |
 | any other | refused |
 
+Of frames each has to read what the other writes; they need not write the same. So a new format is
+rolled out node by node, the release that reads it before the one that writes it (docs/FORMAT.md).
+
 What may differ is what an operator changes node by node (decision 15); wheels have members and W of
 their own, so no promise hangs on it that all nodes have the same.
 """
@@ -19,7 +22,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from delaywheel.format import VERSION
+from delaywheel.format import NEWEST_READ, OLDEST_READ, VERSION
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal
@@ -44,7 +47,9 @@ class PeerIdentity:
         client_address: host:port at which callers reach it.
         settings: those that nodes compare, by name, as text: `Config.agreed`.
         protocol: which one it speaks.
-        format: version of the frames that it writes and reads.
+        format: version of the frames that it writes.
+        reads_from: with `reads_to`, the versions that it reads, these two included.
+        reads_to: see `reads_from`.
         started_ns: by the machine's monotonic clock: within a boot each process has its own, and
             the later one the greater. 0: a version that does not tell it.
     """
@@ -58,6 +63,17 @@ class PeerIdentity:
     protocol: int = PROTOCOL
     format: int = VERSION
     started_ns: int = field(default_factory=time.monotonic_ns)
+    reads_from: int = OLDEST_READ
+    reads_to: int = NEWEST_READ
+
+    def reads(self, written: int) -> bool:
+        """Whether it reads frames of this version."""
+        return self.reads_from <= written <= self.reads_to
+
+    @property
+    def frames(self) -> str:
+        """What it writes and reads, for people."""
+        return f"written as {self.format}, read as {self.reads_from} to {self.reads_to},"
 
 
 def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) -> PeerRefusal | None:
@@ -71,10 +87,12 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
     for reason, name, own, others in (
         (PeerReason.WRONG_PROTOCOL, "protocol", mine.protocol, theirs.protocol),
         (PeerReason.WRONG_CLUSTER, "cluster_id", mine.cluster_id, theirs.cluster_id),
-        (PeerReason.WRONG_FORMAT, "format", mine.format, theirs.format),
     ):
         if own != others:
             return PeerRefusal(reason, _differ(mine, theirs, name, own, others))
+    if not (mine.reads(theirs.format) and theirs.reads(mine.format)):
+        text = _differ(mine, theirs, "format", mine.frames, theirs.frames)
+        return PeerRefusal(PeerReason.WRONG_FORMAT, text)
     if theirs.node == mine.node:
         told = f"two nodes are {mine.node}"
         text = f"{told}: their storages are {mine.storage}, {theirs.storage}"
@@ -89,7 +107,10 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
     """In what two nodes that may talk differ, in the words of both; None: in nothing."""
     differing = [name for name in _differing(mine, theirs) if name in ROLLED]
-    return _said(mine, theirs, differing) if differing else None
+    said = [_said(mine, theirs, differing)] if differing else []
+    if mine.format != theirs.format:
+        said.insert(0, _differ(mine, theirs, "format", mine.format, theirs.format))
+    return "; ".join(said) or None
 
 
 def _refuse_settings(mine: PeerIdentity, theirs: PeerIdentity) -> PeerRefusal | None:
@@ -216,6 +237,8 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         client_address=mine.client_address,
         settings=mine.settings,
         started_ns=mine.started_ns,
+        reads_from=mine.reads_from,
+        reads_to=mine.reads_to,
     )
 
 
@@ -230,6 +253,8 @@ def _read_identity(told: pb.Identity) -> PeerIdentity:
         protocol=told.protocol,
         format=told.format,
         started_ns=told.started_ns,
+        reads_from=told.reads_from or told.format,
+        reads_to=told.reads_to or told.format,
     )
 
 
