@@ -5,10 +5,15 @@ Libraries that use ``logging`` are bridged into the same stream and format.
 
 import logging
 import sys
-from typing import Literal
+from typing import Final, Literal
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import WrappedLogger
+
+# Without local variables: they may hold callers' messages, and to format them takes the event loop
+# half a second.
+_TRACEBACKS: Final = ExceptionDictTransformer(show_locals=False)
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -23,10 +28,12 @@ def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> N
     ]
     renderer: structlog.typing.Processor
     if log_format == "json":
-        shared.append(structlog.processors.dict_tracebacks)
+        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -7,6 +7,7 @@ is written to a stream that is known; of a unary call's answer it is not: nobody
 caller went away before.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -77,35 +78,46 @@ class Calls:
     def call(self, name: str, work: Work) -> Handler:
         """One request, one answer, both as bytes."""
 
-        async def handle(_: object, context: Context) -> None:
-            with ExitStack() as held:
-                try:
-                    held.callback(self._reception.begin_call())
-                    answer = await work(await self._received(context), context)
-                    held.callback(answer.end)
-                except Exception as error:  # noqa: BLE001 - a defect of ours is named to the caller
-                    refusal = _refusal_of(error)
-                else:
-                    await context.write(answer.content)
-                    return
-            await self._refuse(context, name, refusal)
+        async def answer(held: ExitStack, context: Context) -> None:
+            told = await work(await self._received(context), context)
+            held.callback(told.end)
+            await context.write(told.content)
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return self._guarded(name, answer)
 
     def stream(self, name: str, work: StreamWork) -> Handler:
         """Requests and answers of which no end is known."""
 
+        async def answer(held: ExitStack, context: Context) -> None:
+            held.callback(self._reception.begin_stream(context.peer()))
+            await work(context)
+
+        return self._guarded(name, answer)
+
+    def _guarded(
+        self, name: str, answer: Callable[[ExitStack, Context], Awaitable[None]]
+    ) -> Handler:
+        """A handler that counts the call, and ends it with an answer, a reason, or its caller.
+
+        What it raises gRPC would log with all that is known of it: nothing that a caller does may
+        come so far.
+        """
+
         async def handle(_: object, context: Context) -> None:
-            with ExitStack() as held:
-                try:
-                    held.callback(self._reception.begin_call())
-                    held.callback(self._reception.begin_stream(context.peer()))
-                except RefusedError as error:
-                    refusal = error.refusal
-                else:
-                    await work(context)
-                    return
-            await self._refuse(context, name, refusal)
+            try:
+                with ExitStack() as held:
+                    try:
+                        held.callback(self._reception.begin_call())
+                        await answer(held, context)
+                    except (grpc.aio.AbortError, grpc.aio.InternalError):
+                        raise
+                    except Exception as error:  # noqa: BLE001 - a defect of ours is named, too
+                        refusal = _refusal_of(error)
+                    else:
+                        return
+                await self._refuse(context, name, refusal)
+            except grpc.aio.InternalError:  # the caller is gone: nothing can be sent to it
+                raise asyncio.CancelledError from None
 
         return grpc.stream_stream_rpc_method_handler(handle)
 
@@ -118,7 +130,7 @@ class Calls:
         request_class: type[Message] = GetMessageClass(method.input_type)
         if method.client_streaming:
             return self.stream(method.name, _conversation(request_class, answer))
-        if method.server_streaming:
+        if method.server_streaming:  # gRPC's own Watch, which writes to its context
             return self._watch(method.name, request_class, answer)
         return self.call(method.name, self._question(request_class, answer))
 
@@ -139,28 +151,28 @@ class Calls:
         self,
         name: str,
         request_class: type[Message],
-        answers: Callable[[Any, Context], AsyncIterator[Message]],
+        watch: Callable[[Any, "_Encoding"], Awaitable[None]],
     ) -> Handler:
-        async def handle(_: object, context: Context) -> None:
-            with ExitStack() as held:
-                try:
-                    held.callback(self._reception.begin_call())
-                    request = _parsed(request_class, await self._received(context))
-                except RefusedError as error:
-                    refusal = error.refusal
-                else:
-                    async for answer in answers(request, context):
-                        await context.write(answer.SerializeToString())
-                    return
-            await self._refuse(context, name, refusal)
+        async def answer(_: ExitStack, context: Context) -> None:
+            await watch(_parsed(request_class, await self._received(context)), _Encoding(context))
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return self._guarded(name, answer)
 
     async def _received(self, context: Context) -> bytes:
         content = await self._reception.receive(context.peer(), context.read)
         if not isinstance(content, bytes):
             raise RefusedError(Reason.REQUEST_MALFORMED, "No request")
         return content
+
+
+class _Encoding:
+    """A context to which messages are written."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def write(self, message: Message) -> None:
+        await self._context.write(message.SerializeToString())
 
 
 def _conversation(

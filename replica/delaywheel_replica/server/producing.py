@@ -25,7 +25,7 @@ from delaywheel_replica.server.requests import Batch, Rules, decode_outlined
 from delaywheel_replica.server.results import column_results, row_results
 from delaywheel_replica.server.status import wall_ms
 from delaywheel_replica.server.topics import KnownTopics
-from delaywheel_replica.server.unpacking import Outline, outline_of
+from delaywheel_replica.server.unpacking import Outline, is_short, outline_of
 from delaywheel_replica.server.writing import Writing
 
 # Requests of one stream that may wait for their answers at the same time.
@@ -69,7 +69,7 @@ class Producing:
         Raises:
             RefusedError: the whole of it is refused.
         """
-        return await self._produce(request, self._outlined(request), context.peer())
+        return await self._produce(request, await self._outlined(request), context.peer())
 
     async def stream(self, context: Context) -> None:
         """Answers the requests of a stream, in their order."""
@@ -88,9 +88,11 @@ class Producing:
             reading.cancel()
             stream.abandon()
 
-    def _outlined(self, request: bytes) -> Outline:
-        rules = self._accepting.rules
-        return outline_of(request, max_messages=rules.max_request_messages)
+    async def _outlined(self, request: bytes) -> Outline:
+        max_messages = self._accepting.rules.max_request_messages
+        return await self._done(
+            is_short(request), partial(outline_of, request, max_messages=max_messages)
+        )
 
     async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
         """Takes a request, and counts what became of its messages."""
@@ -147,7 +149,7 @@ class Producing:
         try:
             while isinstance(request := await context.read(), bytes):
                 await stream.window.acquire()
-                outline = self._outlined(request)
+                outline = await self._outlined(request)
                 await admission.wait_for_room(caller, cost_bytes(request, outline.messages))
                 stream.answers.put_nowait(
                     asyncio.create_task(self._produce_on_stream(request, outline, caller))

@@ -22,6 +22,7 @@ _VARINT_LONGEST: Final = 10
 # Beyond the fields that repeat with the messages: those of columns, and some that a newer client
 # may know.
 _OTHER_FIELDS: Final = 64
+_FEW_FIELDS: Final = 256
 
 
 def _tag(message: type[pb.DelayProduceRequest | pb.ColumnBatch], name: str, wire_type: int) -> int:
@@ -174,6 +175,22 @@ def has_more_fields(content: bytes, span: Span, most: int) -> bool:
     except _TooManyFieldsError:
         return True
     return False
+
+
+def is_short(request: bytes) -> bool:
+    """Whether a request has so few fields that walking through it takes no time."""
+    if len(request) <= _FEW_FIELDS:
+        return True
+    try:
+        batches = 0
+        for tag, begin, end in _walk(request, (0, len(request)), _FEW_FIELDS):
+            if tag == _COLUMNS_TAG:
+                batches += 1
+                if batches > 1 or has_more_fields(request, (begin, end), _FEW_FIELDS):
+                    return False
+    except (RefusedError, _TooManyFieldsError):
+        return False
+    return True
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
