@@ -166,3 +166,24 @@ async def test_seconds_are_joined_beside_the_event_loop(
     )
     assert [each.node for each in answer.silent] == ["b"]
     assert held.was_released == [True]
+
+
+async def test_the_disk_is_looked_at_once_for_all_who_ask(
+    queries: Queries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody may ask for details, without end: the node looks for a tenth of its time at most."""
+    asking = asking_of(queries)
+    held = Held(lambda answer, _status: setattr(answer.pending, "messages", 5))
+    monkeypatch.setattr(asking, "_details", Mock(add_to=held))
+    monkeypatch.setattr(asking, "_without_details", pb.DescribeClusterResponse)
+    request = pb.DescribeClusterRequest(details=True)
+    asked = [asyncio.ensure_future(asking.describe(request, None)) for _ in range(20)]
+    await asyncio.to_thread(held.begun.wait, 60)
+    held.release.set()
+    answers = await asyncio.gather(*asked)
+    assert {answer.pending.messages for answer in answers} == {5}
+    assert len({id(answer) for answer in answers}) == 20, "each may be changed"
+    assert len(held.was_released) == 1
+    asking._forget_details()
+    await asking.describe(request, None)
+    assert len(held.was_released) == 2

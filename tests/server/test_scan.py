@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from delaywheel.dial import Dial
+from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import HandleCache
@@ -19,6 +23,7 @@ from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.scan import Scanner
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
 from sim.disk import SimulatedDisk
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -116,3 +121,61 @@ async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
     site.write(A1, sent(LATE_MS))
     site.lacking = 1
     assert await site.due_of(B1) == Reason.NOT_UP_TO_DATE
+
+
+async def pages_of(site: Site) -> list[list[bytes]]:
+    """The ids of a second's messages, page by page."""
+    request, pages = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4), []
+    while True:
+        page = await site.queries.get_slot(request)
+        pages.append([each.id for each in page.messages])
+        if not page.next_page_token:
+            return pages
+        request.page_token = page.next_page_token
+
+
+async def test_a_second_is_read_twice_however_many_pages_it_has(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(A1, *(message(number) for number in range(20)))
+    site.write(B1, *(message(number) for number in range(20, 30)))
+    read = 0
+    frames = Scanner.frames
+
+    def counted(*given: Any) -> Iterator[Frame]:
+        nonlocal read
+        for frame in frames(*given):
+            read += 1
+            yield frame
+
+    monkeypatch.setattr(Scanner, "frames", counted)
+    pages = await pages_of(site)
+    assert [len(page) for page in pages] == [4, 4, 4, 4, 4, 4, 4, 2]
+    assert [id_ for page in pages for id_ in page] == [message(number).id for number in range(30)]
+    assert read == 60
+    # Who comes with a token whose reading is gone gets the same page.
+    first = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT, page_size=4))
+    asked = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4, page_token=first.next_page_token)
+    assert await site.queries.get_slot(asked) == await site.queries.get_slot(asked)
+
+
+async def test_whoever_looks_at_a_whole_second_holds_up_no_cancel(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(A1, sent(LATE_MS))
+    begun, released = threading.Event(), threading.Event()
+    frames = Scanner.frames
+
+    def held(scanner: Scanner, *given: Any) -> Iterator[Frame]:
+        if threading.current_thread().name.startswith("pages"):
+            begun.set()
+            released.wait(60)
+        yield from frames(scanner, *given)
+
+    monkeypatch.setattr(Scanner, "frames", held)
+    page = asyncio.ensure_future(site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT)))
+    await asyncio.to_thread(begun.wait, 60)
+    assert await site.due_of(A1) == LATE_MS
+    assert not page.done()
+    released.set()
+    assert len((await page).messages) == 1

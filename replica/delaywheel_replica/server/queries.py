@@ -2,13 +2,13 @@
 
 The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
 and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
-files are read on a thread of its own, so that a large second holds up nobody who sends; long lists
-are made on another one, so that they hold up no cancel either.
+files are read on a thread of its own, so that a large second holds up nobody who sends; pages of a
+second and long lists are made on two others, so that they hold up no cancel either.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
@@ -24,19 +24,14 @@ from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import ServerStatus
 from delaywheel_replica.server.describing import wheels_of
+from delaywheel_replica.server.pages import Pages
 from delaywheel_replica.server.references import Reference
 from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.scan import Found, Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.scan import Found, Scanner
 from delaywheel_replica.server.status import NodeView
-from delaywheel_replica.server.stored import progress_message, rows_after, stored_message
+from delaywheel_replica.server.stored import progress_message, stored_message
 
 _SLOTS_AT_MOST: Final = 10_000
-_PAGE_DEFAULT: Final = 100
-_PAGE_AT_MOST: Final = 1_000
-# A page that carries contents ends when it gets so long.
-_PAGE_BYTES: Final = 2 << 20
-LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
-"""A page with the rest of its rows; beyond that there is the content of one message."""
 _SLOT_BEYOND: Final = 1 << 32
 # So many of those that a handle may mean are named.
 _DUES_TOLD: Final = 5
@@ -68,12 +63,15 @@ class Queries:
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self._damaged)
+        self._pages = Pages(Scanner(disk, data, on_damaged=self._damaged))
+        self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
 
     def close(self) -> None:
         """Ends the threads."""
         self._thread.shutdown(cancel_futures=True)
+        self._paging.shutdown(cancel_futures=True)
         self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
@@ -171,8 +169,8 @@ class Queries:
             raise RefusedError(Reason.SLOT_INVALID)
         after = _page_position(request.page_token)
         return await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            self._page,
+            self._paging,
+            self._pages.page,
             request,
             after,
             limits_of(self._view.status()),
@@ -199,36 +197,6 @@ class Queries:
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
-
-    def _page(
-        self,
-        request: pb.GetSlotRequest,
-        after: Position | None,
-        limits: Mapping[WheelId, int],
-        progress: Progress | None,
-    ) -> pb.GetSlotResponse:
-        page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
-        frames = list(self._scanner.frames(request.slot, limits))
-        cancelled = cancelled_keys(frames)
-        answer = pb.GetSlotResponse()
-        length_bytes = 0
-        for frame, row in rows_after(frames, after):
-            if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
-                answer.next_page_token = str(after)
-                break
-            answer.messages.append(
-                stored_message(
-                    frame,
-                    row,
-                    progress,
-                    cancelled=key_of(frame.columns, row) in cancelled,
-                    with_content=request.with_content,
-                )
-            )
-            if request.with_content:
-                length_bytes += answer.messages[-1].ByteSize()
-            after = Position(frame.wheel, frame.seq, row)
-        return answer
 
 
 def slots_at_most(request: pb.ListSlotsRequest) -> int:

@@ -11,8 +11,9 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.answering import Context
 from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
+from delaywheel_replica.server.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.passing import was_passed
-from delaywheel_replica.server.queries import LONGEST_PAGE_BYTES, Queries
+from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import reference_of
 
 _SHORT_BYTES: Final = 1 << 12
