@@ -16,10 +16,12 @@ import pytest
 from delaywheel.disk import PosixDisk
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import LOOK_AGAIN_S, Candidacy
+from delaywheel_replica.cleaner.deadletters import Plan
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership, View
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, Refusal
+from delaywheel_replica.cleaner.rows import DueRows
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
@@ -35,7 +37,7 @@ from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import SILENT_MS
 from delaywheel_replica.core.status import PeerSight, Role, ServerStatus
-from sim.cleaner import AllGoes, Tasks
+from sim.cleaner import Tasks
 from sim.clocks import SimClock
 from sim.kafka import SimKafka
 from sim.kafka_log import TOMBSTONE_US
@@ -48,6 +50,23 @@ NODES = ("a", "b", "c")
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 LEAST_REST_S = 0.000_5
 OFFICES = {Role.RESTING, Role.LEADING}
+
+
+class AllGoes:
+    """Dead letters that never come up."""
+
+    unavailable_topics: tuple[str, ...] = ()
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        """Forwards everything."""
+        del ahead
+        return Plan(rows)
+
+    def committed(self) -> None:
+        """A transaction was committed."""
+
+    def failed(self, rows: DueRows) -> None:
+        """A transaction failed; the next one tries the same."""
 
 
 class Place:

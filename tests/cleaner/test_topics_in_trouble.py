@@ -22,12 +22,12 @@ LIMITS = Limits(100_000)
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=LIMITS)
 
 
-def rows_of(*topics: str, partition: int = -1) -> DueRows:
+def rows_of(*topics: str, partition: int = -1, due_ms: int = 1 << 40) -> DueRows:
     """One message for each topic, without key, value or headers."""
     records = np.zeros(len(topics), RECORD)
     records["topic"] = np.arange(len(topics))
     records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
-    records["partition"] = partition
+    records["partition"], records["due_ms"] = partition, due_ms
     return DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
 
 
@@ -75,7 +75,12 @@ class Kafka:
 
 def judge(kafka: Kafka) -> DeadLetters:
     return DeadLetters(
-        kafka, kafka, compresses=False, batch_size_bytes=1_000_000, monotonic=kafka.clock
+        kafka,
+        kafka,
+        compresses=False,
+        batch_size_bytes=1_000_000,
+        monotonic=kafka.clock,
+        wall_ms=lambda: round(kafka.now * 1000),
     )
 
 
@@ -238,6 +243,24 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     judging.begin_office()
     assert turn(kafka, judging, rows) is None
     assert kafka.searched == [{"good", "bad"}]
+
+
+def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    kafka.silent = {"bad"}
+    judging = judge(kafka)
+    judging.begin_office()
+    overdue = rows_of("good", "bad", due_ms=round((kafka.now - 6) * 1000))
+    assert held_s(kafka, judging, 10, lambda _: overdue) <= 2, "others have waited long enough"
+    assert judging.unavailable_topics == ("bad",)
+    assert kafka.searched[0] == {"good", "bad"}
+    judging.begin_office()
+    in_time = rows_of("good", due_ms=round((kafka.now - 2) * 1000))
+    kafka.now += RECENT_S
+    searches = len(kafka.searched)
+    judging.plan(rows_of("good"))
+    assert turn(kafka, judging, in_time) is not None
+    assert len(kafka.searched) <= searches + 1
 
 
 @pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])

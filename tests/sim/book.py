@@ -13,6 +13,8 @@ from sim.plan import Draft
 from sim.truth import Key
 
 TOPICS = ("orders", "mails")
+MORE_TOPICS = tuple(f"topic-{number}" for number in range(12))
+"""Only drills send to these."""
 
 
 class Fate(StrEnum):
@@ -95,7 +97,7 @@ class Book:
             key=(id_, due_ms),
             record_key=str(draft.number).encode() if draft.keyed else None,
             value=value,
-            topic=TOPICS[draft.number % len(TOPICS)],
+            topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
@@ -110,13 +112,14 @@ def columns_of(entries: list[Entry]) -> Columns:
     """A request as the server decodes it."""
     parts = [(entry.record_key or b"") + (entry.value or b"") for entry in entries]
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    topics = tuple(dict.fromkeys([*TOPICS, *(entry.topic for entry in entries)]))
     return Columns(
         due_ms=np.array([entry.due_ms for entry in entries], dtype=np.int64),
         ids=np.frombuffer(b"".join(entry.key[0] for entry in entries), dtype=np.uint8).reshape(
             -1, 16
         ),
-        topics=TOPICS,
-        topic_numbers=np.array([TOPICS.index(entry.topic) for entry in entries], dtype=np.uint32),
+        topics=topics,
+        topic_numbers=np.array([topics.index(entry.topic) for entry in entries], dtype=np.uint32),
         key_lengths=_lengths([entry.record_key for entry in entries]),
         value_lengths=_lengths([entry.value for entry in entries]),
         headers_lengths=np.zeros(len(entries), dtype=np.int32),

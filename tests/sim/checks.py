@@ -44,6 +44,7 @@ from sim.calm import wrong_candidacies, wrong_closes
 from sim.clocks import true_wall_ms
 from sim.kafka_log import Entry as LogEntry
 from sim.kafka_log import Transaction
+from sim.letters import wrong_letter
 from sim.scheduler import US_PER_MS
 from sim.truth import FrameName, FrameTruth, Key, RewrittenError
 
@@ -253,7 +254,7 @@ class Checks:
             if entry.topic == names.outcomes:
                 self._outcome(entry)
             elif entry.topic == names.dead:
-                self._fail(f"a dead letter: {entry.headers}")
+                self._dead(entry)
             elif entry.topic != names.control:
                 self._deliver(entry)
             else:
@@ -308,6 +309,23 @@ class Checks:
         content = log_entry.topic, log_entry.key, log_entry.value, log_entry.headers[:-4]
         if content != (entry.topic, entry.record_key, entry.value, []):
             self._fail(f"{entry} is delivered with other bytes: {content}")
+
+    def _dead(self, log_entry: LogEntry) -> None:
+        """A dead letter is the one end of its message, as a delivery would be."""
+        told = dict(log_entry.headers)
+        key = bytes.fromhex((told["dw-id"] or b"").decode()), int(told["dw-due"] or 0)
+        entry = self._book.by_key.get(key)
+        if entry is None:
+            self._fail(f"a dead letter that nobody sent: {told}")
+            return
+        self._world.trace.add("kafka", "dead letter", f"m{entry.number}")
+        entry.visible_us = self._world.scheduler.now_us
+        self._delivered[key] += 1
+        if self._delivered[key] > 1 and not self._any_gone(self._truth.copies[key]):
+            self._fail(f"{entry} is delivered twice, as a dead letter")
+        wrong = wrong_letter(self._world, log_entry)
+        if wrong is not None:
+            self._fail(f"{entry}: {wrong}")
 
     def _outcome(self, log_entry: LogEntry) -> None:
         assert log_entry.value is not None

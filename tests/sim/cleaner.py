@@ -1,8 +1,4 @@
-"""A simulated cleaner process: the real leadership and forwarding, on simulated clocks and Kafka.
-
-Dead letters are left out: everything goes to its topic. Brokers that refuse single messages are
-another test's business.
-"""
+"""A simulated cleaner process: all of the real one, on simulated clocks and Kafka."""
 
 from __future__ import annotations
 
@@ -11,14 +7,15 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.deadletters import Hold, Plan
+from delaywheel_replica.cleaner.deadletters import DeadLetters
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, RefusedRecord
-from delaywheel_replica.cleaner.rows import DueRows
 from delaywheel_replica.cleaner.selection import DueReader
 from delaywheel_replica.cleaner.telling import STAMP_S, Telling
+from delaywheel_replica.cleaner.topics import KnownTopics
+from delaywheel_replica.cleaner.trials import Trials
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
@@ -30,6 +27,8 @@ from sim.disk import Crash
 from sim.kafka_line import KafkaLine
 from sim.kafka_ports import SimKafkaClient
 from sim.kafka_producers import SimProducers
+from sim.kafka_topics import SimTopicAdmin, SimTrialProducer
+from sim.letters import WatchedDeadLetters
 from sim.scheduler import Process, Scheduler, Signal, Task
 
 if TYPE_CHECKING:
@@ -48,23 +47,6 @@ _TOLD_AT_ONCE = attrgetter(
 
 LEAST_REST_S = 0.000_5
 """A turn takes its time."""
-
-
-class AllGoes:
-    """Dead letters that never come up."""
-
-    unavailable_topics: tuple[str, ...] = ()
-
-    def plan(self, rows: DueRows, ahead: object = None) -> Plan | Hold:
-        """Forwards everything."""
-        del ahead
-        return Plan(rows)
-
-    def committed(self) -> None:
-        """A transaction was committed."""
-
-    def failed(self, rows: DueRows) -> None:
-        """A transaction failed; the next one tries the same."""
 
 
 class Tasks:
@@ -122,6 +104,8 @@ class SimCleaner:
         self._told_ms = 0
         self._turn_wall_ms = 0
         self._reader = DueReader(node.disk, node.data, preload_thread=False)
+        self._topics_wanted = Signal(node.scheduler)
+        self._topics, self._dead_letters = self._made_dead_letters()
         self.leadership = self._made_leadership()
         self._telling = Telling(node.cleaner_told, lambda: self.leadership.waiting, self)
 
@@ -129,6 +113,7 @@ class SimCleaner:
         """Begins to turn."""
         task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
         task.on_error = self._failed
+        self.process.spawn(f"{self.node.name}-topics", self._ask_for_topics)
         self.process.spawn(f"{self.node.name}-stamper", self._stamp)
 
     def end(self) -> None:
@@ -178,6 +163,12 @@ class SimCleaner:
         while True:
             self.node.scheduler.sleep(STAMP_S)
             self._telling.stamp()
+
+    def _ask_for_topics(self) -> None:
+        while True:
+            pause_s = self._topics.round()
+            self._topics_wanted.clear()
+            self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Crash):
@@ -236,13 +227,41 @@ class SimCleaner:
         )
         return Leadership(config, candidacy, follower, self._forwarder, clock=self)
 
+    def _made_dead_letters(self) -> tuple[KnownTopics, DeadLetters]:
+        node, world = self.node, self._world
+        line = KafkaLine(world.kafka, f"{node.name}", world.names, node.clock.wall_ms)
+        topics = KnownTopics(
+            SimTopicAdmin(line),
+            on_news=self.wake,
+            on_wanted=self._topics_wanted.set,
+            monotonic=self.monotonic,
+        )
+        trials = Trials(
+            lambda number: SimTrialProducer(line, world.names.trial_id(number)),
+            world.names.outcomes,
+            runner=Tasks(node.scheduler, self.process),
+            clock=node.clock,
+            on_found=self.wake,
+        )
+        letters = WatchedDeadLetters(
+            world,
+            topics,
+            trials,
+            compresses=False,
+            batch_size_bytes=1_000_000,
+            monotonic=self.monotonic,
+            wall_ms=node.clock.wall_ms,
+        )
+        return topics, letters
+
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         settings = self._settings
+        self._dead_letters.begin_office()
         return Forwarder(
             state,
             producers,
             self._reader,
-            AllGoes(),  # type: ignore[arg-type]  # as much of DeadLetters as is used
+            self._dead_letters,
             names=self._world.names,
             cluster=Cluster(
                 nodes=self._members,

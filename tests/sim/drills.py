@@ -8,6 +8,7 @@ from __future__ import annotations
 from sim.drills_closing import CLOSING
 from sim.drills_delivery import DELIVERY
 from sim.drills_office import OFFICE
+from sim.drills_topics import TOPICS
 from sim.script import Situation
 
-DRILLS: dict[str, Situation] = {**CLOSING, **DELIVERY, **OFFICE}
+DRILLS: dict[str, Situation] = {**CLOSING, **DELIVERY, **OFFICE, **TOPICS}

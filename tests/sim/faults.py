@@ -16,6 +16,7 @@ from sim.disk import Fault
 from sim.network import Quality
 from sim.node import SimNode
 from sim.scheduler import US_PER_MS
+from sim.topic_troubles import TopicTrouble
 
 if TYPE_CHECKING:
     from sim.world import World
@@ -319,6 +320,14 @@ def slow_first_init(world: World, us: int) -> None:
     """The first inits take long, but less than a node waits for a leader."""
     kafka = world.kafka
     kafka.faults = replace(kafka.faults, init_us=(us, us))
+
+
+@_fault
+def topic_trouble(world: World, topic: str, trouble: str, ms: int) -> None:
+    """A topic takes nothing for a while."""
+    troubles, scheduler = world.kafka.troubles, world.scheduler
+    troubles.begin(topic, TopicTrouble(trouble), scheduler.now_us)
+    world.later(ms, lambda: troubles.end(topic, scheduler.now_us))
 
 
 @_fault

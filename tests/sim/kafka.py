@@ -32,6 +32,7 @@ from delaywheel_replica.cleaner.settings import TRANSACTION_TIMEOUT_MS
 from sim.kafka_faults import KafkaFaults, draw_us
 from sim.kafka_log import Entry, Partition, Transaction
 from sim.scheduler import US_PER_MS, Scheduler
+from sim.topic_troubles import TopicTroubles
 
 DOWN_RETRY_US = 100 * US_PER_MS
 
@@ -49,6 +50,9 @@ class Code(StrEnum):
     INVALID_STATE = "INVALID_TXN_STATE"
     UNKNOWN_TOPIC = "UNKNOWN_TOPIC_OR_PART"
     REFUSED = "INVALID_RECORD"
+    DENIED = "TOPIC_AUTHORIZATION_FAILED"
+    NO_ANSWER = "no answer"
+    """Not of this request; the client's time-out says so."""
 
 
 class State(StrEnum):
@@ -89,6 +93,7 @@ class SimKafka:
 
     Attributes:
         faults: What goes wrong now; replace or change it at any time.
+        troubles: Topics that take nothing.
         trace: Is told in words what happens, if set.
     """
 
@@ -113,6 +118,7 @@ class SimKafka:
         self.trace: Callable[[str], object] | None = None
         self._random = scheduler.stream("kafka")
         self._timeout_us = transaction_timeout_ms * US_PER_MS
+        self.troubles = TopicTroubles()
         self._topics: dict[str, list[Partition]] = {}
         self._ids: dict[str, _Coordinated] = {}
         self._down_since_us: int | None = None
@@ -163,6 +169,7 @@ class SimKafka:
         self.start()
         self._cut_since_us.clear()
         self.faults = KafkaFaults()
+        self.troubles.end_all(self.scheduler.now_us)
 
     @property
     def is_up(self) -> bool:
@@ -219,6 +226,9 @@ class SimKafka:
         """
         known = self._ids[transactional_id]
         for taken, (partition, record) in enumerate(records):
+            trouble = self.troubles.of(partition.topic)
+            if trouble is not None:
+                return Code(trouble.refusal or Code.NO_ANSWER), taken
             if partition not in added:
                 code = self._add_partition(known, epoch, node)
                 if code is not Code.OK:

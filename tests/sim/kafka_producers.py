@@ -128,10 +128,11 @@ class SimProducer:
             verdict = VERDICTS[Call.PRODUCE, answer_of(refused.reason)]
             self._failed = Ended(verdict, refused.reason)
 
-    def flush(self, timeout_ms: int) -> None:
-        """Waits for the brokers' answers to what was written."""
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
         if self._failed is None:
             self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
+        return self._failed is None
 
     def commit(self, last: Record, timeout_ms: int) -> Ended:
         """Ends the transaction with `last` as its last record."""
@@ -192,8 +193,11 @@ class SimProducer:
             self._queue = self._queue[taken:]
             if code is Code.CONCURRENT:
                 code = Code.OK if self._rest(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT
+            if code is Code.NO_ANSWER:
+                self._line.scheduler.sleep(max(0.0, self._left_s(deadline_us)))
+                code = Code.TIMED_OUT
             if code is not Code.OK:
-                refused = code in (Code.REFUSED, Code.INVALID_STATE)
+                refused = code in _REFUSALS
                 return self._keep(_ended(call, code, requires_abort=refused))
         return None
 
@@ -239,6 +243,9 @@ class SimProducer:
         left_s = self._left_s(deadline_us)
         self._line.scheduler.sleep(max(0.0, min(seconds, left_s)))
         return left_s > seconds
+
+
+_REFUSALS = (Code.REFUSED, Code.INVALID_STATE, Code.DENIED, Code.UNKNOWN_TOPIC)
 
 
 def _refused_batch() -> tuple[Code, int]:

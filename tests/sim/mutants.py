@@ -10,5 +10,6 @@ from sim.mutants_closing import CLOSING
 from sim.mutants_forwarding import FORWARDING
 from sim.mutants_member import MEMBER
 from sim.mutants_office import OFFICE
+from sim.mutants_topics import TOPICS
 
-MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE}
+MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE, **TOPICS}

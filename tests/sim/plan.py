@@ -56,12 +56,14 @@ class Draft:
         delay_ms: its due, from the first attempt on.
         length_bytes: of its value; -1: null.
         keyed: it has a key, which may be empty.
+        topic: where it goes; None: as its number says.
     """
 
     number: int
     delay_ms: int
     length_bytes: int = 8
     keyed: bool = True
+    topic: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

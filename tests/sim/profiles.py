@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from sim.book import TOPICS
 from sim.network import Quality
 from sim.plan import Action, CancelOrder, Draft, Plan, Request, Settings, Step, in_order
+from sim.topic_troubles import TopicTrouble
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
@@ -248,6 +250,11 @@ def _ledger_away(stage: Stage) -> list[Action]:
     return stage.act("ledger_away", ms=stage.ms(1_000, 20_000))
 
 
+def _topic_trouble(stage: Stage) -> list[Action]:
+    topic, trouble = stage.random.choice(TOPICS), stage.random.choice(tuple(TopicTrouble))
+    return stage.act("topic_trouble", topic=topic, trouble=str(trouble), ms=stage.ms(100, 20_000))
+
+
 def _on_a_link(stage: Stage, kind: str, **arguments: Any) -> list[Action]:
     if len(stage.nodes) < 2:
         return []
@@ -274,6 +281,7 @@ BROKERS: tuple[Draw, ...] = (
     _kafka_down, _kafka_cut, _kafka_slow, _kafka_slow_for_one, _kafka_lossy, _kafka_lossy,
     _slow_init,
 )  # fmt: skip
+TROUBLED: tuple[Draw, ...] = (_topic_trouble, _topic_trouble, _topic_trouble)
 CALLERS: tuple[Draw, ...] = (_lost_answers, _ledger_away)
 ALL = DEATHS + WAITS + CRASHES + (_wipe,) + CLOCKS + DISKS + LINKS + BROKERS + CALLERS
 
@@ -306,6 +314,9 @@ PROFILES: dict[str, Profile] = {
     "answers": Profile((_lost_answers, _lost_answers, _bad_link, *DEATHS), (6, 14)),
     "disks": Profile((*DISKS, *DISKS, _kill_server, _crash_machine), (6, 16)),
     "absence": Profile((_long_absence, _long_absence, _absence, _pause, _kafka_down), (3, 8)),
+    "topics": Profile(
+        (*TROUBLED, *TROUBLED, _kill_cleaner, _isolate, _kafka_cut, _kafka_slow), (4, 14)
+    ),
     "wipes": Profile((_wipe, _wipe, _kill_server, _cut, _crash_machine), (2, 6)),
     "members": Profile((*DEATHS, *LINKS), (2, 6), (3,), changes_members=True),
 }

@@ -62,11 +62,21 @@ class Script:
         for other in others:
             self.do(at_ms, "cut", one=one, other=other, ms=ms)
 
-    def send(self, at_ms: int, nodes: str, *, delay_ms: int, count: int = 1, **rest: Any) -> int:
+    def send(
+        self,
+        at_ms: int,
+        nodes: str,
+        *,
+        delay_ms: int,
+        count: int = 1,
+        topic: str | None = None,
+        **rest: Any,
+    ) -> int:
         """A request with some messages of one due; the number of the first."""
         first = self._messages + 1
         self._messages += count
-        drafts = tuple(Draft(number, delay_ms) for number in range(first, first + count))
+        numbers = range(first, first + count)
+        drafts = tuple(Draft(number, delay_ms, topic=topic) for number in numbers)
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
 

@@ -52,6 +52,11 @@ FOUND = {
     "clock_wrong_at_a_restart",
     "slow_ends",
     "long_cut_off",
+    "many_topics",
+    "one_topic_after_another",
+    "silent_topics",
+    "mended_meanwhile",
+    "missing_for_a_moment",
 }
 """What the simulation found beyond these."""
 

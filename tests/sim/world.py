@@ -22,7 +22,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.member_events import MemberConfig
-from sim.book import TOPICS, Book, Entry
+from sim.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.bounds import out_of_bounds, too_large_at_the_end
 from sim.calm import resting_floor
 from sim.checks import Checks
@@ -77,7 +77,7 @@ class World:
         self.trace = Trace(self.scheduler)
         self.names = KafkaNames(CLUSTER)
         self.network = Network(self.scheduler)
-        self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS, PARTITIONS))
+        self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS + MORE_TOPICS, PARTITIONS))
         self.kafka.trace = lambda what: self.trace.add("kafka", what)
         self.ledger: dict[WheelId, int] = {}
         self.ledger_away = False

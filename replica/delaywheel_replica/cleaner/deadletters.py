@@ -13,7 +13,9 @@ Looked at before anything is produced:
 | found guilty by a search | dead letter |
 
 When a transaction fails all the same, trial transactions (trials.py) look for the reason; nothing
-is forwarded meanwhile, but the leader goes on with idle commits.
+is forwarded meanwhile, but the leader goes on with idle commits. A new leader that finds messages
+overdue by `OVERDUE_S` looks before its first transaction: those may be what its predecessor failed
+with, and one leader after another would.
 
 All topics of a step, and of the seconds that are loaded ahead, are looked at together, so their
 troubles and questions run side by side: however many topics are in trouble, they hold up the
@@ -43,6 +45,8 @@ from delaywheel_replica.cleaner.troubles import PATIENCE_S, RECENT_S, Allowance,
 
 FRESH_S = 2.0
 ANSWER_S = 1.0
+OVERDUE_S = 4.0
+"""Longer than it takes until another one leads."""
 SEARCH_PAUSE_S = 1.0
 """Between searches that could not be done."""
 LOOK_AHEAD_S = 0.5
@@ -185,6 +189,7 @@ class DeadLetters:
         self._search: tuple[set[str], Future[Findings]] | None = None
         self._probe: Future[Findings] | None = None
         self._suspect = False
+        self._is_new = False
         self._failed_at = float("-inf")
         self._look_up: set[str] = set()
         self._search_after = 0.0
@@ -206,6 +211,7 @@ class DeadLetters:
         failed_lately = now - self._failed_at < RECENT_S
         self._suspect = self._troubles.begin_office(now) or (self._suspect and failed_lately)
         self._search = self._probe = None
+        self._is_new = True
         self._unknown.clear()
         self._doubtful.clear()
         self._partitions.clear()
@@ -263,6 +269,11 @@ class DeadLetters:
 
     def _look_for_guilty(self, rows: DueRows, now: float) -> Hold | None:
         """Starts a search when one is called for, and takes what it found."""
+        if self._is_new:
+            self._is_new = False
+            overdue_s = (self._wall_ms() - int(rows.dues_ms.min())) / 1000
+            if overdue_s > OVERDUE_S and not self._suspect:
+                self._suspect, self._failed_at = True, now - min(overdue_s, PATIENCE_S)
         if self._search is None and self._suspect and now >= self._search_after:
             self._suspect = False
             topics = self._topics.find(rows.topic_names())

@@ -51,7 +51,7 @@ from delaywheel_replica.core.election_events import Phase
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.descriptors import raise_descriptor_limit
 from delaywheel_replica.inheritance import exit_with_supervisor
@@ -241,6 +241,8 @@ class Cleaner:
         changed = told != self._told
         if not (now or changed or at - self._row_at >= ROW_S):
             return
+        leads = view.role is Role.LEADING
+        unavailable = self._dead_letters.unavailable_topics if leads else ()
         status = CleanerStatus(
             node=self._config.node_id,
             boot=self._boot,
@@ -261,7 +263,7 @@ class Cleaner:
             counters=self._leadership.counters,
             lateness=self._leadership.lateness.read(),
             commit_times=self._leadership.commit_times.read(),
-            unavailable_topics=self._dead_letters.unavailable_topics[:TOPICS_TOLD],
+            unavailable_topics=unavailable[:TOPICS_TOLD],
             fences=view.fences,
             fills=view.fills,
             vote_wish=view.vote_wish,

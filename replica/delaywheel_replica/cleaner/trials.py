@@ -28,7 +28,7 @@ from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, forwarded
 from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.runner import Runner
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.reports import Verdict, is_fenced
 
 INIT_MS = 5_000
 LANES = 4
@@ -284,10 +284,14 @@ class _Lane:
             self._drop(stuck=True)
             return Trial(Answer.SILENT, cause or "", refused)
         aborted = producer.abort().verdict is Verdict.ABORTED
+        if cause is not None and not is_fenced(cause):
+            self._drop(stuck=False)
+            return Trial(Answer.REFUSED, cause, refused)
         if cause is None and aborted:
             return Trial(Answer.PASSED, refused=refused)
-        self._drop(stuck=False)
-        return Trial(Answer.REFUSED, cause or "", refused)
+        # Another leader's trials have begun, or Kafka has gone away: it says nothing of the topic.
+        self._drop(stuck=True)
+        return Trial(Answer.AWAY)
 
     def _drop(self, *, stuck: bool) -> None:
         """The producer's trial failed: the next one gets another.

@@ -9,8 +9,9 @@
 Two clocks bound the waiting:
 
 * Each topic has `PATIENCE_S` from the moment at which its trouble was first seen, which may be
-  before a message for it was due. Spells of one topic add up until it was well for `RECENT_S`, so
-  one that comes and goes is waited for once.
+  before a message for it was due; one that a search found has until a probe fails, too. Spells
+  of one topic add up until it was well for `RECENT_S`, so one that comes and goes is waited for
+  once.
 * All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. So
   however many are in trouble, and whenever each begins, others are held up for 5 s, and from then
   on 5 s a minute at most.
@@ -81,6 +82,7 @@ class _Trouble:
         needed_at: When a message for it was last looked at.
         ended_at: When it was well again; None: it is not.
         sample: What to probe with; None: Kafka itself says when it is over.
+        confirmed: A probe has failed as well: it was not for one lost answer.
         told: Kafka said, too, that it takes nothing.
         given_up: Messages for it are dead letters.
     """
@@ -90,6 +92,7 @@ class _Trouble:
     needed_at: float
     ended_at: float | None = None
     sample: DueRows | None = None
+    confirmed: bool = False
     told: bool = False
     given_up: bool = False
     probe_at: float = 0.0
@@ -134,8 +137,8 @@ class Troubles:
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
         """A search found that a topic takes nothing, when that was tried."""
         trouble = self._begin(name, cause, now, since=since)
-        trouble.cause, trouble.sample = cause, sample_of(sample)
-        trouble.probe_at = now + FIRST_PROBE_S
+        trouble.cause, trouble.sample, trouble.confirmed = cause, sample_of(sample), False
+        trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
 
     def cause(self, name: str) -> str | None:
         """Why a topic takes nothing; None: as far as is known, it does."""
@@ -147,7 +150,8 @@ class Troubles:
         trouble = self._of.get(name)
         if trouble is None or trouble.is_over or trouble.given_up:
             return False
-        return now - trouble.since < PATIENCE_S
+        is_proven = trouble.sample is None or trouble.confirmed
+        return now - trouble.since < PATIENCE_S or not is_proven
 
     def give_up(self, name: str) -> None:
         """From now on its messages are dead letters, until it is well."""
@@ -173,6 +177,7 @@ class Troubles:
         for name in failed:
             trouble = self._of.get(name)
             if trouble is not None and trouble.sample is not None:
+                trouble.confirmed = True
                 trouble.pause_s = trouble.pause_s * 2 if trouble.given_up else FIRST_PROBE_S
                 trouble.probe_at = now + min(trouble.pause_s, LAST_PROBE_S)
 

@@ -111,6 +111,11 @@ _TIMED_OUT_CODES = frozenset(
 )
 
 
+def is_fenced(cause: str) -> bool:
+    """Whether a cause in Kafka's words, its code first, is that of another candidate."""
+    return cause.partition(":")[0] in _FENCED_CODES
+
+
 def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool = False) -> Answer:
     """Reads a report of the library.
 

@@ -1,0 +1,143 @@
+"""What a search concludes from how trial transactions end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.clocks import SystemClock
+from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.cleaner.rows import RECORD, DueRows
+from delaywheel_replica.cleaner.trials import Findings, Trials
+from delaywheel_replica.core.reports import Verdict
+
+T = TypeVar("T")
+FENCED = "_FENCED: another producer"
+
+
+class AtOnce:
+    """Runs everything where it is called: `Runner`."""
+
+    def start(self, job: Callable[[], None]) -> None:
+        job()
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        return [call() for call in calls]
+
+    def pause(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class Brokers:
+    """How topics answer, and which ids were inited.
+
+    Attributes:
+        causes: of topics: why the brokers refuse a transaction with them.
+        silent: topics that do not answer.
+        aborts: whether aborts get an answer.
+    """
+
+    def __init__(self) -> None:
+        self.causes: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.aborts = True
+        self.inited: list[int] = []
+
+    def producer(self, number: int) -> Producer:
+        return Producer(self, number)
+
+    def search(self, *topics: str) -> Findings:
+        records = np.zeros(len(topics), RECORD)
+        records["topic"] = np.arange(len(topics))
+        records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
+        records["partition"] = -1
+        rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
+        trials = Trials(self.producer, "outcomes", runner=AtOnce(), clock=SystemClock())
+        return trials.search(rows).result(0)
+
+
+class Producer:
+    """One id: `TrialProducer`."""
+
+    def __init__(self, brokers: Brokers, number: int) -> None:
+        self._brokers = brokers
+        self._number = number
+        self._topics: set[str] = set()
+
+    @property
+    def abortable(self) -> bool:
+        return self.cause() is not None
+
+    def init(self, timeout_ms: int) -> Ended:
+        assert timeout_ms > 0
+        self._brokers.inited.append(self._number)
+        return Ended(Verdict.CONTINUE)
+
+    def begin(self) -> None:
+        self._topics = set()
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        self._topics |= {record.topic for record in records}
+        return []
+
+    def flush(self, timeout_ms: int) -> bool:
+        assert timeout_ms > 0
+        return self._topics.isdisjoint(self._brokers.silent | self._brokers.causes.keys())
+
+    def cause(self) -> str | None:
+        causes = [cause for name, cause in self._brokers.causes.items() if name in self._topics]
+        return causes[0] if causes else None
+
+    def abort(self) -> Ended:
+        return Ended(Verdict.ABORTED if self._brokers.aborts else Verdict.UNKNOWN)
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        return bool(topics) and timeout_ms > 0
+
+
+def test_all_topics_that_do_not_answer_are_found_in_one_search() -> None:
+    brokers = Brokers()
+    brokers.silent = {f"bad{number}" for number in range(10)}
+    findings = brokers.search("good", *sorted(brokers.silent))
+    assert findings.complete
+    assert findings.unavailable.keys() == brokers.silent
+    assert findings.tried == brokers.silent | {"good"}
+    assert not findings.refused
+
+
+def test_what_a_stuck_trial_wrote_is_let_go_at_once() -> None:
+    brokers = Brokers()
+    brokers.silent = {"bad"}
+    brokers.search("bad")
+    assert brokers.inited == [0, 0], "the next init of an id ends its transaction"
+
+
+def test_a_message_that_is_refused_is_found() -> None:
+    brokers = Brokers()
+    brokers.causes["bad"] = "INVALID_RECORD: no"
+    findings = brokers.search("bad", "good")
+    assert [*findings.refused.values()] == ["INVALID_RECORD: no"]
+    assert not findings.unavailable
+
+
+def test_the_trials_of_another_leader_say_nothing_of_a_message() -> None:
+    """Ids of trials are the cluster's: whoever led before may still search, and fence us."""
+    brokers = Brokers()
+    brokers.causes["good"] = FENCED
+    findings = brokers.search("good")
+    assert not findings
+    assert not findings.complete
+
+
+def test_an_abort_without_an_answer_says_nothing_of_a_message() -> None:
+    brokers = Brokers()
+    brokers.aborts = False
+    findings = brokers.search("good")
+    assert not findings
+    assert not findings.complete
