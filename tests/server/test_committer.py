@@ -16,7 +16,7 @@ from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.member_events import Broken, Written
 from delaywheel_replica.core.peers import Applied, Gossip
 from delaywheel_replica.core.status import Role
-from delaywheel_replica.server.driver import GroupJob
+from delaywheel_replica.server.jobs import GroupJob
 from delaywheel_replica.server.refusals import Refusal
 from sim.disk import Fault, SimulatedDisk
 from support.driven import NOW_MS, Driven

@@ -13,7 +13,7 @@ from delaywheel.reader import WheelReader
 from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.seal import Seal
 from delaywheel_replica.server.committer import Committed, Outcome, Request
-from delaywheel_replica.server.driver import Job
+from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.threads import StoreThread
 from sim.disk import SimulatedDisk
 from support.driven import DATA, LATE_WINDOW_S, Driven

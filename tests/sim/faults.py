@@ -195,6 +195,18 @@ def slow_disk(world: World, node: str, us: int, ms: int) -> None:
 
 
 @_fault
+def hung_disk(world: World, node: str, us: int) -> None:
+    """What the disk is asked for next takes as long as if it hung."""
+    sim = world.nodes[node]
+    before, sim.disk_us = sim.disk_us, us
+
+    def fast() -> None:
+        sim.disk_us = before
+
+    world.later(us // US_PER_MS, fast)
+
+
+@_fault
 def bit_flip(world: World, node: str, what: str, choice: int) -> None:
     """The medium damages a file: of a slot, an index, or the dial."""
     sim = world.nodes[node]

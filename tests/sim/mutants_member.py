@@ -18,13 +18,14 @@ from delaywheel_replica.core.holdings import Holdings
 from delaywheel_replica.core.keeping import Keeping
 from delaywheel_replica.core.known import Registry
 from delaywheel_replica.core.member import Member
-from delaywheel_replica.core.member_events import Effect, Held, Send, Sweep
+from delaywheel_replica.core.member_events import DiskState, Effect, Held, Send, Sweep
 from delaywheel_replica.core.mirroring import Verdict
 from delaywheel_replica.core.mirrors import Mirrors
 from delaywheel_replica.core.peers import Frames, Vote
 from delaywheel_replica.core.promises import Promises
 from delaywheel_replica.core.replication import Replication
 from delaywheel_replica.core.voting import Voting
+from delaywheel_replica.server.room import Room
 from delaywheel_replica.server.store import Store
 from sim.mutant import Mutant, Patch, everywhere, instead
 
@@ -244,6 +245,18 @@ def one_word_makes_a_frame_lost() -> list[Patch]:
     return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
 
 
+def keeps_its_ballast() -> list[Patch]:
+    return [instead(Room, "_free_ballast", lambda _: None)]
+
+
+def fills_between_two_looks() -> list[Patch]:
+    return [instead(Room, "wrote", lambda *_: None)]
+
+
+def mirrors_into_a_full_disk() -> list[Patch]:
+    return [instead(DiskState, "is_out", property(lambda _: False))]
+
+
 MEMBER = {
     "acknowledges one mirror early": Mutant(
         "the high watermark does not wait for the slowest of the in-sync set",
@@ -353,6 +366,24 @@ MEMBER = {
         repairs_a_deleted_file,
         "not drained .* messages are pending",
         ("deleted_copy",),
+    ),
+    "the ballast is kept": Mutant(
+        "nothing is thrown out for the saves of a full disk",
+        keeps_its_ballast,
+        "the floor",
+        ("full_disk",),
+    ),
+    "a disk is filled between two looks": Mutant(
+        "how much room there is is looked at once a second alone, however much is written",
+        fills_between_two_looks,
+        "the floor",
+        ("full_disk",),
+    ),
+    "a full disk is written on": Mutant(
+        "a node takes frames of others for as long as its disk takes them",
+        mirrors_into_a_full_disk,
+        "the floor",
+        ("full_disk",),
     ),
     "one word makes a frame lost": Mutant(
         "a frame is given up when one member lacks it",

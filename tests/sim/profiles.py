@@ -155,6 +155,16 @@ def _slow_disk(stage: Stage) -> list[Action]:
     )
 
 
+def _hung_disk(stage: Stage) -> list[Action]:
+    return stage.act("hung_disk", node=stage.node, us=stage.ms(1_600, 9_000) * 1_000)
+
+
+def _full_for_long(stage: Stage) -> list[Action]:
+    spare_bytes = stage.random.randrange(0, 6_000)
+    ms = stage.ms(8_000, 60_000)
+    return stage.act("disk_full", node=stage.node, spare_bytes=spare_bytes, ms=ms)
+
+
 def _bit_flip(stage: Stage) -> list[Action]:
     what = stage.random.choice(("slot", "slot", "index", "dial"))
     return stage.act("bit_flip", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
@@ -274,7 +284,8 @@ WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk)
 CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all)
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
 DISKS: tuple[Draw, ...] = (
-    _disk_full, _disk_error, _disk_error, _bit_flip, _bit_flip, _slot_gone, _slow_disk,
+    _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _slot_gone,
+    _slow_disk, _hung_disk,
 )  # fmt: skip
 LINKS: tuple[Draw, ...] = (_isolate, _partition, _block, _cut, _flap, _bad_link, _bad_link)
 BROKERS: tuple[Draw, ...] = (

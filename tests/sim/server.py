@@ -39,7 +39,8 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.peers import Gossip, PeerMessage
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import Answers, Group, Outcome, Request
-from delaywheel_replica.server.driver import Driver, GroupJob, Job, StepJob
+from delaywheel_replica.server.driver import Driver
+from delaywheel_replica.server.jobs import GroupJob, Job, StepJob
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.book import Entry, columns_of
@@ -69,7 +70,7 @@ Work = Group | StepJob | deque[Effect]
 
 
 class SimServer:
-    """One life of a node's server process; what surrounds its driver (`driver.Outside`).
+    """One life of a node's server process; what surrounds its driver (`jobs.Outside`).
 
     Attributes:
         node: whose.

@@ -22,7 +22,8 @@ from delaywheel_replica.core.peers import PeerMessage
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.committer import Answers, Committed, Outcome, Request
-from delaywheel_replica.server.driver import Driver, Job
+from delaywheel_replica.server.driver import Driver
+from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, Message, columns_of, messages_of
@@ -58,7 +59,7 @@ class Asked:
 
 
 class Driven:
-    """One life of node n1; what surrounds its driver (`driver.Outside`).
+    """One life of node n1; what surrounds its driver (`jobs.Outside`).
 
     Attributes:
         jobs: what was put into the queue and is not done yet.

@@ -1,7 +1,7 @@
 """Drives the member machine: tells it what happens, and carries out what it asks.
 
 The simulation and the real server run this same class; threads, queue, clocks, network and rows
-are behind `Outside`.
+are behind `Outside` (jobs.py).
 
 ======================  =========================================  ============================
 who                     calls                                      waits for
@@ -34,15 +34,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeAlias
 
-from delaywheel.columns import Columns
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.wheel import FramePlace, WheelBroken
+from delaywheel.wheel import WheelBroken
 from delaywheel_replica.core.awaiting import Awaited
 from delaywheel_replica.core.member import Member, MemberRefusal
 from delaywheel_replica.core.member_events import (
@@ -91,6 +90,7 @@ from delaywheel_replica.server.committer import (
     Request,
     write,
 )
+from delaywheel_replica.server.jobs import GroupJob, Job, Outside, StepJob
 from delaywheel_replica.server.pacing import LongWork, Turn
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.room import is_no_room
@@ -101,64 +101,8 @@ _STALLED_MS: Final = 1_500
 """A disk that has been at one thing for so long hangs, for all that anybody can tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupJob:
-    """The requests that have come so far are to be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepJob:
-    """Some more files are to be deleted."""
-
-
-Job: TypeAlias = deque[Effect] | GroupJob | StepJob
-
 _EventAt: TypeAlias = Callable[[int, int], Event]
 """Makes an event from the monotonic and the wall clock."""
-
-
-class Outside(Protocol):
-    """What surrounds a driver. All but clocks and `enqueue` are called outside its lock."""
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-
-    def now_ms(self) -> int:
-        """The monotonic clock."""
-
-    def wall_ms(self) -> int:
-        """The wall clock."""
-
-    def enqueue(self, job: Job) -> None:
-        """Has a job done by `Driver.do`, after all before it.
-
-        Called under the lock: it only puts it into the queue.
-        """
-
-    def happened(self, event: Event) -> None:
-        """The machine was told this; nothing that it asks for at once is done yet."""
-
-    def send(self, peer: str, message: PeerMessage) -> None:
-        """Sends a message, or drops it; never blocks."""
-
-    def tell(self) -> None:
-        """The row says something new: the cleaner is to look at it."""
-
-    def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
-        """The high watermark passed these: they are to be answered."""
-
-    def answer(self, answers: Answers) -> None:
-        """These are to be answered."""
-
-    def enter(
-        self,
-        wheel: WheelId,
-        columns: Columns | None,
-        places: Sequence[FramePlace],
-        accepted_at_ms: int,
-    ) -> None:
-        """The ledger takes note of frames; `columns` is None when they are cancels."""
 
 
 class Driver:

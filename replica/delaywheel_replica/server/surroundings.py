@@ -1,4 +1,4 @@
-"""What surrounds the driver in a real process: see ``driver.Outside``.
+"""What surrounds the driver in a real process: see ``jobs.Outside``.
 
 Also where a node's log tells of its wheels: they are what an operator follows.
 """
@@ -29,7 +29,7 @@ from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.committer import Answers
 from delaywheel_replica.server.counts import CountedLedger
-from delaywheel_replica.server.driver import Job
+from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.status import monotonic_ms, wall_ms
 from delaywheel_replica.server.threads import BeatThread, StoreThread
 from delaywheel_replica.server.writing import settle

@@ -12,7 +12,8 @@ from queue import SimpleQueue
 from typing import Final
 
 from delaywheel.row import RowWriter
-from delaywheel_replica.server.driver import Driver, Job
+from delaywheel_replica.server.driver import Driver
+from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.status import BEAT_S
 
 _ROW_GAP_S: Final = 0.004
@@ -81,7 +82,7 @@ class BeatThread:
         self._thread.join()
 
     def tell(self) -> None:
-        """Has the row written now; see ``driver.Outside``."""
+        """Has the row written now; see ``jobs.Outside``."""
         if time.monotonic() - self._written_at < _ROW_GAP_S:
             self._told.set()
             return

@@ -1,0 +1,70 @@
+"""What a driver (driver.py) puts into the queue, and what surrounds it: its one port."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from delaywheel.columns import Columns
+from delaywheel.identity import WheelId
+from delaywheel.wheel import FramePlace
+from delaywheel_replica.core.member_events import Acknowledge, Effect, Event
+from delaywheel_replica.core.peers import PeerMessage
+from delaywheel_replica.server.committer import Answers
+
+
+@dataclass(frozen=True, slots=True)
+class GroupJob:
+    """The requests that have come so far are to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepJob:
+    """Some more files are to be deleted."""
+
+
+Job: TypeAlias = deque[Effect] | GroupJob | StepJob
+
+
+class Outside(Protocol):
+    """What surrounds a driver. All but clocks and `enqueue` are called outside its lock."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+
+    def now_ms(self) -> int:
+        """The monotonic clock."""
+
+    def wall_ms(self) -> int:
+        """The wall clock."""
+
+    def enqueue(self, job: Job) -> None:
+        """Has a job done by `Driver.do`, after all before it.
+
+        Called under the lock: it only puts it into the queue.
+        """
+
+    def happened(self, event: Event) -> None:
+        """The machine was told this; nothing that it asks for at once is done yet."""
+
+    def send(self, peer: str, message: PeerMessage) -> None:
+        """Sends a message, or drops it; never blocks."""
+
+    def tell(self) -> None:
+        """The row says something new: the cleaner is to look at it."""
+
+    def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
+        """The high watermark passed these: they are to be answered."""
+
+    def answer(self, answers: Answers) -> None:
+        """These are to be answered."""
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        places: Sequence[FramePlace],
+        accepted_at_ms: int,
+    ) -> None:
+        """The ledger takes note of frames; `columns` is None when they are cancels."""
