@@ -249,10 +249,6 @@ def keeps_its_ballast() -> list[Patch]:
     return [instead(Room, "_free_ballast", lambda _: None)]
 
 
-def fills_between_two_looks() -> list[Patch]:
-    return [instead(Room, "wrote", lambda *_: None)]
-
-
 def mirrors_into_a_full_disk() -> list[Patch]:
     return [instead(DiskState, "is_out", property(lambda _: False))]
 
@@ -370,12 +366,6 @@ MEMBER = {
     "the ballast is kept": Mutant(
         "nothing is thrown out for the saves of a full disk",
         keeps_its_ballast,
-        "the floor",
-        ("full_disk",),
-    ),
-    "a disk is filled between two looks": Mutant(
-        "how much room there is is looked at once a second alone, however much is written",
-        fills_between_two_looks,
         "the floor",
         ("full_disk",),
     ),

@@ -57,6 +57,7 @@ GROUP_US = 400
 """After a first request, others are waited for so long: they arrive while a group is written."""
 
 CHECKPOINT_US = 1_000 * US_PER_MS
+LOOK_US = 1_000 * US_PER_MS
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
 TURN_AT_MOST = 2
@@ -117,6 +118,7 @@ class SimServer:
         )
         self.run(self._tick)
         self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
+        self.run(self._look_at_disk)
 
     @property
     def machine(self) -> Member:
@@ -190,6 +192,10 @@ class SimServer:
         except OSError as error:
             self.trace("checkpoint failed", error)
 
+    def _look_at_disk(self) -> None:
+        self.process.call_later(LOOK_US, self.run, self._look_at_disk)
+        self.driver.look_at_disk()
+
     def _receive(self, peer: str, message: PeerMessage) -> None:
         if not isinstance(message, Gossip):
             self.trace(f"<- {peer}", message)
@@ -197,7 +203,6 @@ class SimServer:
 
     def _tick(self) -> None:
         self.process.call_later(TICK_US, self.run, self._tick)
-        self.driver.look_at_disk()
         self.driver.tick()
         self._tell_published()
         self._write_row()
