@@ -140,7 +140,7 @@ def test_answers_that_are_not_read_hold_a_bounded_number_of_bytes(target: Target
 
 
 @settings(
-    max_examples=int(MINUTES * 600) or 25,
+    max_examples=int(MINUTES * 600) or 12,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

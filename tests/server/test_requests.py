@@ -307,3 +307,16 @@ def test_a_refusal_tells_programs_and_people() -> None:
     assert (error.code, error.reason) == (3, "TOPIC_INVALID")
     assert Reason.TOPIC_INVALID.advice in error.message
     assert not error.HasField("retry_delay_ms")
+
+
+def test_a_topics_messages_are_found_without_a_pass_for_each() -> None:
+    names = ["b", "a", "b", "c", "a", "b"]
+    batch = decode(
+        column_request([replace(ONE[0], topic=name) for name in names]), RULES, now_ms=NOW_MS
+    )
+    found = {name: batch.rows_for(number) for number, name in enumerate(batch.columns.topics)}
+    assert {name: rows.tolist() for name, rows in found.items()} == {
+        "a": [1, 4],
+        "b": [0, 2, 5],
+        "c": [3],
+    }

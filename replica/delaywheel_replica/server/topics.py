@@ -103,12 +103,12 @@ class KnownTopics:
                         batch.refuse(rows, refusal)
             elif self._refuses_absent and self._is_absent(name):
                 batch.refuse(
-                    _rows_for(batch, number),
+                    batch.rows_for(number),
                     Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}"),
                 )
             elif name in unasked:
                 detail = f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
-                batch.refuse(_rows_for(batch, number), Refusal(Reason.BACKPRESSURE, detail))
+                batch.refuse(batch.rows_for(number), Refusal(Reason.BACKPRESSURE, detail))
 
     def learn(self, message: Topics) -> None:
         """Takes in what the cleaner says."""
@@ -197,16 +197,12 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
     return checked_at_ms is not None and _monotonic_ms() - checked_at_ms < FRESH_FOR_MS
 
 
-def _rows_for(batch: Batch, number: int) -> NDArray[np.intp]:
-    return np.flatnonzero(batch.columns.topic_numbers == number)
-
-
 def _misfits(
     batch: Batch, number: int, info: TopicInfo
 ) -> Iterator[tuple[NDArray[np.intp], Refusal]]:
     """The messages for a topic that it does not take, and why."""
     columns = batch.columns
-    rows = _rows_for(batch, number)
+    rows = batch.rows_for(number)
     name = columns.topics[number]
     outside = rows[columns.partitions[rows] >= info.partitions]
     if len(outside):
@@ -215,7 +211,7 @@ def _misfits(
     if info.max_message_bytes is None:
         return
     room = info.max_message_bytes - FORWARD_ROOM_BYTES
-    large = rows[columns.lengths_bytes[rows] > room]
+    large = rows[batch.lengths_bytes[rows] > room]
     if len(large):
         detail = f"{name} takes {room} bytes beside our headers"
         yield large, Refusal(Reason.MESSAGE_TOO_LARGE, detail)
