@@ -8,6 +8,7 @@ What it can do to its user:
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
+* have bad sectors (``spoil``): reading there fails until they are written again.
 
 An effect is anything that changes what another process could see. After a crash nothing works
 until ``restart``; what was opened before stays dead.
@@ -64,6 +65,7 @@ class _Content:
     dropped: list[tuple[int, int]] = field(default_factory=list)
 
     def write(self, data: bytes, offset: int) -> None:
+        self.holes += max(0, offset - len(self.now))
         _write_into(self.now, data, offset)
         self.unsynced.append(_lossy_write(data, offset))
         end = offset + len(data)
@@ -74,6 +76,27 @@ class _Content:
         del self.now[length:]
         self.unsynced.append(_lossy_truncate(length))
         self.dropped = [(begin, min(end, length)) for begin, end in self.dropped if begin < length]
+
+    bad_sectors: set[int] = field(default_factory=set)
+    holes: int = 0  # bytes that were never written, and take no room
+
+    @property
+    def used_bytes(self) -> int:
+        return max(0, len(self.now) - self.holes)
+
+    def is_bad(self, offset: int, length: int) -> bool:
+        return any(
+            offset < (sector + 1) * SECTOR_LENGTH_BYTES and sector * SECTOR_LENGTH_BYTES < end
+            for end in (min(offset + length, len(self.now)),)
+            for sector in self.bad_sectors
+        )
+
+    def mend(self, offset: int, length: int) -> None:
+        self.bad_sectors = {
+            sector
+            for sector in self.bad_sectors
+            if not offset - SECTOR_LENGTH_BYTES < sector * SECTOR_LENGTH_BYTES < offset + length
+        }
 
     def synced(self) -> None:
         durable = bytearray(self.now)
@@ -93,7 +116,7 @@ class _Content:
         survived = bytearray(self.durable)
         for change in self.unsynced:
             change(survived, chance)
-        return _Content(now=survived, durable=bytes(survived))
+        return _Content(survived, bytes(survived), bad_sectors=self.bad_sectors)
 
 
 def _without(part: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
@@ -187,17 +210,31 @@ class SimulatedDisk:
                 array[chance.randrange(len(array))] ^= 1 << chance.randrange(8)
                 return Path(name)
             return None
-        paths = [
-            path
-            for path in self.paths()
-            if self._files[str(path)].now
-            and (path.suffix == ".slot" if kind == "slot" else kind in path.name)
-        ]
+        paths = [path for path in self.paths() if self._is_of(kind, path)]
         if not paths:
             return None
         path = chance.choice(paths)
         self.flip_bit(path, chance.randrange(8 * len(self._files[str(path)].now)))
         return path
+
+    def spoil(self, path: Path, begin: int, end: int) -> None:
+        """Makes the sectors bad that hold these bytes."""
+        sectors = range(begin // SECTOR_LENGTH_BYTES, -(-end // SECTOR_LENGTH_BYTES))
+        self._files[str(path)].bad_sectors.update(sectors)
+
+    def spoil_somewhere(self, kind: str, chance: Random) -> Path | None:
+        """One sector goes bad of some file of a kind: slot or index; which, if there was one."""
+        paths = [path for path in self.paths() if self._is_of(kind, path)]
+        if not paths:
+            return None
+        path = chance.choice(paths)
+        begin = chance.randrange(len(self._files[str(path)].now))
+        self.spoil(path, begin, begin + 1)
+        return path
+
+    def _is_of(self, kind: str, path: Path) -> bool:
+        is_kind = path.suffix == ".slot" if kind == "slot" else kind in path.name
+        return is_kind and bool(self._files[str(path)].now)
 
     def unlink_somewhere(self, chance: Random) -> Path | None:
         """Some slot file's name is gone, behind everybody's back; which, if there was one.
@@ -251,7 +288,7 @@ class SimulatedDisk:
 
     @property
     def used_bytes(self) -> int:
-        return sum(len(content.now) for content in self._files.values())
+        return sum(content.used_bytes for content in self._files.values())
 
     # --- the port
 
@@ -276,11 +313,6 @@ class SimulatedDisk:
         else:
             raise _not_found(path)
         return SimulatedFile(self, path, content, self._era)
-
-    def map_read(self, path: Path, length: int) -> memoryview:
-        content = self._existing(path).now
-        assert length <= len(content), "a map beyond the end of a file is SIGBUS"
-        return memoryview(bytes(content[:length]))
 
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
@@ -328,6 +360,10 @@ class SimulatedDisk:
     def list_folder(self, path: Path) -> list[str]:
         self._check("read", path)
         return self.list_quietly(path)
+
+    def list_sizes(self, path: Path) -> list[tuple[str, int]]:
+        files = ((name, self._files.get(f"{path}/{name}")) for name in self.list_folder(path))
+        return [(name, len(content.now)) for name, content in files if content is not None]
 
     def list_quietly(self, path: Path) -> list[str]:
         """As `list_folder`, for tests: never fails."""
@@ -410,6 +446,8 @@ class SimulatedDisk:
         content = self._files.get(str(path))
         if content is None:
             raise _not_found(path)
+        if content.bad_sectors:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return content
 
     def _put(self, name: str, content: _Content) -> None:
@@ -485,7 +523,7 @@ class SimulatedFile:
         except Crash:
             self._write(data[: int(len(data) * self._disk.torn_share)], offset)
             raise
-        growth = max(0, offset + len(data) - len(self._content.now))
+        growth = max(0, offset + len(data) - max(offset, len(self._content.now)))
         try:
             self._disk._check_space(growth)
         except OSError:
@@ -496,11 +534,14 @@ class SimulatedFile:
 
     def _write(self, data: bytes, offset: int) -> None:
         if data:
+            self._content.mend(offset, len(data))
             self._content.write(data, offset)
 
     def read_at(self, length: int, offset: int) -> bytes:
         self._usable()
         self._disk._fail_if_due("read", self._path)
+        if self._content.bad_sectors and self._content.is_bad(offset, length):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         return bytes(self._content.now[offset : offset + length])
 
     def size(self) -> int:

@@ -131,6 +131,18 @@ def bad_copy(script: Script) -> None:
     script.until_ms = 9_000
 
 
+@DELIVERY(r"a bad sector in index", r"a +does Repair", r"a bad sector in slot", r"a +starts")
+def bad_sectors(script: Script) -> None:
+    """The medium of one node cannot read parts of indexes and slot files, before and in a start."""
+    script.flow(2_500, 4_400, 60, "c", delay_ms=5_000)
+    script.flow(2_500, 4_400, 90, "a", delay_ms=5_000)
+    for at_ms, what in ((3_600, "index"), (4_450, "index"), (4_500, "slot"), (4_550, "slot")):
+        choice = script.random.randrange(1 << 30)
+        script.do(at_ms, "bad_sector", node="a", what=what, choice=choice)
+    script.do(script.about(4_700), "kill_server", node="a")
+    script.until_ms = 11_000
+
+
 @DELIVERY(r"a +starts .*all_incomplete", r"closes a\.1 at")
 def lone(script: Script) -> None:
     """A node alone loses what it has forwarded."""
@@ -179,11 +191,13 @@ def deleted_copy(script: Script) -> None:
 def torn_behind_a_loss(script: Script) -> None:
     """A node alone lost a row of its index, and dies while it writes the rows of its last group."""
     script.cluster("a", 1, max_frame_messages=5)
-    script.flow(2_500, 4_000, 100, "a", delay_ms=9_000)
-    script.do(4_050, "bit_flip", node="a", what="index", choice=script.random.randrange(1 << 30))
+    script.flow(3_500, 4_250, 25, "a", delay_ms=9_000)
+    for _ in range(4):  # one of them behind the checkpoint: a start looks at no other rows
+        choice = script.random.randrange(1 << 30)
+        script.do(4_260, "bit_flip", node="a", what="index", choice=choice)
     at_ms = script.about(4_320, 60)
-    # Two slot files are made and written before the rows, which get through in part.
-    script.do(at_ms, "kill_at_write", node="a", effects=4, torn=0.7)
+    # It is announced which slot files are made and written; then the rows get through in part.
+    script.do(at_ms, "kill_at_write", node="a", effects=5, torn=0.7)
     for delay_ms in (20_000, 24_000):
         script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
     script.until_ms = 9_000

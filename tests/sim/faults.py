@@ -217,6 +217,16 @@ def bit_flip(world: World, node: str, what: str, choice: int) -> None:
 
 
 @_fault
+def bad_sector(world: World, node: str, what: str, choice: int) -> None:
+    """The medium cannot read a sector of a file any more: of a slot, or an index."""
+    sim = world.nodes[node]
+    if path := sim.disk.spoil_somewhere(what, Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "a bad sector in", what)
+        world.checks.disturbed()
+
+
+@_fault
 def slot_gone(world: World, node: str, choice: int) -> None:
     """Somebody deletes a slot file."""
     sim = world.nodes[node]

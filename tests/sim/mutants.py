@@ -11,5 +11,6 @@ from sim.mutants_forwarding import FORWARDING
 from sim.mutants_member import MEMBER
 from sim.mutants_office import OFFICE
 from sim.mutants_topics import TOPICS
+from sim.mutants_wheel import WHEEL
 
-MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE, **TOPICS}
+MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE, **TOPICS, **WHEEL}

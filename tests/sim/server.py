@@ -58,6 +58,8 @@ GROUP_US = 400
 
 CHECKPOINT_US = 1_000 * US_PER_MS
 LOOK_US = 1_000 * US_PER_MS
+# Few, so that slots have entries in the table, and rows behind it.
+TABLE_ROWS = 16
 LEDGER_US = 300 * US_PER_MS
 MESSAGE_BYTES = 1 << 16
 TURN_AT_MOST = 2
@@ -411,6 +413,7 @@ class SimServer:
                 recent_bytes=RECENT_BYTES,
                 reserve_bytes=RESERVE_BYTES,
                 ballast_bytes=BALLAST_BYTES,
+                table_rows=TABLE_ROWS,
             ),
             new_storage=lambda: f"{node.random.getrandbits(128):032x}",
         )

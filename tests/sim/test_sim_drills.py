@@ -43,6 +43,7 @@ FOUND = {
     "taken_out",
     "sent_again",
     "bad_copy",
+    "bad_sectors",
     "deleted_slot",
     "deleted_copy",
     "torn_behind_a_loss",

@@ -24,11 +24,18 @@ def new_wheel(
     handles: int = 8,
     dial: Dial | None = None,
     max_frame_messages: int = 100,
+    table_rows: int = 2,
 ) -> OriginWheel:
     meta = WheelMeta(WheelId("node-1", number), {"node-1": "storage"}, 1, 7200)
     cache = HandleCache(disk, handles)
     return OriginWheel.create(
-        disk, data, meta, cache, dial=dial, max_frame_messages=max_frame_messages
+        disk,
+        data,
+        meta,
+        cache,
+        dial=dial,
+        max_frame_messages=max_frame_messages,
+        table_rows=table_rows,
     )
 
 

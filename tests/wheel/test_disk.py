@@ -32,7 +32,6 @@ def test_what_is_written_is_read(place: Place) -> None:
     file.truncate(5)
     reader = disk.open_read(data / "a" / "b" / "file")
     assert reader.read_at(100, 0) == b"hello"
-    assert bytes(disk.map_read(data / "a" / "b" / "file", 4)) == b"hell"
     file.close()
     reader.close()
 
@@ -63,15 +62,14 @@ def test_a_short_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.Monke
     file.close()
 
 
-def test_a_map_outlives_its_file(place: Place) -> None:
+def test_an_open_file_outlives_its_name(place: Place) -> None:
     disk, data = place
     file = disk.open(data / "file", create=True)
     file.write_at([b"kept"], 0)
-    file.close()
-    mapped = disk.map_read(data / "file", 4)
     disk.delete(data / "file")
     assert not disk.exists(data / "file")
-    assert bytes(mapped) == b"kept"
+    assert file.read_at(4, 0) == b"kept"
+    file.close()
     disk.delete(data / "file")
 
 
@@ -80,8 +78,6 @@ def test_missing_files_are_named(place: Place) -> None:
     for missing in (disk.open, disk.open_read, disk.read_file):
         with pytest.raises(FileNotFoundError):
             missing(data / "nothing")
-    with pytest.raises(FileNotFoundError):
-        disk.map_read(data / "nothing", 1)
 
 
 def test_replacing_a_file(place: Place) -> None:

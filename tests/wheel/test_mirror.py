@@ -47,7 +47,7 @@ class Pair:
         self.dial = Dial(self.disk, DATA, DIAL_ROWS)
         make_wheel(self.disk, DATA, self.origin.meta)
         self.mirror = MirrorWheel.open(
-            self.disk, DATA, self.wheel, HandleCache(self.disk, 2), dial=self.dial
+            self.disk, DATA, self.wheel, HandleCache(self.disk, 2), dial=self.dial, table_rows=2
         )
 
     def reopened(self, *, os_crashed: bool = False) -> Recovered:
@@ -61,6 +61,7 @@ class Pair:
             HandleCache(self.disk, 2),
             damaged=recovered.damaged,
             dial=self.dial,
+            table_rows=2,
         )
         return recovered
 
@@ -170,11 +171,13 @@ def test_after_a_failed_write_the_same_places_are_written_again(
 def test_a_full_disk_gets_its_bytes_back() -> None:
     pair = Pair()
     pair.mirror.append(pair.copies[:1])
-    used = pair.disk.used_bytes
-    pair.disk.capacity_bytes = used + 40
+    before = slots_of(pair.disk, DATA, pair.wheel)
+    pair.disk.capacity_bytes = pair.disk.used_bytes + 40
     with pytest.raises(OSError, match="No space"):
         pair.mirror.append(pair.copies)
-    assert pair.disk.used_bytes == used
+    assert {
+        slot: content for slot, content in slots_of(pair.disk, DATA, pair.wheel).items() if content
+    } == before
     pair.disk.capacity_bytes = None
     pair.mirror.append(pair.copies)
     pair.assert_same()

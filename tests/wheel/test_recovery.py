@@ -3,12 +3,13 @@ from pathlib import Path
 import pytest
 
 from delaywheel import layout
-from delaywheel.format import DamageReason
+from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Cut, Recovered, recover_wheel
+from delaywheel.slottable import read_entry
 from delaywheel.wheel import OriginWheel, WheelMissing
-from sim.disk import Fault, SimulatedDisk
+from sim.disk import Fault, SimulatedDisk, SimulatedFile
 from support.messages import BASE_SLOT, Message, message
 from support.wheels import append, delete_below, new_wheel, read_all
 
@@ -47,6 +48,7 @@ def test_tails_that_no_row_speaks_of_are_cut() -> None:
     disk.set_content(index_file(wheel), index + b"torn")
     disk.set_content(slot_file(wheel), whole + b"tail")
     disk.set_content(slot_file(wheel, 5), b"no row at all")
+    wheel._slots.announce([BASE_SLOT, BASE_SLOT + 5, BASE_SLOT + 6])
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
     assert sorted(recovered.cut) == sorted(
         [
@@ -59,6 +61,42 @@ def test_tails_that_no_row_speaks_of_are_cut() -> None:
     assert disk.content(slot_file(wheel)) == whole
     assert disk.content(index_file(wheel)) == index
     assert not disk.exists(slot_file(wheel, 5))
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_only_files_that_were_announced_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, wheel, frames = wheel_of_three()
+    for number in range(20):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + 100 + number)])
+    wheel.checkpoint()
+    frames |= append(wheel, [message(50, slot=BASE_SLOT + 7), message(51)])
+    opened: list[Path] = []
+    open_read = disk.open_read
+
+    def noted(path: Path) -> SimulatedFile:
+        opened.append(path)
+        return open_read(path)
+
+    monkeypatch.setattr(disk, "open_read", noted)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(25, [], [])
+    slots = {path for path in opened if path.suffix == ".slot"}
+    assert slots == {slot_file(wheel), slot_file(wheel, 7)}
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_no_byte_is_cut_on_the_word_of_a_wrong_table(*, os_crashed: bool) -> None:
+    disk, wheel, frames = wheel_of_three()
+    wheel.checkpoint()
+    frames |= append(wheel, [message(8)])
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    table = layout.table_path(folder, BASE_SLOT // 3600)
+    disk.set_content(table, bytes(len(disk.content(table))))
+    assert read_entry(disk, folder, BASE_SLOT) is not None, "it looks as if nothing were there"
+    content = disk.content(slot_file(wheel))
+    disk.set_content(slot_file(wheel), content + b"torn")
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(4, [Cut(slot_file(wheel), len(content), 4)], [])
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
@@ -130,6 +168,42 @@ def test_what_fails_once_is_read_again() -> None:
         assert recovered == Recovered(3, [], damaged)
 
 
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, table_rows=1 << 20)
+    frames: dict[int, list[Message]] = {}
+    for number in range(600):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
+    disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered.last_seq == 600
+    holes = set() if os_crashed else set(range(257, 513))  # written again from the frames
+    assert set(recovered.damaged) == holes
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    for seq in (1, 256, 513, 600):
+        assert isinstance(reader.frame(seq), Frame)
+    assert isinstance(reader.frame(300), Frame if os_crashed else DamagedFrame)
+    assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
+
+
+def test_a_bad_sector_of_a_slot_file_hides_only_its_own_frames() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number in range(10):
+        frames |= append(wheel, [message(number, value=bytes(1000))])
+    length = len(disk.content(slot_file(wheel))) // 10
+    disk.spoil(slot_file(wheel), 4 * length + 512, 4 * length + 513)
+    found = read_all(disk, DATA, wheel.wheel)
+    lost = {seq: each for seq, each in found.items() if isinstance(each, DamagedFrame)}
+    assert set(lost) == {5}
+    assert lost[5].reason is DamageReason.UNREADABLE
+    assert set(found) == set(frames)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(10, [], [5])
+
+
 def test_an_empty_wheel_and_a_missing_one() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA).wheel
@@ -140,7 +214,7 @@ def test_an_empty_wheel_and_a_missing_one() -> None:
 
 
 def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "recovery"):
+    for module in ("index", "places", "tablewriter", "recovery"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
     for kept in range(11):
         disk = SimulatedDisk()

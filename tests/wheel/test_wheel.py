@@ -1,3 +1,5 @@
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -12,6 +14,7 @@ from delaywheel.format import DamageReason, Frame, Kind, cancel_counts, message_
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.slotfiles import HandleCache, SlotFiles, SlotFull, list_slots
+from delaywheel.slottable import load_head
 from delaywheel.wheel import (
     MetaDamaged,
     SlotFinished,
@@ -121,7 +124,8 @@ def test_after_a_failed_write_only_frames_with_rows_count(
     wheel = new_wheel(disk, DATA)
     first = append(wheel, [message(1)])
     group = [message(number, slot=BASE_SLOT + number) for number in range(3)]
-    disk.faults.append(Fault("write", countdown=countdown, written_bytes=written_bytes))
+    # First it is announced where they go.
+    disk.faults.append(Fault("write", countdown=1 + countdown, written_bytes=written_bytes))
     with pytest.raises(WheelBroken) as broken:
         append(wheel, group)
     # Three writes of frames come first; the fourth is the one of their rows.
@@ -135,7 +139,7 @@ def test_after_a_failed_write_only_frames_with_rows_count(
             refused()
 
 
-@pytest.mark.parametrize("path_part", [".slot", "index", "checkpoint"])
+@pytest.mark.parametrize("path_part", [".slot", "index"])
 def test_a_failed_sync_breaks_the_wheel_for_good(path_part: str) -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
@@ -192,6 +196,25 @@ def test_a_checkpoint_of_synced_groups_notes_what_they_synced_and_syncs_nothing(
     assert wheel.checkpoint(syncs=False) == 1
     assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 1
     assert synced == []
+
+
+@pytest.mark.parametrize("path_part", ["checkpoint", "table"])
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_a_checkpoint_that_finds_no_room_is_late_and_breaks_nothing(
+    path_part: str, operation: str
+) -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames = append(wheel, [message(number, slot=BASE_SLOT + number) for number in range(3)])
+    disk.faults.append(Fault(operation, errno.ENOSPC, path_part))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        wheel.checkpoint()
+    assert wheel.broken is None
+    frames |= append(wheel, [message(9)])
+    assert wheel.checkpoint() == 4
+    assert load_checkpoint(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 4
+    assert load_head(disk, layout.wheel_folder(DATA, wheel.wheel)).seq == 4
+    assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_a_full_disk_breaks_the_wheel_but_not_what_it_holds() -> None:
@@ -372,7 +395,7 @@ def test_hour_folders_are_named_by_their_utc_hour() -> None:
 
 
 def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "reader", "recovery", "verify"):
+    for module in ("index", "places", "tablewriter", "recovery", "verify"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
@@ -391,6 +414,7 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
     between = reader.indexed_slots(slots[2], slots[-1]).tolist()
     assert sorted(set(between)) == slots[2:-1], "whether the file is there or not"
     delete_below(wheel, BASE_SLOT + 200)
+    reader = WheelReader(disk, DATA, wheel.wheel)
     assert set(reader.indexed_slots(0, slots[-1] + 1).tolist()) == set(slots[4:])
     names = disk.list_folder(layout.wheel_folder(DATA, wheel.wheel))
     assert [name for name in names if name.startswith("index")] == ["index.1", "index.2", "index.3"]

@@ -7,7 +7,8 @@ the older one is found by its folder's name. A row proves its slot; 0 = empty.
 It counts what lies on this node's disk: the frames of its own wheels, and those that it mirrors
 of others, each message once for the one copy that is here.
 
-It is a cache: counted while frames are written, rebuilt from the indexes at every start.
+It is a cache: counted while frames are written, rebuilt at every start from the slot tables and
+what the indexes say behind them.
 Readers take no lock and may see a row in the middle of a change; nothing but what people look
 at may hang on it.
 """
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import cancel_counts, message_counts
+from delaywheel.format import cancel_counts, checked_rows, message_counts
 from delaywheel.identity import WheelId
-from delaywheel.index import read_segments
+from delaywheel.index import read_raw_rows
+from delaywheel.places import rows_of_slots
+from delaywheel.slottable import UNIT_BYTES, load_head, read_entries
 
 DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
     [
@@ -78,13 +81,7 @@ class Dial:
     def add(self, index_rows: NDArray[Any]) -> None:
         """Counts frames, given as the index rows of one wheel."""
         index_rows = index_rows[index_rows["length"] > 0]
-        slots = index_rows["slot"].astype(np.int64)
-        places = slots % len(self._table)
-        order = np.argsort(slots, kind="stable")
-        newer = order[slots[order] > self._table["slot"][places[order]]]
-        # Where two slots meet in a row, the last assignment is the greater slot's.
-        self._table[places[newer]] = 0
-        self._table["slot"][places[newer]] = slots[newer]
+        places = self._taken_by(index_rows["slot"].astype(np.int64))
         self._count(np.add, index_rows, places)
 
     def remove(self, index_rows: NDArray[Any]) -> None:
@@ -100,13 +97,52 @@ class Dial:
             self.add_wheel(disk, data, wheel, floor=floor)
 
     def add_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> None:
-        """Counts what the index of a wheel says of slots at or above ``floor``."""
-        for _, rows in read_segments(disk, layout.wheel_folder(data, wheel)):
+        """Counts what a wheel holds of slots at or above ``floor``.
+
+        By its slot table, and by the rows of its index where that says nothing, or may be wrong.
+        """
+        folder = layout.wheel_folder(data, wheel)
+        head = load_head(disk, folder)
+        doubtful = [np.array(sorted(head.stale), np.int64)]
+        for hour in sorted(head.hours):
+            entries, damaged = read_entries(disk, folder, hour)
+            slots = np.arange(len(entries)) + hour * layout.SECONDS_PER_HOUR
+            damaged |= np.isin(slots, doubtful[0]) | (entries["last_seq"] > head.seq)
+            doubtful.append(slots[damaged])
+            there = (entries["frames"] > 0) & ~damaged & (slots >= floor)
+            self._add_entries(slots[there], entries[there])
+        by_rows = np.concatenate(doubtful)
+        if len(by_rows):
+            _, rows = rows_of_slots(disk, folder, by_rows, 1 << 62)
             self.add(rows[rows["slot"] >= floor])
+        for _, raw in read_raw_rows(disk, folder, head.seq + 1, 1 << 62):
+            rows = checked_rows(raw[raw["slot"] >= floor])
+            self.add(rows[~np.isin(rows["slot"], by_rows)] if len(by_rows) else rows)
 
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file here or not."""
         self._table[self._table["slot"] < floor] = 0
+
+    def _taken_by(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of these slots; they are theirs now, but where a greater one has them."""
+        places = slots % len(self._table)
+        order = np.argsort(slots, kind="stable")
+        newer = order[slots[order] > self._table["slot"][places[order]]]
+        # Where two slots meet in a row, the last assignment is the greater slot's.
+        self._table[places[newer]] = 0
+        self._table["slot"][places[newer]] = slots[newer]
+        return places
+
+    def _add_entries(self, slots: NDArray[np.int64], entries: NDArray[Any]) -> None:
+        """Counts slots of one wheel, given as entries of its slot table."""
+        places = self._taken_by(slots)
+        has_row = self._table["slot"][places] == slots
+        places, entries = places[has_row], entries[has_row]
+        for name in ("messages", "frames", "cancels"):
+            np.add.at(self._table[name], places, entries[name].astype(np.uint64))
+        lengths = entries["length"].astype(np.uint64) * np.uint64(UNIT_BYTES)
+        np.add.at(self._table["length_bytes"], places, lengths)
+        np.add.at(self._table["wheels"], places, np.uint64(1))
 
     def _count(self, change: np.ufunc, index_rows: NDArray[Any], places: NDArray[np.int64]) -> None:
         """Adds or subtracts where the dial's row is still of the same slot."""

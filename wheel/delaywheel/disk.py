@@ -75,16 +75,13 @@ class Disk(Protocol):
             FileNotFoundError: it is not there.
         """
 
-    def map_read(self, path: Path, length: int) -> memoryview:
-        """Maps the first ``length`` bytes, which must be there and must never be cut.
-
-        The map lives as long as a view on it, also when the file is deleted meanwhile.
-        """
-
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
         """Maps a file of fixed size as an array, shared with other processes.
+
+        For what is small and can be made anew: a sector that cannot be read under a map ends the
+        process.
 
         Writable: the file is made with exactly this size (zeros where it is new).
         Otherwise it must be there with at least this size.
@@ -104,6 +101,9 @@ class Disk(Protocol):
 
     def list_folder(self, path: Path) -> list[str]:
         """Sorted names; empty when there is no such folder."""
+
+    def list_sizes(self, path: Path) -> list[tuple[str, int]]:
+        """Sorted names of the files in a folder, and their lengths; empty when there is none."""
 
     def exists(self, path: Path) -> bool:
         """Whether there is a file or folder of this name."""
@@ -222,16 +222,6 @@ class PosixDisk:
         """See ``Disk``."""
         return PosixFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
-    def map_read(self, path: Path, length: int) -> memoryview:
-        """See ``Disk``."""
-        if length == 0:
-            return memoryview(b"")
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return memoryview(mmap.mmap(descriptor, length, prot=mmap.PROT_READ))
-        finally:
-            os.close(descriptor)
-
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
@@ -283,6 +273,14 @@ class PosixDisk:
         """See ``Disk``."""
         try:
             return sorted(os.listdir(path))  # noqa: PTH208 - names are all that is needed
+        except FileNotFoundError:
+            return []
+
+    def list_sizes(self, path: Path) -> list[tuple[str, int]]:
+        """See ``Disk``."""
+        try:
+            with os.scandir(path) as entries:
+                return sorted((entry.name, entry.stat().st_size) for entry in entries)
         except FileNotFoundError:
             return []
 

@@ -85,6 +85,9 @@ class Kind(IntEnum):
     CANCELS = 2
 
 
+_KINDS: Final = frozenset(int(kind) for kind in Kind)
+
+
 class DamageReason(Enum):
     """Why bytes are not the frame that they should be."""
 
@@ -179,15 +182,36 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
     return _index_row(frame.kind, frame.slot, offset, frame.length_bytes, rows)
 
 
+def index_row_of_header(header: FrameHeader, offset: int) -> bytes:
+    """The row of a frame whose header was read at ``offset`` of its slot file.
+
+    Raises:
+        FrameDamaged: no frame has such a header.
+    """
+    if header.kind not in _KINDS or header.messages > FRAME_MESSAGES_LIMIT:
+        raise FrameDamaged(DamageReason.KIND, f"{header.kind} with {header.messages} rows")
+    kind = Kind(header.kind)
+    return _index_row(kind, header.slot, offset, header.length_bytes, header.messages)
+
+
 def _index_row(kind: Kind, slot: int, offset: int, length: int, rows: int) -> bytes:
     marked = rows | _CANCELS_BIT if kind is Kind.CANCELS else rows
     check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
     return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
 
 
+def raw_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes, not checked yet (see `checked_rows`). Torn tails are cut."""
+    return np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
+
+
 def decode_rows(content: bytes) -> NDArray[Any]:
     """The index rows in these bytes; one that does not check out is a hole. Torn tails are cut."""
-    rows = np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
+    return checked_rows(raw_rows(content))
+
+
+def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """These rows, but that one that does not check out is a hole."""
     if not len(rows):
         return rows
     flawed = _flawed(rows)

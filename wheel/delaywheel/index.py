@@ -4,8 +4,12 @@ It is cut into segments of a fixed number of rows. The writer appends whole rows
 bytes they speak of, so a row that can be read is a frame that can be read; a reader ignores
 a torn row at the end. A segment is deleted once its greatest slot is below the floor; the last
 one stays, for it says how far the wheel goes.
+
+Rows that the medium cannot read are holes: as few as its pages allow, and the others are read.
+Like all holes they are mended from another node's copy, and writing them again mends the medium.
 """
 
+import errno
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,13 +20,21 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk, File
-from delaywheel.format import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, decode_rows
+from delaywheel.format import (
+    HOLE_ROW,
+    INDEX_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    checked_rows,
+    decode_rows,
+    raw_rows,
+)
 
 ROWS_PER_SEGMENT = 65_536
 
 OPEN_INDEXES = 256
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
+_PAGE_BYTES = 4096  # what a medium fails to read is looked for in pieces of this
 
 
 class OpenIndexes:
@@ -60,6 +72,7 @@ class IndexWriter:
         self._file: File | None = None
         self._unsynced: set[int] = set()
         self._lock = threading.Lock()
+        self._tops = SegmentTops(disk, folder)
         self.last_seq = last_seq
 
     def append(self, rows: list[bytes]) -> None:
@@ -86,9 +99,14 @@ class IndexWriter:
         finally:
             file.close()
         self.mark_unsynced((segment,))
+        self._tops.forget(segment)
 
-    def look_after_failure(self) -> None:
-        """Sets ``last_seq`` to what can be read after a failed ``append``."""
+    def delete_below(self, floor: int) -> list[int]:
+        """See `SegmentTops.delete_below`."""
+        return self._tops.delete_below(floor)
+
+    def look_again(self) -> None:
+        """Sets ``last_seq`` to what can be read."""
         reader = IndexReader(self._disk, self._folder)
         try:
             self.last_seq = reader.last_seq()
@@ -163,6 +181,10 @@ class IndexReader:
 
         Rows of deleted segments are all zeros.
         """
+        return checked_rows(self.raw_rows(first_seq, last_seq))
+
+    def raw_rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
+        """As `rows`, not checked yet."""
         rows = np.zeros(max(last_seq - first_seq + 1, 0), dtype=INDEX_ROW)
         at = first_seq - 1
         while at < last_seq:
@@ -183,10 +205,10 @@ class IndexReader:
     def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
         offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES
         if self._file is not None and segment == self._segment:
-            content = self._file.read_at(length, offset)
+            content = _read_around(self._file, offset, length)
         else:
             content = _read_once(self._disk, self._folder, segment, offset, length)
-        return decode_rows(content)
+        return raw_rows(content)
 
     def _open_last(self) -> bool:
         segments = list_segments(self._disk, self._folder)
@@ -217,22 +239,69 @@ def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]
         yield segment * ROWS_PER_SEGMENT + 1, decode_rows(content)
 
 
-def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
-    """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+def read_raw_rows(
+    disk: Disk, folder: Path, first_seq: int, last_seq: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """First seq and unchecked rows of the segments that are there, from one seq to another."""
+    for segment in list_segments(disk, folder):
+        begin = max(first_seq - 1 - segment * ROWS_PER_SEGMENT, 0)
+        end = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
+        if begin < end:
+            offset, length = (n * INDEX_ROW_LENGTH_BYTES for n in (begin, end - begin))
+            content = _read_once(disk, folder, segment, offset, length)
+            yield segment * ROWS_PER_SEGMENT + begin + 1, raw_rows(content)
 
-    Only leading ones, so that what is left is one unbroken run of seqs; and none with a hole, for
-    nobody knows that its slot is below.
+
+def top_slot_of(rows: NDArray[Any], least: int) -> int:
+    """The greatest slot that unchecked rows speak of, or ``least``."""
+    above = checked_rows(rows[(rows["slot"].astype(np.int64) > least) & (rows["length"] > 0)])
+    return int(above["slot"].astype(np.int64).max(initial=least))
+
+
+class SegmentTops:
+    """The greatest slot of each full segment, so that a sweep reads each of them once.
+
+    A segment with a hole has none: nobody knows that its slot is below any floor. It is looked at
+    again once a row of it was written again (`forget`).
     """
-    deleted = []
-    for segment in list_segments(disk, folder)[:-1]:
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._tops: dict[int, int | None] = {}
+
+    def forget(self, segment: int) -> None:
+        """Its rows have changed."""
+        self._tops.pop(segment, None)
+
+    def delete_below(self, floor: int) -> list[int]:
+        """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+
+        Only leading ones, so that what is left is one unbroken run of seqs.
+        """
+        deleted = []
+        for segment in list_segments(self._disk, self._folder)[:-1]:
+            if segment not in self._tops:
+                self._tops[segment] = self._top(segment)
+            top = self._tops[segment]
+            if top is None or top >= floor:
+                break
+            self._disk.delete(layout.index_path(self._folder, segment))
+            self.forget(segment)
+            deleted.append(segment)
+        return deleted
+
+    def _top(self, segment: int) -> int | None:
         length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
-        content = _read_once(disk, folder, segment, 0, length)
-        rows = decode_rows(content)
-        if len(rows) and (int(rows["slot"].max()) >= floor or bool((rows == _HOLE).any())):
-            break
-        disk.delete(layout.index_path(folder, segment))
-        deleted.append(segment)
-    return deleted
+        rows = decode_rows(_read_once(self._disk, self._folder, segment, 0, length))
+        if bool((rows == _HOLE).any()):
+            return None
+        return int(rows["slot"].max(initial=0))
+
+
+def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
+    """As `SegmentTops.delete_below`, for an index that nobody has open."""
+    return SegmentTops(disk, folder).delete_below(floor)
 
 
 def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes:
@@ -241,6 +310,33 @@ def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int)
     except FileNotFoundError:
         return b""
     try:
-        return file.read_at(length, offset)
+        return _read_around(file, offset, length)
     finally:
         file.close()
+
+
+def _read_around(file: File, offset: int, length: int) -> bytes:
+    """Reads rows; those that the medium cannot read are holes.
+
+    Raises:
+        OSError: anything but the medium's word.
+    """
+    try:
+        return file.read_at(length, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    parts, end = (
+        [],
+        min(offset + length, file.size() // INDEX_ROW_LENGTH_BYTES * INDEX_ROW_LENGTH_BYTES),
+    )
+    while offset < end:
+        page = min(end - offset, _PAGE_BYTES - offset % _PAGE_BYTES)
+        try:
+            parts.append(file.read_at(page, offset))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            parts.append(HOLE_ROW * (page // INDEX_ROW_LENGTH_BYTES))
+        offset += page
+    return b"".join(parts)

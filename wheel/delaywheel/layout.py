@@ -5,7 +5,8 @@
     <data>/node.json  lock  dial  server.row  cleaner.row
     <data>/wheels/<wheel>/meta.json
     <data>/wheels/<wheel>/index.<n>                        rows n x 65,536 and up
-    <data>/wheels/<wheel>/checkpoint
+    <data>/wheels/<wheel>/checkpoint  writing
+    <data>/wheels/<wheel>/table/head  <YYYYMMDDTHH>            of an UTC hour
     <data>/wheels/<wheel>/slots/<YYYYMMDDTHH>/<second>.slot    UTC hour, Unix second
 """
 
@@ -60,6 +61,30 @@ def index_segment(name: str) -> int | None:
     """The number of a segment from its file's name; None for other files."""
     match = _INDEX_FILE.fullmatch(name)
     return int(match[1]) if match else None
+
+
+@lru_cache(maxsize=1024)
+def writing_path(folder: Path) -> Path:
+    """Which slots the last group went to."""
+    return folder / "writing"
+
+
+@lru_cache(maxsize=1024)
+def table_folder(folder: Path) -> Path:
+    """The folder of a wheel's slot table."""
+    return folder / "table"
+
+
+@lru_cache(maxsize=1024)
+def table_head_path(folder: Path) -> Path:
+    """How far the slot table goes."""
+    return folder / "table" / "head"
+
+
+@lru_cache(maxsize=4096)
+def table_path(folder: Path, hour: int) -> Path:
+    """The part of the slot table that speaks of an hour since 1970."""
+    return folder.joinpath("table", hour_name(hour))
 
 
 @lru_cache(maxsize=1024)

@@ -46,19 +46,20 @@ from delaywheel.format import (
     DamageReason,
     Frame,
     FrameDamaged,
+    checked_rows,
     decode_rows,
 )
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.index import IndexWriter, read_segments
+from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.medium import CopyMedium
 from delaywheel.reader import DamagedFrame, WheelReader, check_copy
 from delaywheel.recovery import cut_beyond
-from delaywheel.slotfiles import HandleCache, SlotFiles
+from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below
+from delaywheel.tablewriter import SlotTable
 from delaywheel.wheel import (
     WheelMeta,
     WheelState,
-    delete_wheel_below,
     load_meta,
     save_meta,
 )
@@ -86,6 +87,7 @@ class MirrorWheel:
         *,
         floor: int = 0,
         dial: Dial | None = None,
+        table_rows: int = ROWS_PER_SEGMENT,
     ) -> None:
         self._disk = disk
         self._data = data
@@ -93,6 +95,7 @@ class MirrorWheel:
         self._handles = handles
         self._slots = SlotFiles(self._folder, handles)
         self._index = IndexWriter(disk, self._folder, opened=handles.indexes)
+        self._table = SlotTable(disk, self._folder, refresh_rows=table_rows)
         self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self._floor = floor
         self._dial = dial
@@ -113,6 +116,7 @@ class MirrorWheel:
         damaged: Iterable[int] = (),
         floor: int = 0,
         dial: Dial | None = None,
+        table_rows: int = ROWS_PER_SEGMENT,
     ) -> Self:
         """Goes on with what there is.
 
@@ -124,11 +128,13 @@ class MirrorWheel:
             damaged: the frames that recovery found lacking.
             floor: slots below are finished.
             dial: counts what is written.
+            table_rows: by so many rows, and some, its slot table is behind.
 
         Raises:
             WheelMissing: there is no such wheel.
         """
-        copy = cls(disk, data, load_meta(disk, data, wheel), handles, floor=floor, dial=dial)
+        meta = load_meta(disk, data, wheel)
+        copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
         copy._damaged = frozenset(damaged)
         copy._read_index()
         return copy
@@ -262,7 +268,8 @@ class MirrorWheel:
 
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
-        yield from delete_wheel_below(self._disk, self._folder, self._floor)
+        yield from delete_slots_below(self._disk, self._folder, self._floor)
+        self._index.delete_below(self._floor)
 
     # --- reading
 
@@ -282,11 +289,12 @@ class MirrorWheel:
         """
         self._sync(self.last_seq)
 
-    def checkpoint(self, *, syncs: bool = True) -> list[int]:
+    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> list[int]:
         """Notes on the medium up to where everything is there, and what is lacking.
 
         Args:
             syncs: puts there first what was written; otherwise `sync` is called for all that is.
+            refreshes: has the slot table follow: not where there is hardly room.
 
         Returns:
             Frames that were found to be damaged.
@@ -306,6 +314,12 @@ class MirrorWheel:
         with medium.lock:
             if not medium.closed:
                 medium.note_synced(seq, self._damaged)
+        if refreshes:
+            try:
+                self._table.refresh(seq, floor=self._floor)
+            except OSError:
+                if not damaged:  # which is to be told; the table is only late
+                    raise
         return damaged
 
     def _sync(self, last_seq: int) -> list[int]:
@@ -321,6 +335,7 @@ class MirrorWheel:
         """Gives back what is open; nothing is written any more."""
         with self._medium.lock:
             self._medium.closed = True
+            self._table.close()
             self._slots.close()
             self._index.close()
             self._reader.close()
@@ -328,13 +343,20 @@ class MirrorWheel:
     # --- behind it
 
     def _read_index(self) -> None:
-        """Learns how far it goes."""
-        last_seq, top_slot = 0, -1
-        for first_seq, rows in read_segments(self._disk, self._folder):
-            last_seq = first_seq + len(rows) - 1
-            top_slot = _top_slot(rows, top_slot)
-            self._medium.take_over(first_seq, rows, self._damaged)
-        self._index.last_seq, self.top_slot = last_seq, top_slot
+        """Learns how far it goes, from what lies behind the slot table and the checkpoint."""
+        self._index.look_again()
+        last_seq, head = self._index.last_seq, self._table.head
+        counted = head.seq if head.seq <= last_seq else 0
+        top_slot = head.top_slot if counted else -1
+        for _, rows in read_raw_rows(self._disk, self._folder, counted + 1, last_seq):
+            top_slot = top_slot_of(rows, top_slot)
+        self.top_slot = top_slot
+        synced = min(self._medium.checkpoint.seq, last_seq)
+        for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
+            self._medium.take_over(first_seq, checked_rows(rows), self._damaged)
+        for seq in frozenset(self._medium.checkpoint.lacking) - self._damaged:
+            if seq <= synced:
+                self._medium.take_over(seq, self._reader.rows(seq, seq), self._damaged)
 
     def _place(self, copy: FrameCopy) -> _Place:
         """Where a frame goes.
@@ -367,6 +389,10 @@ class MirrorWheel:
     ) -> tuple[list[_Place], FrameDamaged | None, OSError | None]:
         """Writes contents, in order, up to the first that cannot be; why it cannot."""
         places: list[_Place] = []
+        try:
+            self._announce(copies)
+        except OSError as error:
+            return places, None, error
         for copy in copies:
             next_seq = self.last_seq + len(places) + 1
             if copy.seq < next_seq:
@@ -390,6 +416,15 @@ class MirrorWheel:
                 break
         return places, None, None
 
+    def _announce(self, copies: Sequence[FrameCopy]) -> None:
+        """Says where those go that are to be written; what is no row goes nowhere."""
+        written = [each.row for each in copies if each.content and each.seq > self.last_seq]
+        rows = np.frombuffer(
+            b"".join(row for row in written if len(row) == INDEX_ROW_LENGTH_BYTES), INDEX_ROW
+        )
+        if len(rows):
+            self._slots.announce(np.unique(rows["slot"]).tolist())
+
     def _is_within(self, seq: int) -> bool:
         return self.meta.final_seq is None or seq <= self.meta.final_seq
 
@@ -399,22 +434,14 @@ class MirrorWheel:
 
     def _taken(self, places: Sequence[_Place]) -> set[int]:
         """The seqs of those in whose place another frame lies that may be good."""
-        wanted = [place for place in places if place.content]
-        if not wanted:
-            return set()
-        slots = np.array([place.slot for place in wanted])
-        taken = set()
-        for first_seq, rows in read_segments(self._disk, self._folder):
-            near = np.flatnonzero(np.isin(rows["slot"], slots) & (rows["length"] > 0))
-            begins = rows["offset"][near].astype(np.int64)
-            ends = begins + rows["length"][near]
-            for place in wanted:
-                meets = (rows["slot"][near] == place.slot) & (ends > place.offset)
-                meets &= begins < place.offset + len(place.content)
-                others = {*(first_seq + near[meets]).tolist()} - {place.seq}
-                if any(self._may_be_good(seq) for seq in others):
-                    taken.add(place.seq)
-        return taken
+        return {place.seq for place in places if place.content and self._is_taken(place)}
+
+    def _is_taken(self, place: _Place) -> bool:
+        seqs, rows = self._reader.slot_places(place.slot)
+        begins = rows["offset"].astype(np.int64)
+        meets = begins + rows["length"] > place.offset
+        meets &= begins < place.offset + len(place.content)
+        return any(seq != place.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
 
     def _may_be_good(self, seq: int) -> bool:
         found = self._reader.frame(seq)
@@ -431,7 +458,7 @@ class MirrorWheel:
 
     def _look_after_failure(self) -> None:
         try:
-            self._index.look_after_failure()
+            self._index.look_again()
         except OSError:
             return  # none of the rows is known to count
 
@@ -457,6 +484,7 @@ class MirrorWheel:
         if old.tobytes() == place.row:
             return
         self._index.rewrite(place.seq, place.row)
+        self._table.change({place.slot, int(old["slot"][0])})
         if self._dial is not None:
             self._dial.remove(old)
         self._count([place])
@@ -471,7 +499,7 @@ class MirrorWheel:
         self._index.close()
         self._reader.close()
         try:
-            cut_beyond(self._disk, self._folder, final_seq, between)
+            cut_beyond(self._disk, self._folder, final_seq, self._table, between)
         finally:
             self._read_index()
             if self._dial is not None:

@@ -1,12 +1,11 @@
 """Reads a wheel that another process may be writing; takes no locks.
 
 The index is the authority: a frame is there when its row is, and a frame that its row speaks of
-but that cannot be read is reported as damaged, never passed over. Slot files are mapped no
-further than the rows asked for say, so a torn tail that recovery cuts is never under a map.
-Returned columns keep their map alive, also when the file is deleted meanwhile.
+but that cannot be read is reported as damaged, never passed over. The frames of a slot are found
+without scanning it (see places.py).
 
-A slot's rows are found by comparing the slot column of the index. To do that once for many
-seconds, the rows of a window of seconds are kept; the window moves on with what is asked for.
+Everything is read into memory, in pieces, never mapped: a sector that cannot be read under a map
+would end the process. Returned columns keep their piece alive.
 """
 
 import errno
@@ -33,15 +32,12 @@ from delaywheel.format import (
 )
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
+from delaywheel.index import IndexReader, OpenIndexes
+from delaywheel.places import Places, SlotPlaces
 from delaywheel.slotfiles import list_slots
-from delaywheel.unlisted import with_unlisted
 
-# Seconds whose rows are kept: the index is scanned once for so many.
-_WINDOW_SECONDS = 16
-
-# Content up to this is copied instead of mapped.
-_COPIED_UP_TO_BYTES = 1024 * 1024
+# Frames that lie together are read at once, up to so many bytes; a larger one alone.
+_PIECE_BYTES = 1024 * 1024
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
@@ -75,7 +71,7 @@ class WheelReader:
         self._disk = disk
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
-        self._window = _Window(self._index)
+        self._places = SlotPlaces(disk, self._folder, wheel, self._index)
         self.wheel = wheel
 
     def last_seq(self) -> int:
@@ -128,7 +124,7 @@ class WheelReader:
             return FrameCopy(seq, row.tobytes(), b"")
         path = layout.slot_path(self._folder, slot)
         try:
-            content = bytes(_content(self._disk, path, offset, offset + length)[:length])
+            content = _content(self._disk, path, offset, offset + length)
             check_copy(self.wheel, FrameCopy(seq, row.tobytes(), content))
         except FrameDamaged as damage:
             return _damaged(seq, row, damage)
@@ -145,10 +141,28 @@ class WheelReader:
 
         Also those that the index does not speak of as it should (see unlisted.py).
         """
-        last_seq = min(up_to_seq, self.last_seq())
-        listed = self._window.rows_of(slot, last_seq)
-        path = layout.slot_path(self._folder, slot)
-        seqs, rows = with_unlisted(self._disk, path, self.wheel, slot, listed, last_seq)
+        last_seq = self.last_seq()
+        places = self._places.quick(slot, last_seq)
+        good: list[int] = []
+        if places is not None:
+            for frame in self._slot_frames(slot, _up_to(places, up_to_seq)):
+                if isinstance(frame, DamagedFrame):
+                    break  # its header may be damaged as well: the index says which it is
+                good.append(frame.seq)
+                yield frame
+            else:
+                return
+        seqs, rows = _up_to(self._places.scanned(slot, last_seq), up_to_seq)
+        rest = ~np.isin(seqs, good)
+        yield from self._slot_frames(slot, (seqs[rest], rows[rest]))
+
+    def slot_places(self, slot: int) -> Places:
+        """Seqs and rows of all frames of a slot, as `slot_frames` finds them; nothing is read."""
+        last_seq = self.last_seq()
+        return self._places.quick(slot, last_seq) or self._places.scanned(slot, last_seq)
+
+    def _slot_frames(self, slot: int, places: Places) -> Iterator[Frame | DamagedFrame]:
+        seqs, rows = places
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs.tolist(), rows))
 
     def slots(self, from_slot: int = 0, to_slot: int | None = None) -> list[int]:
@@ -156,17 +170,11 @@ class WheelReader:
         return list(list_slots(self._disk, self._folder, from_slot, to_slot))
 
     def indexed_slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
-        """The slots that index rows speak of, ``from_slot`` <= slot < ``to_slot``, in no order.
+        """The slots that index rows speak of, ``from_slot`` <= slot < ``to_slot``, ascending.
 
         Whether there is a file or not: one that is gone takes nothing from what is promised.
         """
-        found, seq, last_seq = [], 0, self.last_seq()
-        while seq < last_seq:
-            first, seq = seq + 1, min(last_seq, (seq // ROWS_PER_SEGMENT + 1) * ROWS_PER_SEGMENT)
-            rows = self._index.rows(first, seq)
-            inside = (rows["slot"] >= from_slot) & (rows["slot"] < to_slot) & (rows["length"] > 0)
-            found.append(np.unique(rows["slot"][inside]))
-        return np.concatenate(found or [np.empty(0, np.uint32)]).astype(np.int64)
+        return self._places.slots(from_slot, to_slot, self.last_seq())
 
     def close(self) -> None:
         """Closes the index; columns already returned stay good."""
@@ -189,20 +197,45 @@ def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
 def read_frames(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
 ) -> Iterator[Frame | DamagedFrame]:
-    """Reads frames of one slot, given their seqs and rows, through one map or copy."""
+    """Reads frames of one slot, given their seqs and rows, piece by piece."""
     seqs, rows = places
-    if not seqs:
-        return
-    try:
-        begin = int(rows["offset"].min())
-        end = int((rows["offset"].astype(np.int64) + rows["length"]).max())
-        content = _content(disk, layout.slot_path(folder, slot), begin, end)
-    except FrameDamaged as damage:
-        for seq, row in zip(seqs, rows, strict=True):
-            yield _damaged(seq, row, damage)
-        return
+    offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
+    for first, last in _pieces(offsets, lengths):
+        part = slice(first, last)
+        yield from _read_piece(disk, folder, wheel, slot, (seqs[part], rows[part]))
+
+
+def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
+    """Which frames are read at once: from the first to the last, exclusive."""
+    first = 0
+    for number, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        begin = offsets[first]
+        if number > first and not begin <= offset <= begin + _PIECE_BYTES - length:
+            yield first, number
+            first = number
+    if offsets:
+        yield first, len(offsets)
+
+
+def _read_piece(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+) -> Iterator[Frame | DamagedFrame]:
+    seqs, rows = places
     # Lists of int: a scalar taken out of a numpy row costs more than decoding a column.
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
+    begin = offsets[0]
+    end = max(map(sum, zip(offsets, lengths, strict=True)))
+    try:
+        content = memoryview(_content(disk, layout.slot_path(folder, slot), begin, end))
+    except FrameDamaged as damage:
+        for number, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
+            if damage.reason is DamageReason.UNREADABLE and len(seqs) > 1:
+                # It is the word of some sector: each of them by itself.
+                alone = slice(number, number + 1)
+                yield from _read_piece(disk, folder, wheel, slot, (seqs[alone], rows[alone]))
+            else:
+                yield _damaged(seq, row, damage)
+        return
     for seq, offset, length, row in zip(seqs, offsets, lengths, rows, strict=True):
         part = content[offset - begin : offset - begin + length]
         try:
@@ -217,10 +250,8 @@ def read_frames(
             yield _damaged(seq, row, disagreement)
 
 
-def _content(disk: Disk, path: Path, begin: int, end: int) -> memoryview:
+def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
     """The bytes [begin, end) of a slot file, or what there is of them.
-
-    A map keeps a file descriptor of its own as long as it lives, so what is small is copied.
 
     Raises:
         FrameDamaged: GONE or UNREADABLE.
@@ -229,12 +260,9 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> memoryview:
     try:
         file = disk.open_read(path)
         try:
-            if end - begin <= _COPIED_UP_TO_BYTES:
-                return memoryview(file.read_at(end - begin, begin))
-            size = file.size()
+            return file.read_at(end - begin, begin)
         finally:
             file.close()
-        return disk.map_read(path, min(end, size))[begin:]
     except FileNotFoundError as error:
         raise FrameDamaged(DamageReason.GONE, str(path)) from error
     except OSError as error:
@@ -243,43 +271,9 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> memoryview:
         raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
 
 
-class _Window:
-    """The rows of some seconds of one wheel, up to a seq: what the last scans found."""
-
-    def __init__(self, index: IndexReader) -> None:
-        self._index = index
-        self._from_slot = 0
-        self._scanned_seq = 0
-        self._seqs = np.empty(0, dtype=np.int64)
-        self._rows = np.empty(0, dtype=INDEX_ROW)
-
-    def rows_of(self, slot: int, up_to_seq: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """Seqs and rows of a slot's frames up to ``up_to_seq``."""
-        if not self._from_slot <= slot < self._from_slot + _WINDOW_SECONDS:
-            self._from_slot = slot
-            self._scanned_seq = 0
-            self._seqs = self._seqs[:0]
-            self._rows = self._rows[:0]
-        self._scan(up_to_seq)
-        found = (self._rows["slot"] == slot) & (self._seqs <= up_to_seq)
-        return self._seqs[found], self._rows[found]
-
-    def _scan(self, up_to_seq: int) -> None:
-        seqs, rows = [self._seqs], [self._rows]
-        while self._scanned_seq < up_to_seq:
-            first = self._scanned_seq + 1
-            segment_end = (self._scanned_seq // ROWS_PER_SEGMENT + 1) * ROWS_PER_SEGMENT
-            self._scanned_seq = min(up_to_seq, segment_end)
-            part = self._index.rows(first, self._scanned_seq)
-            # Slots wrap below zero to large numbers: one comparison instead of two.
-            inside = np.flatnonzero(
-                (part["slot"] - np.uint32(self._from_slot) < _WINDOW_SECONDS) & (part["length"] > 0)
-            )
-            seqs.append(first + inside)
-            rows.append(part[inside])
-        if len(seqs) > 1:
-            self._seqs = np.concatenate(seqs)
-            self._rows = np.concatenate(rows)
+def _up_to(places: Places, seq: int) -> Places:
+    seqs, rows = places
+    return seqs[seqs <= seq], rows[seqs <= seq]
 
 
 def _damaged(seq: int, row: NDArray[Any], damage: FrameDamaged) -> DamagedFrame:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from delaywheel import layout
 from delaywheel.disk import Buffer, Disk, File
 from delaywheel.format import NO_SLOT, SLOT_FILE_LIMIT_BYTES, EncodedFrame
@@ -23,6 +25,9 @@ from delaywheel.index import OpenIndexes
 _NEAR_SECONDS = 60
 # ...as long as one that need not be spared is found among so many.
 _SPARED_AT_MOST = 16
+
+# How many slots, then the slots.
+_ANNOUNCED = np.dtype("<u4")
 
 
 class SlotFull(Exception):  # noqa: N818 - the condition is the name
@@ -195,9 +200,24 @@ class SlotFiles:
     """
 
     def __init__(
-        self, folder: Path, handles: HandleCache, *, limit_bytes: int = SLOT_FILE_LIMIT_BYTES
+        self,
+        folder: Path,
+        handles: HandleCache,
+        *,
+        limit_bytes: int = SLOT_FILE_LIMIT_BYTES,
+        keeps_open: bool = False,
     ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: of the wheel.
+            handles: the node's cache of open slot files.
+            limit_bytes: no slot file becomes longer.
+            keeps_open: the file of announcements stays open: for a wheel written all the time.
+        """
         self._folder = folder
+        self._keeps_open = keeps_open
+        self._announced: File | None = None
         self._handles = handles
         self._owner = handles.new_owner()
         self._limit_bytes = limit_bytes
@@ -218,6 +238,22 @@ class SlotFiles:
             lengths[frame.slot] = length + len(frame.buffer)
             if lengths[frame.slot] > self._limit_bytes:
                 raise SlotFull(frame.slot)
+
+    def announce(self, slots: Sequence[int]) -> None:
+        """Says which files the next frames go to, before any of them is written.
+
+        Should the process die before their rows, recovery need not look at all the others. Nothing
+        is synced: after a crash of the machine it does look at all of them.
+
+        Raises:
+            OSError: the medium refused.
+        """
+        if self._announced is None:
+            path = layout.writing_path(self._folder)
+            self._announced = self._handles.disk.open(path, create=True)
+        self._announced.write_at((array("I", (len(slots), *slots)).tobytes(),), 0)
+        if not self._keeps_open:
+            self._close_announced()
 
     def append(self, slot: int, buffer: Buffer) -> int:
         """Writes one frame behind the others of its slot; returns its offset.
@@ -300,6 +336,12 @@ class SlotFiles:
     def close(self) -> None:
         """Closes what is open of this wheel."""
         self._handles.close(self._owner)
+        self._close_announced()
+
+    def _close_announced(self) -> None:
+        if self._announced is not None:
+            self._announced.close()
+            self._announced = None
 
 
 def list_slots(
@@ -316,6 +358,32 @@ def list_slots(
         for slot in sorted(filter(None, map(layout.slot_of_name, disk.list_folder(slots / name)))):
             if slot >= from_slot and (to_slot is None or slot < to_slot):
                 yield slot
+
+
+def slot_sizes(disk: Disk, folder: Path) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Hour by hour: the slots that have a file, and its length."""
+    slots = layout.slots_folder(folder)
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is not None:
+            sizes = disk.list_sizes(slots / name)
+            named = ((layout.slot_of_name(file), size) for file, size in sizes)
+            yield hour, [(slot, size) for slot, size in named if slot is not None]
+
+
+def announced_slots(disk: Disk, folder: Path) -> list[int]:
+    """The slots to which the last group went, and perhaps others; none if nobody said so."""
+    try:
+        content = disk.read_file(layout.writing_path(folder))
+    except OSError:
+        return []
+    numbers = np.frombuffer(content, _ANNOUNCED, len(content) // _ANNOUNCED.itemsize).tolist()
+    return sorted(set(numbers[1 : numbers[0] + 1])) if numbers else []
+
+
+def forget_announced(disk: Disk, folder: Path) -> None:
+    """No group is being written."""
+    disk.delete(layout.writing_path(folder))
 
 
 def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:

@@ -18,6 +18,7 @@ leaves whole frames with rows, and perhaps bytes that no row speaks of, which re
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -32,8 +33,15 @@ from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import INDEX_ROW, EncodedFrame, Kind, encode_group
 from delaywheel.identity import NameInvalidError, WheelId
-from delaywheel.index import IndexWriter, delete_segments_below
-from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below, list_slots
+from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
+from delaywheel.slotfiles import (
+    HandleCache,
+    SlotFiles,
+    delete_slots_below,
+    forget_announced,
+    list_slots,
+)
+from delaywheel.tablewriter import SlotTable
 
 DEFAULT_MAX_FRAME_MESSAGES = 10_000
 DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -148,11 +156,13 @@ class OriginWheel:
         dial: Dial | None = None,
         max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES,
         max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        table_rows: int = ROWS_PER_SEGMENT,
     ) -> None:
         self._disk = disk
         self._folder = layout.wheel_folder(data, meta.wheel)
-        self._slots = SlotFiles(self._folder, handles)
+        self._slots = SlotFiles(self._folder, handles, keeps_open=True)
         self._index = IndexWriter(disk, self._folder)
+        self._table = SlotTable(disk, self._folder, refresh_rows=table_rows)
         self._handles = handles
         self._dial = dial
         self._max_frame_messages = max_frame_messages
@@ -177,7 +187,7 @@ class OriginWheel:
             data: the data folder.
             meta: who the wheel is; its state is OPEN.
             handles: the node's cache of open slot files.
-            options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``.
+            options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``, ``table_rows``.
 
         Raises:
             WheelExists: the folder has a wheel of this name.
@@ -251,16 +261,18 @@ class OriginWheel:
             self._refuse_if_broken()
             self._sync()
 
-    def checkpoint(self, *, syncs: bool = True) -> int:
+    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> int:
         """Notes on the medium the seq up to which everything is there.
 
         Recovery after a crash of the machine looks only at what came later.
 
         Args:
             syncs: puts there first what was appended; otherwise `sync` is called for each group.
+            refreshes: has the slot table follow: not where there is hardly room.
 
         Raises:
             WheelBroken: the medium reported an error; what it holds is unknown.
+            OSError: everything is on the medium, but not that it is: the checkpoint is late.
         """
         if syncs:
             self.sync()
@@ -268,11 +280,11 @@ class OriginWheel:
             if self._closed:  # what is noted of it is the copy's now
                 return self._synced_seq
             self._refuse_if_broken()
-            try:
-                save_checkpoint(self._disk, self._folder, Checkpoint(self._synced_seq))
-            except OSError as error:
-                raise self._break(f"the checkpoint failed: {error}") from error
-        return self._synced_seq
+            seq = self._synced_seq
+            save_checkpoint(self._disk, self._folder, Checkpoint(seq))
+        if refreshes:
+            self._table.refresh(seq, floor=self._floor)
+        return seq
 
     def raise_floor(self, floor: int) -> None:
         """Slots below are finished: nothing more is written for them."""
@@ -281,7 +293,8 @@ class OriginWheel:
 
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
-        yield from delete_wheel_below(self._disk, self._folder, self._floor)
+        yield from delete_slots_below(self._disk, self._folder, self._floor)
+        self._index.delete_below(self._floor)
 
     @property
     def is_doubtful(self) -> bool:
@@ -293,6 +306,10 @@ class OriginWheel:
 
         A checkpoint that is being made is not waited for; it will not be noted.
         """
+        if self._broken is None:
+            with suppress(OSError):  # then recovery looks at a few slots in vain
+                forget_announced(self._disk, self._folder)
+        self._table.close()
         with self._save_lock:
             self._closed = True
             self._broken = self._broken or "it was closed"
@@ -316,6 +333,10 @@ class OriginWheel:
     def _write_frames(self, frames: list[EncodedFrame]) -> tuple[list[FramePlace], OSError | None]:
         """Writes frames in order up to the first that fails."""
         places: list[FramePlace] = []
+        try:
+            self._slots.announce([frame.slot for frame in frames])
+        except OSError as error:
+            return places, error
         for frame in frames:
             try:
                 offset = self._slots.append(frame.slot, frame.buffer)
@@ -326,7 +347,7 @@ class OriginWheel:
 
     def _look_after_failure(self) -> None:
         try:
-            self._index.look_after_failure()
+            self._index.look_again()
         except OSError:
             return  # nothing of the group is known to count
 

@@ -107,7 +107,10 @@ class Loader:
         arguments = (slot, readers, dict(seqs), lost, self._wheels)
         if self._executor is None:
             self._future = Future()
-            self._future.set_result(load_second(*arguments, hurried=True))
+            try:
+                self._future.set_result(load_second(*arguments, hurried=True))
+            except OSError as error:  # as on a thread: whoever takes the second is told
+                self._future.set_exception(error)
         else:
             self._future = self._executor.submit(load_second, *arguments, hurried=hurried)
 

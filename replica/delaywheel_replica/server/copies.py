@@ -15,6 +15,7 @@ from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import NO_SLOT
 from delaywheel.identity import WheelId
+from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.layout import meta_path, wheel_folder
 from delaywheel.mirror import MirrorWheel
 from delaywheel.recovery import recover_wheel
@@ -41,6 +42,7 @@ class Copies:
         handles: the node's cache of open slot files.
         dial: counts what is written.
         sync_groups: what is held is on the medium.
+        table_rows: by so many rows of the index, and some, slot tables are behind.
         floor: slots below are finished.
     """
 
@@ -49,6 +51,7 @@ class Copies:
     handles: HandleCache
     dial: Dial
     sync_groups: bool
+    table_rows: int = ROWS_PER_SEGMENT
     floor: int = 0
     _copies: dict[WheelId, MirrorWheel] = field(default_factory=dict)
 
@@ -124,6 +127,7 @@ class Copies:
             damaged=recovered.damaged,
             floor=self.floor,
             dial=self.dial,
+            table_rows=self.table_rows,
         )
         if is_doubtful:
             copy.doubt_medium()

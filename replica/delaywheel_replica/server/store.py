@@ -31,6 +31,7 @@ from delaywheel.disk import Disk
 from delaywheel.format import HOLE_ROW, Kind
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
+from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.mirror import MirrorWheel
 from delaywheel.nodefile import NodeFolder, new_storage, open_node_folder
 from delaywheel.nodestate import NodeState, Spare
@@ -47,7 +48,7 @@ from delaywheel.wheel import (
     WheelMissing,
 )
 from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.member_events import Held
+from delaywheel_replica.core.member_events import DiskState, Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.copies import Copies
 from delaywheel_replica.server.lacking import Lacking
@@ -71,6 +72,7 @@ class StoreLimits:
         recent_bytes: so much of what was written last is kept for mirrors.
         reserve_bytes: with less free space no messages are taken.
         ballast_bytes: so much is kept back for saves when there is none.
+        table_rows: by so many rows of the index, and some, slot tables are behind.
     """
 
     span_seconds: int = 7_200
@@ -82,6 +84,7 @@ class StoreLimits:
     recent_bytes: int = 8 << 20
     reserve_bytes: int = 0
     ballast_bytes: int = BALLAST_BYTES
+    table_rows: int = ROWS_PER_SEGMENT
 
 
 class Store:
@@ -102,7 +105,12 @@ class Store:
         self.handles = HandleCache(disk, limits.open_files)
         self._dial = Dial(disk, folder.data, limits.dial_rows)
         self._copies = Copies(
-            disk, folder.data, self.handles, self._dial, sync_groups=limits.sync_groups
+            disk,
+            folder.data,
+            self.handles,
+            self._dial,
+            sync_groups=limits.sync_groups,
+            table_rows=limits.table_rows,
         )
         self._open: OriginWheel | None = None
         self._open_reader: WheelReader | None = None
@@ -230,6 +238,7 @@ class Store:
             dial=self._dial,
             max_frame_messages=self._limits.max_frame_messages,
             max_frame_bytes=self._limits.max_frame_bytes,
+            table_rows=self._limits.table_rows,
         )
         self._open_reader = WheelReader(self._disk, self._data, spare.wheel)
         self._open.raise_floor(self._copies.floor)
@@ -469,13 +478,14 @@ class Store:
 
         Raises:
             WheelBroken: the medium refused the open wheel.
-            OSError: it refused a copy; the next call tries again.
+            OSError: it refused a copy, or what is only noted of a wheel; the next call tries again.
         """
         syncs = not self._limits.sync_groups
+        refreshes = self.room.state is DiskState.ROOM
         failure: OSError | None = None
         for wheel, copy in list(self._copies.known.items()):
             try:
-                damaged = copy.checkpoint(syncs=syncs)
+                damaged = copy.checkpoint(syncs=syncs, refreshes=refreshes)
             except OSError as error:
                 failure = error
                 continue
@@ -483,7 +493,10 @@ class Store:
                 on_damaged(wheel, seq)
         origin = self._open
         if origin is not None and origin.broken is None:
-            origin.checkpoint(syncs=syncs)
+            try:
+                origin.checkpoint(syncs=syncs, refreshes=refreshes)
+            except OSError as error:
+                failure = error
         if failure is not None:
             raise failure
 

@@ -1,0 +1,209 @@
+"""What it costs to find a second, to start, and to leave a wheel, while more and more is pending.
+
+    python -m local.pending_cost [--pending 0,1m,10m] [--spans 2h,7d] [--folder DIR]
+
+A store is filled as the server fills it, with groups of small frames over the whole span, and with
+some seconds that hold the same in each case. Then, with files in the page cache:
+
+* finding: one of those seconds is found and read, by a reader that follows the wheel;
+* leaving: the open wheel is left, as when its node drains or its medium refuses;
+* start: a store is opened on the folder after the death of its process, opens a wheel and has
+  written one message. Once more as after a crash of the machine.
+
+Each is to cost the same however much is pending.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from delaywheel.columns import Columns
+from delaywheel.disk import PosixDisk
+from delaywheel.format import Kind
+from delaywheel.identity import WheelId
+from delaywheel.levels import duration_ms
+from delaywheel.nodestate import Spare
+from delaywheel.reader import WheelReader
+from delaywheel_replica.server.store import Store, StoreLimits
+
+MESSAGES_A_FRAME = 8
+VALUE_BYTES = 20
+PROBES = 21
+PROBE_FRAMES = 100
+_GROUP_FRAMES = 8_192
+_CHECKPOINT_GROUPS = 16
+_START_SLOT = 1_800_000_000
+_NOW_MS = _START_SLOT * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one amount pending over one span; times in milliseconds, CPU where it is said so."""
+
+    pending: int
+    span: str
+    rows: int
+    finding_cpu_ms: float
+    leaving_ms: float
+    start_ms: float
+    start_after_crash_ms: float
+
+
+class Folder:
+    """A data folder with one wheel in it."""
+
+    def __init__(self, data: Path, span_seconds: int) -> None:
+        self._data = data
+        self._span_seconds = span_seconds
+        self._disk = PosixDisk()
+        self._numbers = iter(range(1, 100))
+        self.store = self._opened("first boot")
+        self.wheel = self._open_wheel()
+
+    def fill(self, pending: int) -> None:
+        """Has so many messages pending, evenly over the span, and the seconds to be looked for."""
+        for group, slots in enumerate(self._slots(-(-pending // MESSAGES_A_FRAME)), 1):
+            self._append(slots, MESSAGES_A_FRAME)
+            if group % _CHECKPOINT_GROUPS == 0:
+                self.store.checkpoint(lambda _wheel, _seq: None)
+        for _ in range(PROBE_FRAMES):
+            self._append(np.array(self.probes), MESSAGES_A_FRAME)
+        self.store.checkpoint(lambda _wheel, _seq: None)
+
+    @property
+    def probes(self) -> list[int]:
+        """The seconds to be looked for: one is in each of as many parts of the span."""
+        return [_START_SLOT + part * self._span_seconds // PROBES for part in range(1, PROBES)]
+
+    @property
+    def rows(self) -> int:
+        """Of the index."""
+        return self.store.last_seq
+
+    def finding_cpu_ms(self) -> float:
+        """Of one second, by a reader that has followed the wheel."""
+        reader = WheelReader(self._disk, self._data, self.wheel)
+        list(reader.slot_frames(_START_SLOT + self._span_seconds, 1 << 40))
+        costs = []
+        for slot in self.probes * 3:
+            began = time.process_time()
+            frames = list(reader.slot_frames(slot, 1 << 40))
+            costs.append(time.process_time() - began)
+            assert len(frames) >= PROBE_FRAMES
+        reader.close()
+        return statistics.median(costs) * 1000
+
+    def leaving_ms(self) -> float:
+        """The open wheel is left; another is open then."""
+        began = time.perf_counter()
+        self.store.leave_wheel()
+        cost = time.perf_counter() - began
+        self._open_wheel()
+        return cost * 1000
+
+    def start_ms(self, boot: str) -> float:
+        """The process ends as it is, another starts."""
+        self.store._folder.release()  # noqa: SLF001 - as the kernel does for a process that died
+        began = time.perf_counter()
+        self.store = self._opened(boot)
+        self._open_wheel()
+        self._append(np.array([_START_SLOT + 1]), 1)
+        return (time.perf_counter() - began) * 1000
+
+    def _opened(self, boot: str) -> Store:
+        limits = StoreLimits(self._span_seconds, self._span_seconds + 7_200, recent_bytes=1)
+        return Store.open(
+            self._disk, self._data, node="n1", cluster_id="c", boot_id=boot, limits=limits
+        )
+
+    def _open_wheel(self) -> WheelId:
+        wheel = WheelId("n1", next(self._numbers))
+        self.store.open_wheel(Spare(wheel, 0, {"n1": self.store.state.storage}, 1))
+        return wheel
+
+    def _slots(self, frames: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        """For each group, the slots of its frames: the whole span, again and again."""
+        others = np.setdiff1d(np.arange(1, self._span_seconds), np.array(self.probes) - _START_SLOT)
+        while frames > 0:
+            for first in range(0, len(others), _GROUP_FRAMES):
+                part = others[first : first + min(_GROUP_FRAMES, frames)]
+                frames -= len(part)
+                if len(part):
+                    yield part + _START_SLOT
+
+    def _append(self, slots: np.ndarray[tuple[int], np.dtype[np.int64]], messages: int) -> None:
+        due_ms = np.repeat(slots * 1000, messages)
+        rows = len(due_ms)
+        columns = Columns(
+            due_ms=due_ms,
+            ids=np.frombuffer(os.urandom(16 * rows), np.uint8).reshape(rows, 16),
+            topics=("orders",),
+            topic_numbers=np.zeros(rows, np.uint32),
+            key_lengths=np.full(rows, -1, np.int32),
+            value_lengths=np.full(rows, VALUE_BYTES, np.int32),
+            headers_lengths=np.zeros(rows, np.int32),
+            partitions=np.full(rows, -1, np.int32),
+            timestamps_ms=np.full(rows, -1, np.int64),
+            blob=memoryview(bytes(VALUE_BYTES * rows)),
+            starts=np.arange(rows, dtype=np.int64) * VALUE_BYTES,
+        )
+        self.store.append(columns, Kind.MESSAGES, _NOW_MS)
+
+
+def measure(pending: int, span: str, folder: Path | None = None) -> Cost:
+    """Fills a folder, measures, and deletes it."""
+    data = Path(tempfile.mkdtemp(prefix="pending-", dir=folder))
+    try:
+        filled = Folder(data / "n1", duration_ms(span) // 1000)
+        filled.fill(pending)
+        rows, finding = filled.rows, filled.finding_cpu_ms()
+        start = filled.start_ms("first boot")
+        crash = filled.start_ms("second boot")
+        filled.store.release()
+        shutil.rmtree(data)
+        # Leaving is measured on a wheel of its own: it ends here, as it began, in one process.
+        filled = Folder(data / "n1", duration_ms(span) // 1000)
+        filled.fill(pending)
+        leaving = filled.leaving_ms()
+        filled.store.release()
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+    return Cost(pending, span, rows, finding, leaving, start, crash)
+
+
+def show(costs: list[Cost]) -> None:
+    """As a table."""
+    print("   pending  span        rows   finding   leaving     start   start after a crash")
+    print("                              CPU, ms        ms        ms      of the machine, ms")
+    for cost in costs:
+        print(
+            f"{cost.pending:>10,}  {cost.span:>4}  {cost.rows:>10,}  {cost.finding_cpu_ms:>8.2f}"
+            f"  {cost.leaving_ms:>8.1f}  {cost.start_ms:>8.1f}  {cost.start_after_crash_ms:>20.1f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measures what was asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pending", default="0,1m,10m", help="messages, separated by commas")
+    parser.add_argument("--spans", default="2h,7d", help="separated by commas")
+    parser.add_argument("--folder", type=Path, help="where to make the data folders")
+    arguments = parser.parse_args()
+    amounts = [int(text.replace("m", "000000")) for text in arguments.pending.split(",")]
+    spans = arguments.spans.split(",")
+    show([measure(amount, span, arguments.folder) for span in spans for amount in amounts])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Errors of finding the frames of a second: what the slot table says, and what the index says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaywheel import layout
+from delaywheel.format import INDEX_ROW
+from delaywheel.places import Places, SlotPlaces
+from sim.mutant import Mutant, Patch, instead
+
+_NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
+
+
+def trusts_the_file() -> list[Patch]:
+    def walked(self: SlotPlaces, slot: int, last_seq: int) -> Places:
+        try:
+            file = self._disk.open_read(layout.slot_path(self._folder, slot))
+        except FileNotFoundError:
+            return _NOTHING
+        return self._walk(file, slot, last_seq)
+
+    return [instead(SlotPlaces, "_walked", walked)]
+
+
+def ignores_rows_behind_the_table() -> list[Patch]:
+    real = SlotPlaces._walked
+
+    def walked(self: SlotPlaces, slot: int, last_seq: int) -> Places | None:
+        places, entry = real(self, slot, last_seq), self._entry(slot)
+        if places is None or entry is None:
+            return places
+        counted = int(entry["frames"])
+        return places[0][:counted], places[1][:counted]
+
+    return [instead(SlotPlaces, "_walked", walked)]
+
+
+WHEEL: dict[str, Mutant] = {
+    "a second is what its file holds": Mutant(
+        "neither slot table nor index is asked whether a frame is lacking in a slot's file",
+        trusts_the_file,
+        "progress is ahead|never delivered|pending",
+        ("deleted_copy", "bad_copy", "deleted_slot"),
+    ),
+    "a second is what the slot table counts": Mutant(
+        "frames whose rows came after the last refresh are passed over",
+        ignores_rows_behind_the_table,
+        "progress is ahead|never delivered|pending",
+        ("calm",),
+    ),
+}
