@@ -25,7 +25,8 @@ from support.fuzzing import ATTACKS, Attack, Way, field
 from support.server_process import ServerProcess, wait_until
 
 MINUTES = float(os.environ.get("DELAYWHEEL_FUZZ_MINUTES", "0"))
-LAG_S = 0.25
+# Beside the other tests, which share the machine, only what holds up a node's office is found.
+LAG_S = 0.25 if MINUTES else 1.0
 # With these bounds callers can hold some 200 MiB, by docs/OPERATIONS.md.
 GROWTH_BYTES = 500 << 20
 BOUNDS = {
@@ -140,9 +141,10 @@ def test_answers_that_are_not_read_hold_a_bounded_number_of_bytes(target: Target
 
 
 @settings(
-    max_examples=int(MINUTES * 600) or 12,
+    max_examples=int(MINUTES * 120) or 12,
     suppress_health_check=list(HealthCheck),
     database=None,
+    derandomize=not MINUTES,
 )
 @given(attacks=st.lists(ATTACKS, min_size=1, max_size=5))
 def test_any_calls(target: Target, attacks: list[Attack]) -> None:
