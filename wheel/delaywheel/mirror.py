@@ -220,7 +220,10 @@ class MirrorWheel:
                 damaged.append(place)
             between()
         self._slots.reopen({place.slot for place in damaged})
-        taken = self._taken(damaged)
+        taken = set()
+        for place in damaged:
+            taken |= self._taken([place])
+            between()
         # Before it is noted: a checkpoint that is being made must not take the note back.
         self._change_damaged(add=(place.seq for place in damaged))
         with self._medium.lock:

@@ -160,6 +160,7 @@ def cut_beyond(
         for _, kept in read_raw_rows(disk, folder, 1, final_seq):
             top_slot = top_slot_of(kept, top_slot)
     table.cut(final_seq, slots.tolist(), top_slot)
+    between()
     ends: dict[int, int] = {}
     _raise_ends(ends, rows_of_slots(disk, folder, slots, final_seq)[1])
     for slot in slots.tolist():
