@@ -47,6 +47,7 @@ from sim.kafka_log import Transaction
 from sim.letters import wrong_letter
 from sim.scheduler import US_PER_MS
 from sim.truth import FrameName, FrameTruth, Key, RewrittenError
+from sim.waiting import GROUP_US, HELD_FILES
 
 if TYPE_CHECKING:
     from sim.node import SimNode
@@ -145,6 +146,12 @@ class Checks:
         wheel = held.card.wheel
         lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
         return next(lacking, held.applied + 1) - 1
+
+    def held_up(self, node: SimNode, us: int) -> None:
+        """A group of callers waited so long for other work of its node."""
+        file_us = max(node.disk.delays_us.values(), default=0) + node.disk_us
+        if us > HELD_FILES * file_us + GROUP_US and not self._world.settings.sync_groups:
+            self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
 
     def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
         """An origin acknowledges: W members hold it, as far as it can know; no end lies before."""

@@ -167,6 +167,9 @@ class SimulatedDisk:
         self.on_delete: Callable[[Path], None] | None = None
         # Is told of every file before its content is synced.
         self.on_sync: Callable[[Path], None] | None = None
+        # How long each operation of a kind takes, and who waits for it.
+        self.delays_us: dict[str, int] = {}
+        self.wait: Callable[[int], None] = lambda _us: None
         # Of the write at which it crashes, this share gets through first.
         self.torn_share = 0.0
         self._era = 0
@@ -423,6 +426,9 @@ class SimulatedDisk:
         self._fail_if_due(operation, path)
 
     def _fail_if_due(self, operation: str, path: Path) -> Fault | None:
+        if operation in self.delays_us:
+            self.wait(self.delays_us[operation])
+            self._alive()
         for fault in self.faults:
             if fault.is_due(operation, path):
                 self.faults.remove(fault)

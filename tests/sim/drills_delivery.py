@@ -213,3 +213,17 @@ def full_disk(script: Script) -> None:
     script.do(script.about(5_000, 2_000), "disk_full", node=node, spare_bytes=spare_bytes,
               ms=FOREVER_MS)  # fmt: skip
     script.until_ms = 55_000
+
+
+@DELIVERY(r"slow_files", r"does CloseWheel", r"does Sweep", r"does DeleteWheel")
+def slow_files(script: Script) -> None:
+    """Files take their time, on every node; callers are not held up by what is done beside."""
+    script.cluster("abc", 2, max_frame_messages=5)
+    for node in "abc":
+        script.flow(script.about(2_500), 24_000, 450, node, delay_ms=script.about(2_000, 4_000))
+    for node in "abc":
+        script.do(4_000, "slow_files", node=node, operations=("open", "sync", "delete"),
+                  us=50_000, ms=FOREVER_MS)  # fmt: skip
+    script.do(script.about(9_000, 1_000), "kafka_down", ms=8_000)
+    script.do(script.about(7_000, 2_000), "kill_server", node=script.random.choice("abc"))
+    script.until_ms = 29_000

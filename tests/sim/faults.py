@@ -207,6 +207,14 @@ def hung_disk(world: World, node: str, us: int) -> None:
 
 
 @_fault
+def slow_files(world: World, node: str, operations: tuple[str, ...], us: int, ms: int) -> None:
+    """To open, sync or delete a file takes its time, and others go on meanwhile."""
+    delays_us = world.nodes[node].disk.delays_us
+    delays_us.update(dict.fromkeys(operations, us))
+    world.later(ms, delays_us.clear)
+
+
+@_fault
 def bit_flip(world: World, node: str, what: str, choice: int) -> None:
     """The medium damages a file: of a slot, an index, or the dial."""
     sim = world.nodes[node]

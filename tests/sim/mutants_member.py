@@ -25,6 +25,7 @@ from delaywheel_replica.core.peers import Frames, Vote
 from delaywheel_replica.core.promises import Promises
 from delaywheel_replica.core.replication import Replication
 from delaywheel_replica.core.voting import Voting
+from delaywheel_replica.server.pacing import Turn
 from delaywheel_replica.server.room import Room
 from delaywheel_replica.server.store import Store
 from sim.mutant import Mutant, Patch, everywhere, instead
@@ -241,6 +242,10 @@ def repairs_a_deleted_file() -> list[Patch]:
     return [instead(SlotFiles, "reopen", lambda _self, _slots: None)]
 
 
+def deletes_in_one_job() -> list[Patch]:
+    return [instead(Turn, "is_over", _never)]
+
+
 def one_word_makes_a_frame_lost() -> list[Patch]:
     return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
 
@@ -374,6 +379,12 @@ MEMBER = {
         mirrors_into_a_full_disk,
         "the floor",
         ("full_disk",),
+    ),
+    "what is finished is deleted in one job": Mutant(
+        "callers wait while a sweep goes through all its files",
+        deletes_in_one_job,
+        "holds up a group",
+        ("slow_files",),
     ),
     "one word makes a frame lost": Mutant(
         "a frame is given up when one member lacks it",

@@ -19,7 +19,7 @@ from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from sim.cleaner import SimCleaner
 from sim.clocks import SimClock
 from sim.disk import Crash, SimulatedDisk
-from sim.scheduler import US_PER_MS, Scheduler, Timer
+from sim.scheduler import US_PER_MS, US_PER_S, Scheduler, Timer
 from sim.server import SimServer
 from sim.truth import DATA
 
@@ -55,6 +55,7 @@ class SimNode:
         self.random: Random = world.scheduler.stream(name)
         self.clock = SimClock(world.scheduler)
         self.disk = SimulatedDisk()
+        self.disk.wait = self._wait
         self.data = DATA
         self.server: SimServer | None = None
         self.cleaner: SimCleaner | None = None
@@ -225,6 +226,12 @@ class SimNode:
         self.server.end()
         self.server = None
         self._end_cleaner()
+
+    def _wait(self, us: int) -> None:
+        """Time goes by for the threads of the server; its start takes none, nor does reading."""
+        task = self.scheduler.current
+        if task is not None and self.server is not None and task.owner is self.server.process:
+            self.scheduler.sleep(us / US_PER_S)
 
     def _note_written(self) -> None:
         """What the dying server still wrote counts."""

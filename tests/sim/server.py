@@ -39,7 +39,6 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.peers import Gossip, PeerMessage
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import Answers, Group, Outcome, Request
-from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.jobs import GroupJob, Job, StepJob
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store, StoreLimits
@@ -47,15 +46,13 @@ from sim.book import Entry, columns_of
 from sim.cancels import Cancels
 from sim.clients import Verdicts
 from sim.disk import Crash
-from sim.scheduler import US_PER_MS
+from sim.scheduler import US_PER_MS, US_PER_S
+from sim.waiting import GROUP_US, WatchedDriver
 
 if TYPE_CHECKING:
     from sim.node import SimNode
 
 TICK_US = 100 * US_PER_MS
-GROUP_US = 400
-"""After a first request, others are waited for so long: they arrive while a group is written."""
-
 CHECKPOINT_US = 1_000 * US_PER_MS
 LOOK_US = 1_000 * US_PER_MS
 # Few, so that slots have entries in the table, and rows behind it.
@@ -96,16 +93,19 @@ class SimServer:
         self.effects_left: int | None = None
         self._jobs: deque[Job] = deque()
         self._working = False
+        self._checkpointing = False
         self._published: dict[WheelId, int] = {}
         self._dead = False
         self.store = self._open_store()
         config = self.world.member_config(node.name)
-        self.driver = Driver(
+        self.driver = WatchedDriver(
             config,
             self.store,
             self,
             message_bytes=MESSAGE_BYTES,
             turn_at_most=TURN_AT_MOST,
+            now_us=lambda: self.node.scheduler.now_us,
+            held_up=lambda us: self.world.checks.held_up(node, us),
         )
         self._cancels = Cancels(self)
 
@@ -189,10 +189,18 @@ class SimServer:
     def _checkpoint(self) -> None:
         """Puts what was written on the medium, in the background."""
         self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
+        if not self._is_slow:
+            self._make_checkpoint()
+        elif not self._checkpointing:
+            self._spawn("upkeep", self._make_checkpoint)
+
+    def _make_checkpoint(self) -> None:
+        self._checkpointing = True
         try:
             self.driver.checkpoint()
         except OSError as error:
             self.trace("checkpoint failed", error)
+        self._checkpointing = False
 
     def _look_at_disk(self) -> None:
         self.process.call_later(LOOK_US, self.run, self._look_at_disk)
@@ -298,24 +306,39 @@ class SimServer:
     # --- jobs
 
     def _work(self) -> None:
-        """Does what is queued, one after another."""
+        """Does what is queued, one after another; on a slow disk while time goes by."""
         if self._working:
             return
         self._working = True
+        if self._is_slow:
+            self._spawn("store", self._do_all)
+        else:
+            self._do_all()
+
+    @property
+    def _is_slow(self) -> bool:
+        return bool(self.node.disk_us or self.node.disk.delays_us)
+
+    def _spawn(self, name: str, work: Callable[[], None]) -> None:
+        """Runs on a thread of its own what waits for the disk; the process may die of it."""
+        task = self.process.spawn(f"{self.node.name}-{name}", work)
+        task.on_error = self._thread_failed
+
+    def _thread_failed(self, error: BaseException) -> None:
+        if not isinstance(error, Crash):
+            raise error
+        self.node.server_died()
+
+    def _do_all(self) -> None:
+        scheduler = self.node.scheduler
         while self._jobs:
             work = self._next_work()
             if work is None:
                 continue
             self.driver.begins()
-            if self.node.disk_us and not _reads_only(work):
-                self.process.call_later(self.node.disk_us, self.run, self._go_on, work)
-                return
+            if self.node.disk_us and scheduler.current is not None and not _reads_only(work):
+                scheduler.sleep(self.node.disk_us / US_PER_S)
             self._do(work)
-        self._working = False
-
-    def _go_on(self, work: Work) -> None:
-        """The disk was slow; now it is done."""
-        self._do(work)
         self._working = False
 
     def _do(self, work: Work) -> None:

@@ -58,6 +58,7 @@ FOUND = {
     "silent_topics",
     "mended_meanwhile",
     "missing_for_a_moment",
+    "slow_files",
 }
 """What the simulation found beyond these."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 from zlib import crc32
 
 import structlog
@@ -31,6 +32,7 @@ from sim.drained import why_not_drained
 from sim.faults import perform
 from sim.frontend import Frontend
 from sim.kafka import SimKafka
+from sim.locks import SimLock
 from sim.network import Network
 from sim.node import SimNode
 from sim.plan import Action, CancelOrder, Plan, Request, Step
@@ -100,7 +102,8 @@ class World:
 
     def run(self) -> Result:
         """Runs the plan."""
-        with self.scheduler, _without_logs(), _without_collections():
+        locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
+        with locks, self.scheduler, _without_logs(), _without_collections():
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding

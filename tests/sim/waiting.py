@@ -1,0 +1,59 @@
+"""How long callers' groups wait for other work of the store's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from delaywheel_replica.server.committer import Group, Request
+from delaywheel_replica.server.driver import Driver
+
+GROUP_US = 400
+"""After a first request, others are waited for so long: they arrive while a group is written."""
+
+HELD_FILES = 9
+"""No work between two groups opens, syncs and deletes more files: to make a copy takes the most."""
+
+
+class WatchedDriver(Driver):
+    """The real one. It tells how long each group was held up."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        now_us: Callable[[], int],
+        held_up: Callable[[int], None],
+        **options: Any,
+    ) -> None:
+        """As `Driver`.
+
+        Args:
+            arguments: of `Driver`.
+            now_us: true time.
+            held_up: is told of each group.
+            options: of `Driver`.
+        """
+        super().__init__(*arguments, **options)
+        self._now_us = now_us
+        self._held_up = held_up
+        self._waiting_since_us: int | None = None
+        self._groups_us = 0  # spent on groups while others waited
+
+    def submit(self, request: Request) -> None:
+        """See `Driver`; who waits for a wheel to be opened is not held up."""
+        if self._waiting_since_us is None and self.refusal is None:
+            self._waiting_since_us, self._groups_us = self._now_us(), 0
+        super().submit(request)
+
+    def begin_group(self) -> Group | None:
+        """See `Driver`."""
+        if self._waiting_since_us is not None and self.refusal is None:
+            self._held_up(self._now_us() - self._waiting_since_us - self._groups_us)
+        self._waiting_since_us = None
+        return super().begin_group()
+
+    def finish_group(self, group: Group) -> None:
+        """See `Driver`."""
+        began_us = self._now_us()
+        super().finish_group(group)
+        self._groups_us += self._now_us() - max(began_us, self._waiting_since_us or began_us)
