@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from delaywheel.format import HOLE_ROW
 from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
 from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT
 from delaywheel_replica.core.status import ServerStatus
+from sim.node import CLEANER, SERVER
 from sim.truth import FrameTruth, index_of, row_on
 
 if TYPE_CHECKING:
@@ -18,6 +20,22 @@ if TYPE_CHECKING:
 
 MACHINE_BYTES = 40_000
 """What a member machine of five nodes may keep when nothing is left to do."""
+
+
+OPEN_INDEXES = 2
+"""Segments of indexes that one thread has open; so few that runs reach it."""
+
+READING_THREADS = {SERVER: 2, CLEANER: 2}
+"""Who reads wheels: the store and callers' questions; the main thread and who loads ahead."""
+
+OTHER_FILES = 3
+"""The open wheel's own, and those in use for a moment."""
+
+ROW_BYTES = 3_000
+"""A row without wheels, nodes and what is told of lost and lacking frames."""
+
+ROW_BYTES_A_WHEEL = 150
+"""Of each node that tells of it."""
 
 
 def out_of_bounds(world: World) -> Iterator[str]:
@@ -42,6 +60,11 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
     handles = len(node.server.store.handles)
     if handles > world.settings.handles:
         yield f"{node.name} has {handles} slot files open"
+    for process, threads in READING_THREADS.items():
+        files = node.disk.open_files[process]
+        slot_files = world.settings.handles if process == SERVER else 0
+        if files > slot_files + threads * OPEN_INDEXES + OTHER_FILES:
+            yield f"{node.name}'s {process} has {files} files open"
     row, cleaner = node.server.row, node.server.cleaner_row
     if row is not None:
         yield from _too_much_told(world, node.name, row)
@@ -52,6 +75,9 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
+    length, wheels = len(json.dumps(row.to_json())), len(row.beat.wheels)
+    if length > ROW_BYTES + nodes * wheels * ROW_BYTES_A_WHEEL:
+        yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
     for wheel, told in row.beat.wheels.items():

@@ -39,6 +39,7 @@ from delaywheel_replica.core.control import ControlState, WheelRecord
 from delaywheel_replica.core.fitness import CLOCKS
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.progress import Progress, violations
+from delaywheel_replica.core.status import Role
 from sim.book import Entry, Fate
 from sim.calm import wrong_candidacies, wrong_closes
 from sim.clocks import true_wall_ms
@@ -146,6 +147,11 @@ class Checks:
         wheel = held.card.wheel
         lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
         return next(lacking, held.applied + 1) - 1
+
+    def turned(self, node: SimNode, role: Role) -> None:
+        """A cleaner has turned: it does not stand before its own server has told anything."""
+        if role is not Role.STANDBY and node.server_row() is None:
+            self._fail(f"{node.name} is {role} while its server starts")
 
     def held_up(self, node: SimNode, us: int) -> None:
         """A group of callers waited so long for other work of its node."""

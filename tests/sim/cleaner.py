@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.deadletters import DeadLetters
@@ -13,6 +13,7 @@ from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, RefusedRecord
 from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.telling import STAMP_S, Telling
 from delaywheel_replica.cleaner.topics import KnownTopics
 from delaywheel_replica.cleaner.trials import Trials
@@ -22,7 +23,7 @@ from delaywheel_replica.core.election import ElectionConfig
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
-from delaywheel_replica.core.status import CleanerStatus
+from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from sim.disk import Crash
 from sim.kafka_line import KafkaLine
 from sim.kafka_ports import SimKafkaClient
@@ -83,6 +84,18 @@ class Tasks:
         """What still runs is left alone."""
 
 
+class _OldRow:
+    """The row's file, as the last server left it."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def read(self) -> dict[str, Any] | None:
+        """Its content."""
+        row = self._node.old_row
+        return None if row is None else row.to_json()
+
+
 class SimCleaner:
     """One life of a node's cleaner process.
 
@@ -106,6 +119,10 @@ class SimCleaner:
         self._reader = DueReader(node.disk, node.data, preload_thread=False)
         self._topics_wanted = Signal(node.scheduler)
         self._topics, self._dead_letters = self._made_dead_letters()
+        self._old_row = ServerRow(
+            node.data / "server.row", boot=node.boot, since_ms=node.clock.monotonic_ms()
+        )
+        self._old_row._row = _OldRow(node)  # type: ignore[assignment]
         self.leadership = self._made_leadership()
         self._telling = Telling(node.cleaner_told, lambda: self.leadership.waiting, self)
 
@@ -154,7 +171,8 @@ class SimCleaner:
                 self.leadership.replace(node, storage)
             for node in sorted(self._world.removals):
                 self.leadership.remove(node)
-            rest_s = self.leadership.turn(self.node.server_row())
+            rest_s = self.leadership.turn(self._server_row())
+            self._world.checks.turned(self.node, self.leadership.view().role)
             self._write_row()
             self._signal.clear()
             self._signal.wait(max(LEAST_REST_S, min(rest_s, ROW_S)))
@@ -169,6 +187,10 @@ class SimCleaner:
             pause_s = self._topics.round()
             self._topics_wanted.clear()
             self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
+    def _server_row(self) -> ServerStatus | None:
+        """The living server's; what an earlier one has told goes through the real reader."""
+        row = self.node.server_row()
+        return self._old_row.read() if row is None else row
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Crash):

@@ -18,6 +18,7 @@ Inside, paths are text: a ``Path`` takes long to hash, to compare and to split.
 
 import errno
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,9 @@ class SimulatedDisk:
         # How long each operation of a kind takes, and who waits for it.
         self.delays_us: dict[str, int] = {}
         self.wait: Callable[[int], None] = lambda _us: None
+        # How many files each process has open, and which of them works now.
+        self.open_files: Counter[str] = Counter()
+        self.user: Callable[[], str] = lambda: ""
         # Of the write at which it crashes, this share gets through first.
         self.torn_share = 0.0
         self._era = 0
@@ -194,6 +198,7 @@ class SimulatedDisk:
     def restart(self, machine_crash: Random | None = None) -> None:
         """Starts a new process, or the machine anew, with this source of chance."""
         self._era += 1
+        self.open_files.clear()
         self._crashed = False
         self.crash_at_effect = None
         self._locked.clear()
@@ -515,6 +520,8 @@ class SimulatedFile:
         self._content = content
         self._era = era
         self._closed = False
+        self._user = disk.user()
+        disk.open_files[self._user] += 1
 
     def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._usable()
@@ -573,6 +580,8 @@ class SimulatedFile:
         self._content.synced()
 
     def close(self) -> None:
+        if not self._closed and self._era == self._disk._era:
+            self._disk.open_files[self._user] -= 1
         self._closed = True
 
     def _usable(self) -> None:

@@ -137,3 +137,13 @@ def long_cut_off(script: Script) -> None:
 def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
     for node in "bc":
         script.do(at_ms, "kafka_cut", node=node, ms=ms)
+
+
+@OFFICE(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
+def slow_starts(script: Script) -> None:
+    """A server takes its time to start, and all that its cleaner finds is from an earlier boot."""
+    script.cluster(*script.random.choice((("a", 1), ("ab", 1))))
+    script.flow(2_500, 12_000, 300, "a", delay_ms=script.about(500, 2_000))
+    script.do(4_000, "slow_start", node="a", ms=script.about(2_000, 1_500))
+    script.do(script.about(5_000), "crash_machine", node="a", ms=300)
+    script.until_ms = 16_000

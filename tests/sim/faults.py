@@ -137,6 +137,12 @@ def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
 
 
 @_fault
+def slow_start(world: World, node: str, ms: int) -> None:
+    """The next start takes its time for the wheels; the cleaner runs from its begin."""
+    world.nodes[node].recovery_us = ms * US_PER_MS
+
+
+@_fault
 def clock_step(world: World, node: str, step_ms: int, ms: int) -> None:
     """The wall clock is set, and set right after a while."""
     clock = world.nodes[node].clock

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from delaywheel.disk import Buffer
 from delaywheel.identity import WheelId
+from delaywheel.index import OpenIndexes
 from delaywheel.nodestate import NodeState
 from delaywheel.slotfiles import SlotFiles
 from delaywheel_replica.core import losing, mirroring, own, promises, quorum
@@ -246,6 +247,10 @@ def deletes_in_one_job() -> list[Patch]:
     return [instead(Turn, "is_over", _never)]
 
 
+def indexes_stay_open() -> list[Patch]:
+    return [instead(OpenIndexes, "use", lambda _self, _index: None)]
+
+
 def one_word_makes_a_frame_lost() -> list[Patch]:
     return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
 
@@ -385,6 +390,12 @@ MEMBER = {
         deletes_in_one_job,
         "holds up a group",
         ("slow_files",),
+    ),
+    "indexes stay open": Mutant(
+        "every wheel that was ever read or written costs a descriptor",
+        indexes_stay_open,
+        "files open",
+        ("churn",),
     ),
     "one word makes a frame lost": Mutant(
         "a frame is given up when one member lacks it",

@@ -9,11 +9,13 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.ports import IDS
+from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core import registration
 from delaywheel_replica.core.control import ControlState, Leader, LeaderRecord
 from delaywheel_replica.core.election import Election
 from delaywheel_replica.core.election_events import Effect, MarkReport
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
+from delaywheel_replica.core.status import ServerStatus
 from sim.mutant import Mutant, Patch, everywhere, instead, row
 
 
@@ -88,12 +90,26 @@ def compares_no_clock_with_kafkas() -> list[Patch]:
     return [instead(Candidacy, "_found_clock", lambda _self: None)]
 
 
+def believes_old_rows() -> list[Patch]:
+    def read(self: ServerRow) -> ServerStatus | None:
+        document = self._row.read()
+        return None if document is None else ServerStatus.from_json(document)
+
+    return [instead(ServerRow, "read", read)]
+
+
 OFFICE = {
     "compares no clock with Kafka's": Mutant(
         "a node alone leads by whatever its clock shows",
         compares_no_clock_with_kafkas,
         "early by its clock|not drained",
         ("clock_wrong_at_a_restart",),
+    ),
+    "believes the row of an earlier server": Mutant(
+        "the cleaner takes what a server has told before it died, or its machine, for its own's",
+        believes_old_rows,
+        "while its server starts",
+        ("slow_starts",),
     ),
     "is not heard while it commits": Mutant(
         "nobody stamps a leader's row while its main thread waits for Kafka",

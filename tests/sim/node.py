@@ -26,6 +26,8 @@ from sim.truth import DATA
 if TYPE_CHECKING:
     from sim.world import World
 
+SERVER, CLEANER = "server", "cleaner"
+
 START_AGAIN_MS = 1_000
 """A server that could not start is started again."""
 
@@ -44,6 +46,8 @@ class SimNode:
         is_up: its machine runs and is to run the two processes.
         is_gone: it was taken out of the cluster for good.
         disk_us: how long an effect on the disk takes.
+        recovery_us: the next start of the server takes so long; its cleaner runs already.
+        old_row: what the last server has told: its file outlives it, and the machine's boot.
         recovered: the folder was recovered since the machine last crashed.
         damaged: files of which its disk flipped a bit, or lost the name.
     """
@@ -56,12 +60,15 @@ class SimNode:
         self.clock = SimClock(world.scheduler)
         self.disk = SimulatedDisk()
         self.disk.wait = self._wait
+        self.disk.user = self._user
         self.data = DATA
         self.server: SimServer | None = None
         self.cleaner: SimCleaner | None = None
         self.is_up = False
         self.is_gone = False
         self.disk_us = 0
+        self.recovery_us = 0
+        self.old_row: ServerStatus | None = None
         self.recovered = True
         self.damaged: set[Path] = set()
         self._boots = 0
@@ -77,14 +84,25 @@ class SimNode:
         if self.is_gone or self.server is not None:
             return
         self.disk.restart()
+        if self.recovery_us:
+            # The supervisor starts both: the cleaner reads what an earlier server has told.
+            delay_us, self.recovery_us = self.recovery_us, 0
+            self._start_cleaner()
+            self._restart = self.scheduler.call_later(delay_us, self._start_server)
+        else:
+            self._start_server()
+
+    def _start_server(self) -> None:
+        self._restart = None
         try:
             self.server = SimServer(self)
         except Crash:
             self._start_later(self._restart_ms())
-            return
         except OSError as error:
             self.world.trace.add(self.name, "cannot start", error)
             self._start_later(START_AGAIN_MS)
+        if self.server is None:
+            self._end_cleaner()
             return
         self.recovered = True
         self.world.checks.started(self)
@@ -111,6 +129,8 @@ class SimNode:
             server.run(server.told, None)
             delay_us = self._restart_ms() * US_PER_MS
             server.process.call_later(delay_us, self._start_cleaner)
+        else:
+            self.scheduler.call_later(self._restart_ms() * US_PER_MS, self._start_cleaner)
 
     def kill(self) -> None:
         """Ends both processes; they stay dead until `start`."""
@@ -120,6 +140,7 @@ class SimNode:
             self._restart = None
         if self.server is not None:
             self._end_server(silently=False)
+        self._end_cleaner()
 
     def restart(self) -> None:
         """Both processes end, and start again at once, with what is configured now."""
@@ -145,6 +166,7 @@ class SimNode:
         self._note_written()
         if self.server is not None:
             self._end_server(silently=True)
+        self._end_cleaner()
         self.disk.restart(loses)
         self.recovered = False
         self.clock.reboot()
@@ -155,6 +177,7 @@ class SimNode:
         """The machine gets a new, empty disk; it stays dead until `start`."""
         self.crash_machine(None)
         self.disk.wipe()
+        self.old_row = None
         self.damaged.clear()
         self.world.checks.disturbed()
 
@@ -209,7 +232,7 @@ class SimNode:
     # --- behind it
 
     def _start_cleaner(self) -> None:
-        if self.server is not None and self.cleaner is None:
+        if self.is_up and self.cleaner is None:
             self.cleaner = SimCleaner(self)
             self.cleaner.start()
 
@@ -217,12 +240,14 @@ class SimNode:
         if self.cleaner is not None:
             self.cleaner.end()
             self.cleaner = None
+            del self.disk.open_files[CLEANER]
 
     def _end_server(self, *, silently: bool) -> None:
         assert self.server is not None
         self._note_written()
         self.world.network.detach(self.name, silently=silently)
         self.world.frontend.broke(self.name)
+        self.old_row = self.server.row or self.old_row
         self.server.end()
         self.server = None
         self._end_cleaner()
@@ -232,6 +257,12 @@ class SimNode:
         task = self.scheduler.current
         if task is not None and self.server is not None and task.owner is self.server.process:
             self.scheduler.sleep(us / US_PER_S)
+
+    def _user(self) -> str:
+        """Which of the two processes runs."""
+        task = self.scheduler.current
+        is_cleaner = task is not None and self.cleaner is not None
+        return CLEANER if is_cleaner and task.owner is self.cleaner.process else SERVER
 
     def _note_written(self) -> None:
         """What the dying server still wrote counts."""

@@ -59,6 +59,7 @@ FOUND = {
     "mended_meanwhile",
     "missing_for_a_moment",
     "slow_files",
+    "slow_starts",
 }
 """What the simulation found beyond these."""
 

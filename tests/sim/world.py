@@ -25,6 +25,8 @@ from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.member_events import MemberConfig
 from sim.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.bounds import out_of_bounds, too_large_at_the_end
+from sim.book import TOPICS, Book, Entry
+from sim.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.calm import resting_floor
 from sim.checks import Checks
 from sim.clients import Clients
@@ -103,7 +105,8 @@ class World:
     def run(self) -> Result:
         """Runs the plan."""
         locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
-        with locks, self.scheduler, _without_logs(), _without_collections():
+        few_files = patch("delaywheel.index.OPEN_INDEXES", OPEN_INDEXES)
+        with locks, few_files, self.scheduler, _without_logs(), _without_collections():
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding
