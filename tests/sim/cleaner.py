@@ -187,6 +187,7 @@ class SimCleaner:
             pause_s = self._topics.round()
             self._topics_wanted.clear()
             self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
+
     def _server_row(self) -> ServerStatus | None:
         """The living server's; what an earlier one has told goes through the real reader."""
         row = self.node.server_row()

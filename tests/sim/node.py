@@ -260,9 +260,10 @@ class SimNode:
 
     def _user(self) -> str:
         """Which of the two processes runs."""
-        task = self.scheduler.current
-        is_cleaner = task is not None and self.cleaner is not None
-        return CLEANER if is_cleaner and task.owner is self.cleaner.process else SERVER
+        task, cleaner = self.scheduler.current, self.cleaner
+        if task is None or cleaner is None or task.owner is not cleaner.process:
+            return SERVER
+        return CLEANER
 
     def _note_written(self) -> None:
         """What the dying server still wrote counts."""

@@ -127,6 +127,21 @@ def _disk_full(stage: Stage) -> list[Action]:
     return stage.act("disk_full", node=stage.node, spare_bytes=spare_bytes, ms=stage.ms(500, 8_000))
 
 
+def _slow_files(stage: Stage) -> list[Action]:
+    operations = stage.random.choice((("open", "sync", "delete"), ("sync",), ("delete",)))
+    return stage.act(
+        "slow_files",
+        node=stage.node,
+        operations=operations,
+        us=stage.ms(2_000, 50_000),
+        ms=stage.ms(2_000, 20_000),
+    )
+
+
+def _slow_start(stage: Stage) -> list[Action]:
+    return stage.act("slow_start", node=stage.node, ms=stage.ms(100, 4_000))
+
+
 def _disk_error(stage: Stage) -> list[Action]:
     operation, part = stage.random.choice(
         (
@@ -278,14 +293,14 @@ def _renamed(action: Action, **names: str) -> dict[str, Any]:
 
 DEATHS: tuple[Draw, ...] = (
     _kill_server, _kill_cleaner, _kill_at_effect, _kill_at_effect, _kill_at_write, _kill_at_write,
-    _kill_all, _absence, _drain,
+    _kill_all, _absence, _drain, _slow_start,
 )  # fmt: skip
-WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk)
-CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all)
+WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk, _slow_files)
+CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all, _slow_start)
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
 DISKS: tuple[Draw, ...] = (
     _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _slot_gone,
-    _slow_disk, _hung_disk,
+    _slow_disk, _hung_disk, _slow_files,
 )  # fmt: skip
 LINKS: tuple[Draw, ...] = (_isolate, _partition, _block, _cut, _flap, _bad_link, _bad_link)
 BROKERS: tuple[Draw, ...] = (
@@ -324,6 +339,7 @@ PROFILES: dict[str, Profile] = {
     "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14)),
     "answers": Profile((_lost_answers, _lost_answers, _bad_link, *DEATHS), (6, 14)),
     "disks": Profile((*DISKS, *DISKS, _kill_server, _crash_machine), (6, 16)),
+    "full": Profile((_disk_full, _full_for_long), (1, 2)),
     "absence": Profile((_long_absence, _long_absence, _absence, _pause, _kafka_down), (3, 8)),
     "topics": Profile(
         (*TROUBLED, *TROUBLED, _kill_cleaner, _isolate, _kafka_cut, _kafka_slow), (4, 14)

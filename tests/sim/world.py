@@ -24,8 +24,6 @@ from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.member_events import MemberConfig
 from sim.book import MORE_TOPICS, TOPICS, Book, Entry
-from sim.bounds import out_of_bounds, too_large_at_the_end
-from sim.book import TOPICS, Book, Entry
 from sim.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.calm import resting_floor
 from sim.checks import Checks
