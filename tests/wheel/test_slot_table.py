@@ -11,7 +11,7 @@ from delaywheel.places import Places, SlotPlaces
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.slottable import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
 from delaywheel.wheel import OriginWheel
-from sim.disk import Crash, SimulatedDisk
+from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, message, messages_of
 from support.wheels import append, delete_below, new_wheel
 
@@ -200,4 +200,10 @@ def test_a_table_is_made_for_a_wheel_that_has_none() -> None:
     wheel = OriginWheel(bench.disk, DATA, bench.wheel.meta, bench.wheel._handles, table_rows=2)
     wheel._table.refresh(bench.wheel.last_seq, floor=0)
     assert load_head(bench.disk, bench.folder).seq == bench.wheel.last_seq
+    bench.assert_found()
+
+
+def test_a_file_that_cannot_be_opened_for_once_is_read_again() -> None:
+    bench = Bench()
+    bench.disk.faults.append(Fault("open", path_part=".slot"))
     bench.assert_found()

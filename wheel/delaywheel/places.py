@@ -130,17 +130,17 @@ class SlotPlaces:
         behind_seqs, behind_rows = self._behind.of(slot, entry_seq)
         try:
             file = self._disk.open_read(layout.slot_path(self._folder, slot))
+            try:
+                seqs, rows = self._walk(file, slot, max(last_seq, entry_seq))
+            finally:
+                file.close()
         except FileNotFoundError:
             is_empty = counted == 0 and not len(behind_rows)
             return (behind_seqs, behind_rows) if is_empty else None
-        try:
-            seqs, rows = self._walk(file, slot, max(last_seq, entry_seq))
         except (FrameDamaged, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise
             return None
-        finally:
-            file.close()
         if len(seqs) != counted + len(behind_seqs) or not (np.diff(seqs) > 0).all():
             return None
         if counted and (seqs[counted - 1], _end(rows[counted - 1])) != (

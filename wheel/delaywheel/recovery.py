@@ -288,15 +288,16 @@ def _begins_later(
 ) -> bool:
     """Whether a frame begins at a place of a slot's file that came later than every row."""
     slot, offset = place
-    file = disk.open_read(layout.slot_path(folder, slot))
     try:
-        for _, header in walk_headers(file, wheel, slot, offset, file.size()):
-            return header.seq > last_seq
+        file = disk.open_read(layout.slot_path(folder, slot))
+        try:
+            for _, header in walk_headers(file, wheel, slot, offset, file.size()):
+                return header.seq > last_seq
+        finally:
+            file.close()
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-    finally:
-        file.close()
     return False
 
 
