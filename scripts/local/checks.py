@@ -1,7 +1,8 @@
 """Every check of the project, one named step after another, each with its time.
 
-Three lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
-with a broker, one all else; and, as it has the least to do, those that stop a broker of their own.
+Four lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
+with a broker, one the simulation, which only computes and gives way to all others, one all else;
+and, as it has the least to do, those that stop a broker of their own.
 All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 OUTAGES = f"{NODES}/test_outages.py"
+SIMULATION = "tests/sim"
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -54,18 +56,20 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in three lanes."""
+    """What is checked, in order, in four lanes."""
     python = sys.executable
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
     # Spark starts once: beside the broker, for which most of its tests wait.
     outside = (*pytest, "(kafka or spark)" + and_not_slow)
+    inside = (*pytest, "not kafka and not spark" + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     outages = [] if fast else [Step("pytest outages", (*outside, OUTAGES))]
     return [
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
         [Step("pytest kafka", (*outside, f"--ignore={NODES}"))],
+        [Step("pytest simulation", ("nice", *inside, SIMULATION))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
@@ -73,7 +77,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
             Step("import-linter", ("lint-imports",)),
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
-            Step("pytest", (*pytest, "not kafka and not spark" + and_not_slow)),
+            Step("pytest", (*inside, f"--ignore={SIMULATION}")),
             *outages,
         ],
     ]
@@ -153,7 +157,7 @@ class Lane:
 
 def table(done: Sequence[Done]) -> str:
     """The steps with their times."""
-    rows = [f"{d.name:<16} {'ok' if d.code == 0 else 'FAILED':<7} {d.seconds:7.1f} s" for d in done]
+    rows = [f"{d.name:<17} {'ok' if d.code == 0 else 'FAILED':<7} {d.seconds:7.1f} s" for d in done]
     return "\n".join(["", "=== steps", *rows])
 
 

@@ -120,8 +120,9 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
 
 
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    nodes, kafka, others = lanes(fast=False, scratch=tmp_path)
-    assert [step.name for step in (*nodes, *kafka)] == ["pytest nodes", "pytest kafka"]
+    *tests, others = lanes(fast=False, scratch=tmp_path)
+    names = [[step.name for step in lane] for lane in tests]
+    assert names == [["pytest nodes"], ["pytest kafka"], ["pytest simulation"]]
     assert [step.name for step in others] == [
         "ruff check",
         "ruff format",
@@ -135,8 +136,10 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (kafka,), (*_, without, outages) = lanes(fast=False, scratch=tmp_path)
-    assert without.command[3:] == ("-m", "not kafka and not spark")
+    (nodes,), (kafka,), (simulation,), (*_, without, outages) = lanes(fast=False, scratch=tmp_path)
+    assert without.command[3:] == ("-m", "not kafka and not spark", "--ignore=tests/sim")
+    assert simulation.command[0] == "nice"
+    assert simulation.command[4:] == ("-m", "not kafka and not spark", "tests/sim")
     own = "tests/e2e/test_outages.py"
     assert nodes.command[3:] == ("-m", "(kafka or spark)", "tests/e2e", f"--ignore={own}")
     assert outages.command[3:] == ("-m", "(kafka or spark)", own)
@@ -147,4 +150,5 @@ def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
     steps = [step for lane in lanes(fast=True, scratch=tmp_path) for step in lane]
     for step in steps:
         if step.name.startswith("pytest"):
-            assert step.command[4].endswith(" and not slow")
+            marks = step.command[step.command.index("-m", 3) + 1]
+            assert marks.endswith(" and not slow")
