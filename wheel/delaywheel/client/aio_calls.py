@@ -142,7 +142,7 @@ class AioCalls:
         started_s = monotonic()
         line.calls += 1
         try:
-            unsent = await self._unsent(line, timeout_s) if asks_first else None
+            unsent = await self._unsent(address, line, timeout_s) if asks_first else None
             if unsent is None:
                 left_s = max(0.0, timeout_s - (monotonic() - started_s))
                 response = await method(line.stub)(request, timeout=left_s)
@@ -163,15 +163,19 @@ class AioCalls:
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._tell_waiting()
 
-    async def _unsent(self, line: _Line, timeout_s: float) -> Failure | None:
+    async def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
         """See `sync_calls`."""
         if line.answers:
             return None
         try:
-            await line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
+            response = await line.stub.DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=timeout_s
+            )
         except grpc.aio.AioRpcError as error:
             failure = Failure.of_call(error)
             return failure.before_sending() if failure.unanswered else None
+        await self._learn(address, Description.of(response, monotonic()))
+        self._look_around(but=None)
         return None
 
     def _look_around(self, but: str | None) -> None:

@@ -131,7 +131,7 @@ class Calls:
         request = exchange.request()
         started_s = monotonic()
         try:
-            unsent = self._unsent(line, timeout_s) if asks_first else None
+            unsent = self._unsent(address, line, timeout_s) if asks_first else None
             if unsent is None:
                 left_s = max(0.0, timeout_s - (monotonic() - started_s))
                 response = method(line.stub)(request, timeout=left_s)
@@ -151,18 +151,21 @@ class Calls:
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._tell_waiting()
 
-    def _unsent(self, line: _Line, timeout_s: float) -> Failure | None:
+    def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
         """Why nothing can be sent; None: somebody is there. Asked where nobody has answered yet.
 
-        An attempt that fails on such a line would have to count as perhaps accepted.
+        An attempt that fails on such a line would have to count as perhaps accepted. The answer
+        also names the other nodes: they are asked at once, should this one hang in what follows.
         """
         if line.answers:
             return None
         try:
-            line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
+            response = line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             failure = _failure_of(error)
             return failure.before_sending() if failure.unanswered else None
+        self._learn(address, Description.of(response, monotonic()))
+        self._look_around(but=None)
         return None
 
     def _look_around(self, but: str | None) -> None:
