@@ -34,6 +34,9 @@ OTHER_FILES = 3
 ROW_BYTES = 3_000
 """A row without wheels, nodes and what is told of lost and lacking frames."""
 
+ROW_BYTES_A_NODE = 300
+"""Of each node that is heard."""
+
 ROW_BYTES_A_WHEEL = 150
 """Of each node that tells of it."""
 
@@ -76,7 +79,7 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
     length, wheels = len(json.dumps(row.to_json())), len(row.beat.wheels)
-    if length > ROW_BYTES + nodes * wheels * ROW_BYTES_A_WHEEL:
+    if length > ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL):
         yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
