@@ -69,7 +69,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     return [
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
         [Step("pytest kafka", (*outside, f"--ignore={NODES}"))],
-        [Step("pytest simulation", ("nice", *inside, SIMULATION))],
+        [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
