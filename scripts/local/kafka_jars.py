@@ -71,8 +71,10 @@ def fetch_kafka() -> Path:
     return jars
 
 
-def class_archive(make: Callable[[Path], None]) -> Path:
+def class_archive(make: Callable[[Path], None]) -> Path | None:
     """The archive of a broker's classes for this Java; makes it at the first call.
+
+    None: this Java makes no archive. A broker starts without one too, but more slowly.
 
     Args:
         make: Runs a broker that leaves the archive at the given path when it ends.
@@ -85,8 +87,9 @@ def class_archive(make: Callable[[Path], None]) -> Path:
             half.unlink(missing_ok=True)
             print("archiving Kafka's classes, once, for quicker starts", file=sys.stderr)
             make(half)
+            half.touch()  # stays empty where Java left none, so that it is tried once
             half.rename(archive)
-    return archive
+    return archive if archive.stat().st_size else None
 
 
 @contextlib.contextmanager
