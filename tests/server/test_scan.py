@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from delaywheel.dial import Dial
-from delaywheel.format import Frame
+from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import HandleCache
@@ -25,7 +26,7 @@ from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Scanner
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
-from sim.disk import SimulatedDisk
+from sim.disk import SimulatedDisk, SimulatedFile
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.messages import BASE_SLOT, Message, columns_of, message
 
@@ -51,12 +52,17 @@ class Site:
         view = NodeView(status=self._status, cleaner=self._cleaner)
         self.queries = Queries(self.disk, DATA, view, on_damaged=lambda *_: pytest.fail("damaged"))
 
-    def write(self, wheel: WheelId, *messages: Message) -> None:
+    @contextmanager
+    def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
         meta = WheelMeta(wheel, {"a": "s"}, 1, 7200)
         with closing(OriginWheel.create(self.disk, DATA, meta, HandleCache(self.disk, 4))) as own:
+            yield own
+            self.applied[wheel] = own.last_seq
+
+    def write(self, wheel: WheelId, *messages: Message) -> None:
+        with self.opened(wheel) as own:
             for each in messages:
                 own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
-        self.applied[wheel] = len(messages)
 
     async def due_of(self, wheel: WheelId) -> int | Reason:
         """What the handle of a message that this wheel took leads to."""
@@ -75,7 +81,7 @@ class Site:
             found = await self.queries.find(reference_of(named))
         except RefusedError as error:
             return error.refusal.reason
-        return found.dues_ms[0] if found.first is not None else Reason.MESSAGE_NOT_FOUND
+        return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
 
     def _status(self) -> ServerStatus:
         wheels = {wheel: wheel_beat(applied) for wheel, applied in self.applied.items()}
@@ -134,29 +140,63 @@ async def pages_of(site: Site) -> list[list[bytes]]:
         request.page_token = page.next_page_token
 
 
-async def test_a_second_is_read_twice_however_many_pages_it_has(
+async def test_a_page_reads_no_more_of_a_second_than_it_needs(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.write(A1, *(message(number) for number in range(20)))
-    site.write(B1, *(message(number) for number in range(20, 30)))
+    """Of 24 MB: the cancels, wherever they lie, the headers, and a piece of 1 MiB of messages."""
+    value = bytes(200_000)
+    big = [message(number, value=value) for number in range(120)]
+    with site.opened(A1) as own:
+        for number, each in enumerate(big[:80]):
+            own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
+            if number % 8 == 7:
+                named = columns_of([replace(big[number - 6], value=None)])
+                own.append(named, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
+    site.write(B1, *big[80:])
     read = 0
-    frames = Scanner.frames
+    read_at = SimulatedFile.read_at
 
-    def counted(*given: Any) -> Iterator[Frame]:
+    def counted(file: SimulatedFile, length: int, offset: int) -> bytes:
         nonlocal read
-        for frame in frames(*given):
-            read += 1
-            yield frame
+        content = read_at(file, length, offset)
+        read += len(content)
+        return content
 
-    monkeypatch.setattr(Scanner, "frames", counted)
-    pages = await pages_of(site)
-    assert [len(page) for page in pages] == [4, 4, 4, 4, 4, 4, 4, 2]
-    assert [id_ for page in pages for id_ in page] == [message(number).id for number in range(30)]
-    assert read == 60
-    # Who comes with a token whose reading is gone gets the same page.
+    monkeypatch.setattr(SimulatedFile, "read_at", counted)
     first = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT, page_size=4))
-    asked = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4, page_token=first.next_page_token)
-    assert await site.queries.get_slot(asked) == await site.queries.get_slot(asked)
+    assert [each.id for each in first.messages] == [each.id for each in big[:4]]
+    states = [each.state for each in first.messages]
+    assert states[1] == pb.MESSAGE_STATE_CANCELLED
+    assert states.count(pb.MESSAGE_STATE_PENDING) == 3
+    assert read < 3_000_000
+    pages = await pages_of(site)
+    assert [id_ for page in pages for id_ in page] == [each.id for each in big]
+    # Who comes with a token whose reading is gone gets the same page, and reads as little.
+    asked = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4)
+    for _ in range(25):
+        last, asked.page_token = (
+            asked.page_token,
+            (await site.queries.get_slot(asked)).next_page_token,
+        )
+    asked.page_token, read = last, 0
+    page = await site.queries.get_slot(asked)
+    assert page.messages[0].wheel == str(B1)
+    assert read < 3_000_000
+    assert await site.queries.get_slot(asked) == page
+
+
+async def test_looking_for_one_message_keeps_none_of_the_others(site: Site) -> None:
+    """A second may be 4 GiB long: of 24 MB little more than the piece that is read stays."""
+    messages = [message(number, value=bytes(200_000)) for number in range(120)]
+    site.write(A1, *messages)
+    tracemalloc.start()
+    try:
+        found = await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, None))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.seq, len(found.value)) == (78, 200_000)
+    assert most_bytes < 8_000_000
 
 
 async def test_whoever_looks_at_a_whole_second_holds_up_no_cancel(
@@ -166,11 +206,11 @@ async def test_whoever_looks_at_a_whole_second_holds_up_no_cancel(
     begun, released = threading.Event(), threading.Event()
     frames = Scanner.frames
 
-    def held(scanner: Scanner, *given: Any) -> Iterator[Frame]:
+    def held(scanner: Scanner, *given: Any, **asked: Any) -> Iterator[Frame]:
         if threading.current_thread().name.startswith("pages"):
             begun.set()
             released.wait(60)
-        yield from frames(scanner, *given)
+        yield from frames(scanner, *given, **asked)
 
     monkeypatch.setattr(Scanner, "frames", held)
     page = asyncio.ensure_future(site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT)))

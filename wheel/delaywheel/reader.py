@@ -25,6 +25,7 @@ from delaywheel.format import (
     DamageReason,
     Frame,
     FrameDamaged,
+    Kind,
     cancel_counts,
     decode_frame,
     index_row_of,
@@ -36,8 +37,10 @@ from delaywheel.index import IndexReader, OpenIndexes
 from delaywheel.places import Places, SlotPlaces
 from delaywheel.slotfiles import list_slots
 
-# Frames that lie together are read at once, up to so many bytes; a larger one alone.
+# Frames that lie together are read at once, up to so many bytes; a larger one alone. What lies
+# between them is read with them where it is short.
 _PIECE_BYTES = 1024 * 1024
+_BETWEEN_BYTES = 16 * 1024
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
@@ -136,23 +139,33 @@ class WheelReader:
         """Frames of one slot whose rows, none of them a hole, the caller has read before."""
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
 
-    def slot_frames(self, slot: int, up_to_seq: int) -> Iterator[Frame | DamagedFrame]:
-        """All frames of a slot with seqs up to ``up_to_seq``, in their order.
+    def slot_frames(
+        self, slot: int, up_to_seq: int, *, kind: Kind | None = None, from_seq: int = 1
+    ) -> Iterator[Frame | DamagedFrame]:
+        """The frames of a slot with seqs up to ``up_to_seq``, in their order.
 
-        Also those that the index does not speak of as it should (see unlisted.py).
+        Also those that the index does not speak of as it should (see unlisted.py). Of what is not
+        asked for only headers are read.
+
+        Args:
+            slot: which second.
+            up_to_seq: the last that is looked at.
+            kind: those with messages or those with cancels; None: both.
+            from_seq: the first that is looked at.
         """
         last_seq = self.last_seq()
+        asked = _Asked(from_seq, up_to_seq, kind)
         places = self._places.quick(slot, last_seq)
         good: list[int] = []
         if places is not None:
-            for frame in self._slot_frames(slot, _up_to(places, up_to_seq)):
+            for frame in self._slot_frames(slot, asked.of(places)):
                 if isinstance(frame, DamagedFrame):
                     break  # its header may be damaged as well: the index says which it is
                 good.append(frame.seq)
                 yield frame
             else:
                 return
-        seqs, rows = _up_to(self._places.scanned(slot, last_seq), up_to_seq)
+        seqs, rows = asked.of(self._places.scanned(slot, last_seq))
         rest = ~np.isin(seqs, good)
         yield from self._slot_frames(slot, (seqs[rest], rows[rest]))
 
@@ -207,12 +220,14 @@ def read_frames(
 
 def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
     """Which frames are read at once: from the first to the last, exclusive."""
-    first = 0
+    first, end = 0, 0
     for number, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         begin = offsets[first]
-        if number > first and not begin <= offset <= begin + _PIECE_BYTES - length:
+        is_near = begin <= offset <= min(begin + _PIECE_BYTES - length, end + _BETWEEN_BYTES)
+        if number > first and not is_near:
             yield first, number
             first = number
+        end = offset + length
     if offsets:
         yield first, len(offsets)
 
@@ -271,9 +286,21 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
         raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
 
 
-def _up_to(places: Places, seq: int) -> Places:
-    seqs, rows = places
-    return seqs[seqs <= seq], rows[seqs <= seq]
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which frames of a slot are read."""
+
+    from_seq: int
+    up_to_seq: int
+    kind: Kind | None
+
+    def of(self, places: Places) -> Places:
+        """Those among these."""
+        seqs, rows = places
+        wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
+        if self.kind is not None:
+            wanted &= (cancel_counts(rows) > 0) == (self.kind is Kind.CANCELS)
+        return seqs[wanted], rows[wanted]
 
 
 def _damaged(seq: int, row: NDArray[Any], damage: FrameDamaged) -> DamagedFrame:

@@ -6,7 +6,9 @@ from delaywheel.disk import File
 from delaywheel.format import HEADER_LENGTH_BYTES, FrameDamaged, FrameHeader, decode_header
 from delaywheel.identity import WheelId
 
-# Read at once: some hundred headers of small frames, and little in vain where frames are large.
+# Read at once: little where the next header lies beyond what was read, twice as much each time that
+# small frames lie close together.
+_LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 64 * 1024
 
 
@@ -21,12 +23,14 @@ def walk_headers(
     Raises:
         OSError: the medium refused.
     """
-    piece, piece_begin = memoryview(b""), begin
+    piece, piece_begin, piece_bytes = memoryview(b""), begin, _LEAST_PIECE_BYTES
     offset, wheel_hash = begin, wheel.hash64
     while offset + HEADER_LENGTH_BYTES <= end:
         at = offset - piece_begin
         if at + HEADER_LENGTH_BYTES > len(piece):
-            piece = memoryview(file.read_at(min(_PIECE_BYTES, end - offset), offset))
+            is_close = 0 < at <= len(piece)
+            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else _LEAST_PIECE_BYTES
+            piece = memoryview(file.read_at(min(piece_bytes, end - offset), offset))
             piece_begin, at = offset, 0
         try:
             header = decode_header(

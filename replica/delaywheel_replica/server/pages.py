@@ -1,8 +1,8 @@
 """The messages of one second, a page at a time.
 
-A second is read twice, however many pages it has: for its cancels, which may lie behind what they
-withdraw, and once more for the messages. Where a page ends, the reading stays open for a while for
-whoever asks for the next one; a caller that comes later begins it anew.
+First a second's cancels are read, which may lie behind what they withdraw; of its messages then no
+more than the page holds, up to the end of a piece. Where a page ends, the reading stays open for a
+while for whoever asks for the next one; a caller that comes later begins it anew from there.
 """
 
 import time
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from delaywheel.format import Frame
+from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.progress import Position, Progress
@@ -97,9 +97,10 @@ class Pages:
         kept = self._readings.pop((request.slot, request.page_token), None)
         if kept is not None and kept.until_s > time.monotonic():
             return kept
-        cancelled = cancelled_keys(self._scanner.frames(request.slot, limits))
-        rows = iter(rows_after(self._scanner.frames(request.slot, limits), after))
-        return _Reading(rows, cancelled, 0.0)
+        slot, frames = request.slot, self._scanner.frames
+        cancelled = cancelled_keys(frames(slot, limits, kind=Kind.CANCELS))
+        messages = frames(slot, limits, kind=Kind.MESSAGES, after=after)
+        return _Reading(iter(rows_after(messages, after)), cancelled, 0.0)
 
     def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
         now_s = time.monotonic()

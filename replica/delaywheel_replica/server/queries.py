@@ -97,7 +97,7 @@ class Queries:
             reference.wheel,
         )
         found.complete = found.complete and self._knows_all(status)
-        if found.first is not None and not (found.in_wheel or found.complete):
+        if found.copies and not (found.in_wheel or found.complete):
             raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
         if len(found.dues_ms) > 1:
             dues = ", ".join(map(str, found.dues_ms[:_DUES_TOLD]))
@@ -114,12 +114,17 @@ class Queries:
                 HANDLE_AMBIGUOUS.
         """
         found = await self.find(reference)
-        if found.first is None:
+        if not found.copies:
             reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
             raise RefusedError(reason)
-        frame, row = found.first
+        place = found.copies[0]
+        frame = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.frame, place.wheel, place.seq
+        )
+        if frame is None:  # since then: deleted with its second, or not to be read any more
+            raise RefusedError(Reason.NOT_UP_TO_DATE)
         return stored_message(
-            frame, row, self._progress(), cancelled=bool(found.cancels), with_content=True
+            frame, place.row, self._progress(), cancelled=bool(found.cancels), with_content=True
         )
 
     async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:

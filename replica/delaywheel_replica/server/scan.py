@@ -28,7 +28,6 @@ class Found:
         dues_ms: of all that may be meant, ascending: one, unless nothing was found, or a handle
             fits several messages. Of several nothing else is told.
         copies: in the order of positions; more than one after a retry.
-        first: frame and row of the first copy.
         in_wheel: the wheel that the handle names has a copy, or none is named.
         complete: every frame of the slot could be read, of every wheel.
     """
@@ -36,7 +35,6 @@ class Found:
     dues_ms: tuple[int, ...] = ()
     copies: list[Position] = field(default_factory=list)
     cancels: list[Position] = field(default_factory=list)
-    first: tuple[Frame, int] | None = None
     in_wheel: bool = True
     complete: bool = True
 
@@ -84,38 +82,58 @@ class Scanner:
                 of one second. It need not have it any more: another attempt may lie elsewhere.
         """
         found = Found()
-        frames = list(self.frames(slot, limits, found))
         wanted = np.frombuffer(id_, dtype=np.uint8)
-        copies = list(_named(frames, Kind.MESSAGES, wanted, due_ms))
-        dues_ms = {due_ms for _, _, due_ms in copies}
+        named: dict[Kind, list[tuple[Position, int]]] = {kind: [] for kind in Kind}
+        for frame in self.frames(slot, limits, found=found):  # none is kept: they may be 4 GiB
+            for row in _rows_of(frame.columns, wanted, due_ms):
+                place = Position(frame.wheel, frame.seq, row)
+                named[frame.kind].append((place, int(frame.columns.due_ms[row])))
+        copies = named[Kind.MESSAGES]
+        dues_ms = {due_ms for _, due_ms in copies}
         if wheel is not None:
-            there = {due_ms for frame, _, due_ms in copies if frame.wheel == wheel}
+            there = {due_ms for place, due_ms in copies if place.wheel == wheel}
             found.in_wheel = bool(there)
             dues_ms = there or dues_ms
         found.dues_ms = tuple(sorted(dues_ms))
-        if len(dues_ms) != 1:
-            return found
-        (due_ms,) = dues_ms
-        copies = [copy for copy in copies if copy[2] == due_ms]
-        found.first = copies[0][:2]
-        found.copies = [Position(frame.wheel, frame.seq, row) for frame, row, _ in copies]
-        found.cancels = [
-            Position(frame.wheel, frame.seq, row)
-            for frame, row, _ in _named(frames, Kind.CANCELS, wanted, due_ms)
-        ]
+        if len(dues_ms) == 1:
+            (due_ms,) = dues_ms
+            found.copies = [place for place, its_due_ms in copies if its_due_ms == due_ms]
+            cancels = named[Kind.CANCELS]
+            found.cancels = [place for place, its_due_ms in cancels if its_due_ms == due_ms]
         return found
 
+    def frame(self, wheel: WheelId, seq: int) -> Frame | None:
+        """One frame; None: it cannot be read, or is there no more."""
+        frame = self._reader(wheel).frame(seq)
+        return frame if isinstance(frame, Frame) else None
+
     def frames(
-        self, slot: int, limits: Mapping[WheelId, int], found: Found | None = None
+        self,
+        slot: int,
+        limits: Mapping[WheelId, int],
+        *,
+        kind: Kind | None = None,
+        after: Position | None = None,
+        found: Found | None = None,
     ) -> Iterator[Frame]:
-        """The readable frames of a slot, in the order of positions."""
+        """The readable frames of a slot, in the order of positions.
+
+        Args:
+            slot: which second.
+            limits: the wheels to look at, each up to a seq.
+            kind: those with messages or those with cancels; None: both.
+            after: the first is the one in which this position lies.
+            found: is told if one could not be read.
+        """
         self._forget(limits)
         for wheel in sorted(limits):
-            reader = self._readers.get(wheel)
-            if reader is None:
-                reader = WheelReader(self._disk, self._data, wheel, opened=self._open_indexes)
-                self._readers[wheel] = reader
-            for frame in reader.slot_frames(slot, limits[wheel]):
+            from_seq = 1
+            if after is not None and wheel <= after.wheel:
+                if wheel < after.wheel:
+                    continue
+                from_seq = after.seq
+            reader = self._reader(wheel)
+            for frame in reader.slot_frames(slot, limits[wheel], kind=kind, from_seq=from_seq):
                 if isinstance(frame, Frame):
                     yield frame
                     continue
@@ -123,6 +141,13 @@ class Scanner:
                     found.complete = False
                 if self._on_damaged is not None:
                     self._on_damaged(wheel, frame.seq, slot)
+
+    def _reader(self, wheel: WheelId) -> WheelReader:
+        reader = self._readers.get(wheel)
+        if reader is None:
+            reader = WheelReader(self._disk, self._data, wheel, opened=self._open_indexes)
+            self._readers[wheel] = reader
+        return reader
 
     def _forget(self, wheels: Iterable[WheelId]) -> None:
         for wheel in self._readers.keys() - set(wheels):
@@ -143,16 +168,6 @@ def key_of(columns: Columns, row: int) -> bytes:
     """Id and due of a message, as one key."""
     id_: bytes = columns.ids[row].tobytes()
     return id_ + int(columns.due_ms[row]).to_bytes(8, "little")
-
-
-def _named(
-    frames: Iterable[Frame], kind: Kind, wanted: NDArray[np.uint8], due_ms: int | None
-) -> Iterator[tuple[Frame, int, int]]:
-    """The messages or cancels of an id, in the order of positions: frame, row, due."""
-    for frame in frames:
-        if frame.kind is kind:
-            for row in _rows_of(frame.columns, wanted, due_ms):
-                yield frame, row, int(frame.columns.due_ms[row])
 
 
 def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:
