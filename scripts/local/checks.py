@@ -1,4 +1,4 @@
-"""Every check of the project, one named step after another, each with its time.
+"""Every check of the project, one named step after another, each with its time and CPU time.
 
 Four lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
 with a broker, one the simulation, which only computes and gives way to all others, one all else;
@@ -47,10 +47,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a step went."""
+    """How a step went.
+
+    Attributes:
+        name: of the step.
+        seconds: from its start to its end.
+        cpu_s: what it computed, with all processes that it started and waited for.
+        code: what it exited with.
+        summary: what pytest ended with.
+    """
 
     name: str
     seconds: float
+    cpu_s: float
     code: int
     summary: str
 
@@ -109,9 +118,9 @@ class Lane:
         with self._lock:
             self._is_ended = True
         for how, patience_s in ((signal.SIGINT, 30), (signal.SIGKILL, 5)):
-            process = self._process
-            if process is not None and process.poll() is None:
-                os.killpg(process.pid, how)
+            with self._lock:
+                if self._process is not None:
+                    os.killpg(self._process.pid, how)
             self._finished.wait(patience_s)
 
     def _run(self) -> None:
@@ -125,8 +134,9 @@ class Lane:
             started = time.monotonic()
             if not self._start(step):
                 return
-            code, summary = self._follow(step)
-            self.done.append(Done(step.name, time.monotonic() - started, code, summary))
+            summary = self._follow(step)
+            code, cpu_s = self._reap()
+            self.done.append(Done(step.name, time.monotonic() - started, cpu_s, code, summary))
 
     def _start(self, step: Step) -> bool:
         with self._lock:
@@ -144,21 +154,37 @@ class Lane:
             )
             return True
 
-    def _follow(self, step: Step) -> tuple[int, str]:
+    def _follow(self, step: Step) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
         summary = ""
-        with self._process as process, self._process.stdout as output:
+        with self._process.stdout as output:
             for line in output:
                 print(f"{step.name} | {line}", end="", flush=True)
                 summary = line if _SUMMARY.match(line) else summary
-            return process.wait(), summary
+        return summary
+
+    def _reap(self) -> tuple[int, float]:
+        """The exit code and the CPU seconds; until then the id names no other process."""
+        process = self._process
+        assert process is not None
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self._process = None
+        return process.returncode, usage.ru_utime + usage.ru_stime
 
 
 def table(done: Sequence[Done]) -> str:
-    """The steps with their times."""
-    rows = [f"{d.name:<17} {'ok' if d.code == 0 else 'FAILED':<7} {d.seconds:7.1f} s" for d in done]
-    return "\n".join(["", "=== steps", *rows])
+    """The steps with their times: how long each took, and what it computed."""
+    rows = [
+        f"{step.name:<17} {'ok' if step.code == 0 else 'FAILED':<7}"
+        f" {step.seconds:7.1f} s {step.cpu_s:8.1f} CPU s"
+        for step in done
+    ]
+    total = f"{'all':<33} {sum(step.cpu_s for step in done):9.1f} CPU s"
+    return "\n".join(["", "=== steps", *rows, total])
 
 
 def verdict(done: Sequence[Done]) -> str:
@@ -189,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lane.end()
             print("interrupted", file=sys.stderr)
             return 130
-    done = [Done("environment", options.environment_seconds, 0, "")]
+    done = [Done("environment", options.environment_seconds, 0, 0, "")]
     done += [step for lane in reversed(running) for step in lane.done]
     print(table(done))
     print(verdict(done))
