@@ -245,6 +245,8 @@ def test_processes_and_machine() -> None:
         ("cleaner",): 1_699_999_910.0,
     }
     assert labelled(facts(), "process_open_fds") == {("server",): 40, ("cleaner",): 50}
+    assert labelled(facts(), "process_open_sockets") == {("server",): 30, ("cleaner",): 20}
+    assert told["delaywheel_max_caller_connections"] == 4_096
     assert labelled(facts(), "process_max_fds") == {("server",): 1_024}
     assert labelled(facts(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
     assert told["delaywheel_loop_lag_max_seconds"] == 0.0012

@@ -67,6 +67,7 @@ class Node:
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
             books=lambda: BooksState("/books"),
+            max_caller_connections=64,
         )
         return Monitoring(config_for(self.data, metrics_listen=listen), sources)
 

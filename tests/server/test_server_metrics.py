@@ -8,12 +8,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from delaywheel import Client, TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import Role
 from local.kafka import free_ports
@@ -26,7 +29,8 @@ class Node:
 
     def __init__(self, data: Path) -> None:
         self.http = f"127.0.0.1:{free_ports(1)[0]}"
-        self.server = ServerProcess(data, metrics_listen=self.http)
+        # Slot files take all of the descriptors but for the least number of connections.
+        self.server = ServerProcess(data, metrics_listen=self.http, open_files=1 << 20)
 
     def get(self, path: str) -> tuple[int, str]:
         try:
@@ -160,3 +164,22 @@ def test_a_port_that_another_has(tmp_path: Path, capfd: pytest.CaptureFixture[st
             server.start()
         server.kill()
     assert f"metrics_listen {address}: " in capfd.readouterr().err
+
+
+def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:
+    node.server.wait_accepting()
+    told = node.samples()
+    most = int(told["max_caller_connections"])
+    address = node.server.address
+    assert address is not None
+    host, port = address.split(":")
+    with ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        wait_until("they are seen", lambda: node.samples()["process_open_sockets/server"] >= most)
+        client = stack.enter_context(Client(address))
+        with pytest.raises(TimedOutError, match="all the connections that it takes") as refused:
+            client.produce("orders", b"v", delay=timedelta(minutes=5), timeout=2)
+        assert refused.value.outcome_known
+    with Client(address) as client:
+        assert client.produce("orders", b"v", delay=timedelta(minutes=5))

@@ -121,9 +121,10 @@ def facts(**changes: Any) -> Facts:
         disk=DiskSpace(1_000, 600, 50, 100),
         open_slot_files=5,
         max_slot_files=8_192,
+        max_caller_connections=4_096,
         processes={
-            "server": Process(1.5, 1 << 20, 40, 1_024),
-            "cleaner": Process(2.5, 2 << 20, 50, None),
+            "server": Process(1.5, 1 << 20, 40, 30, 1_024),
+            "cleaner": Process(2.5, 2 << 20, 50, 20, None),
         },
         peers={
             "b": peer_state(),

@@ -46,6 +46,7 @@ class Sources:
         handles: the open slot files.
         counts: what was counted.
         books: how the publication of the ledger stands.
+        max_caller_connections: how many callers may be connected.
         peers: how things stand with the connection to each peer.
     """
 
@@ -56,6 +57,7 @@ class Sources:
     handles: HandleCache
     counts: Counts
     books: Callable[[], BooksState]
+    max_caller_connections: int
     peers: Callable[[], Mapping[str, PeerState]] = dict
 
 
@@ -101,6 +103,7 @@ class Facts:
         disk: the file system's space.
         open_slot_files: files kept open for writing.
         max_slot_files: how many may be.
+        max_caller_connections: see `Sources`.
         processes: those that run: server and cleaner.
         peers: see `Sources`.
         books: see `Sources`.
@@ -126,6 +129,7 @@ class Facts:
     disk: DiskSpace
     open_slot_files: int
     max_slot_files: int
+    max_caller_connections: int
     processes: Mapping[str, Process]
     peers: Mapping[str, PeerState]
     books: BooksState
@@ -177,6 +181,7 @@ class Gatherer:
             disk=_space(self._disk, config),
             open_slot_files=len(sources.handles),
             max_slot_files=sources.handles.capacity,
+            max_caller_connections=sources.max_caller_connections,
             processes=_processes(cleaner),
             peers=sources.peers(),
             books=sources.books(),

@@ -161,6 +161,11 @@ _MACHINE: tuple[Spec, ...] = (
     ),
     gauge("open_slot_files", "Slot files kept open for writing.", lambda f: f.open_slot_files),
     gauge("max_slot_files", "How many slot files may be kept open.", lambda f: f.max_slot_files),
+    gauge(
+        "max_caller_connections",
+        "How many connections of callers there may be. One more is closed as soon as it is made.",
+        lambda f: f.max_caller_connections,
+    ),
     gauge("disk_size_bytes", "Size of the data folder's file system.", lambda f: f.disk.size_bytes),
     gauge("disk_free_bytes", "Space left on it for this node.", lambda f: f.disk.free_bytes),
     gauge(
@@ -192,6 +197,12 @@ _MACHINE: tuple[Spec, ...] = (
         "Descriptors that a process has in use.",
         ("process",),
         lambda f: [((name,), p.open_fds) for name, p in f.processes.items()],
+    ),
+    gauges(
+        "process_open_sockets",
+        "Those of them that are sockets: of the server nearly all are callers' connections.",
+        ("process",),
+        lambda f: [((name,), p.open_sockets) for name, p in f.processes.items()],
     ),
     gauges(
         "process_max_fds",

@@ -213,6 +213,7 @@ class Server:
             handles=self._store.handles,
             counts=self._counts,
             books=self._books.state,
+            max_caller_connections=self._descriptors.connections,
             peers=self._surroundings.peers,
         )
 

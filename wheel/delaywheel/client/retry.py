@@ -32,6 +32,12 @@ _UNSENT_DETAILS: Final = (
     "DNS resolution failed",
     "errors resolving",  # grpcio 1.85
 )
+# How it words a connection that was made and closed again before a word was said.
+_CLOSED_AT_ONCE_DETAIL: Final = ": Socket closed"
+_CLOSED_AT_ONCE_HINT: Final = (
+    " (a node that has all the connections that it takes closes each new one; so does what is no"
+    " node)"
+)
 # How gRPC words a request over its own limit, where that is lower than the service's.
 _OVERSIZED_DETAIL: Final = "larger than max"
 _SPLITTING_REASONS: Final = frozenset({Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE})
@@ -131,6 +137,8 @@ class Failure:
                 delay = RetryInfo.FromString(detail.value).retry_delay
                 retry_delay_s = delay.seconds + delay.nanos / 1e9
         unsent = code is StatusCode.UNAVAILABLE and text.startswith(_UNSENT_DETAILS)
+        if unsent and reason is None and text.endswith(_CLOSED_AT_ONCE_DETAIL):
+            text += _CLOSED_AT_ONCE_HINT
         return cls(code, text, reason, retry_delay_s, unsent=unsent and reason is None)
 
     @classmethod
