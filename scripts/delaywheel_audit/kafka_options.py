@@ -235,14 +235,17 @@ def _of_the_service(file: Path) -> dict[str, str]:
     """The Kafka client settings of a node's settings file and environment."""
     try:
         # Only here: a reader without such a file needs nothing of the service.
-        from delaywheel_replica.config import Config, ConfigError  # noqa: PLC0415
+        from delaywheel_replica.config_sources import (  # noqa: PLC0415
+            ConfigError,
+            load_config,
+        )
     except ImportError as error:
         raise KafkaSourceError(
             Reason.SETTINGS_UNREADABLE,
             f"{file}: reading it needs delaywheel[server] where the job is started ({error})",
         ) from error
     try:
-        return dict(Config.load(file=file).kafka)
+        return dict(load_config(file=file).kafka)
     except ConfigError as error:
         told = "; ".join(str(error).splitlines())
         raise KafkaSourceError(Reason.SETTINGS_UNREADABLE, f"{file}: {told}") from error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from delaywheel.identity import NameInvalidError, check_name
 from delaywheel_audit.options import Options
 from delaywheel_audit.terms import Terms
-from delaywheel_replica.config import Config, ConfigError
+from delaywheel_replica.config_sources import ConfigError, load_config
 
 
 class SettingsUnreadableError(Exception):
@@ -45,7 +45,7 @@ class Setting:
                 _checked(options.cluster), options.ledger, dict(options.kafka), options.terms
             )
         try:
-            config = Config.load(file=options.settings)
+            config = load_config(file=options.settings)
         except (ConfigError, OSError) as error:
             told = "; ".join(str(error).splitlines())
             raise SettingsUnreadableError(f"{options.settings}: {told}") from error

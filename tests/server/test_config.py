@@ -3,13 +3,14 @@ from typing import Any
 
 import pytest
 
-from delaywheel_replica.config import Config, ConfigError
+from delaywheel_replica.config import Config
+from delaywheel_replica.config_sources import ConfigError, load_config
 
 FLAGS = {"cluster_id": "c", "node_id": "n1", "data_dir": "/d", "kafka.bootstrap.servers": "k:1"}
 
 
 def load(**flags: Any) -> Config:
-    return Config.load(flags={**FLAGS, **flags})
+    return load_config(flags={**FLAGS, **flags})
 
 
 def test_flags_win_over_environment_and_environment_over_the_file(
@@ -24,7 +25,7 @@ def test_flags_win_over_environment_and_environment_over_the_file(
     monkeypatch.setenv("DELAYWHEEL_SPAN_SECONDS", "2")
     monkeypatch.setenv("DELAYWHEEL_LATE_WINDOW_SECONDS", "2")
     monkeypatch.setenv("DELAYWHEEL_KAFKA__CLIENT_ID", "environment")
-    config = Config.load(
+    config = load_config(
         file=file, flags={"span_seconds": "3", "kafka.bootstrap.servers": "flag:1"}
     )
     assert (config.span_seconds, config.late_window_seconds, config.max_message_bytes) == (3, 2, 1)
@@ -45,8 +46,8 @@ def test_the_winner_does_not_hang_on_how_a_kafka_setting_is_spelt(
     )
     monkeypatch.setenv("DELAYWHEEL_KAFKA__BOOTSTRAP_SERVERS", "environment:1")
     flags = {"kafka.bootstrap.servers": "flag:1"}
-    assert Config.load(file=file).kafka == {"bootstrap.servers": "environment:1"}
-    assert Config.load(file=file, flags=flags).kafka == {"bootstrap.servers": "flag:1"}
+    assert load_config(file=file).kafka == {"bootstrap.servers": "environment:1"}
+    assert load_config(file=file, flags=flags).kafka == {"bootstrap.servers": "flag:1"}
 
 
 def test_names_of_the_client_with_real_underscores_stay() -> None:
@@ -149,18 +150,18 @@ def test_a_setting_at_fault_is_named(flags: dict[str, Any], told: str) -> None:
 
 def test_every_fault_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        Config.load(flags={"span_seconds": "-1"})
+        load_config(flags={"span_seconds": "-1"})
     for name in ("cluster_id", "node_id", "data_dir", "kafka", "span_seconds"):
         assert name in str(caught.value)
 
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
-        Config.load(file=tmp_path / "nope.toml", flags=FLAGS)
+        load_config(file=tmp_path / "nope.toml", flags=FLAGS)
     broken = tmp_path / "broken.toml"
     broken.write_text("= 1")
     with pytest.raises(ConfigError):
-        Config.load(file=broken, flags=FLAGS)
+        load_config(file=broken, flags=FLAGS)
 
 
 def test_what_is_kept_of_the_ledger_outlives_what_is_pending() -> None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -318,7 +319,7 @@ def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
 def test_what_only_the_node_itself_knows_is_told_by_it(cluster: Cluster) -> None:
     """A full disk: from outside it looks like a node that takes messages."""
     cluster["n2"].kill()
-    cluster["n2"].config = cluster["n2"].config.model_copy(update={"disk_reserve_bytes": 1 << 62})
+    cluster["n2"].config = replace(cluster["n2"].config, disk_reserve_bytes=1 << 62)
     cluster.start("n2")
 
     def full() -> pb.Member | None:

@@ -21,7 +21,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowReader, RowWriter
 from delaywheel_replica.cleaner.main import Cleaner
-from delaywheel_replica.config import Config
+from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
@@ -196,16 +196,15 @@ class World:
         self, bootstrap: str, data: Path, cluster_id: str, wheels: Wheels, **config: object
     ) -> None:
         data.mkdir(parents=True, exist_ok=True)
-        settings: dict[str, object] = {
-            "late_window_seconds": 5,
-            "kafka": {"bootstrap.servers": bootstrap},
-            **config,
-        }
-        self.config = Config(
-            cluster_id=cluster_id,
-            node_id=NODE,
-            data_dir=data,
-            **settings,  # type: ignore[arg-type]
+        self.config = load_config(
+            flags={
+                "cluster_id": cluster_id,
+                "node_id": NODE,
+                "data_dir": data,
+                "late_window_seconds": 5,
+                "kafka.bootstrap.servers": bootstrap,
+                **config,
+            }
         )
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._mine = Link(mine.detach())

@@ -17,6 +17,7 @@ import grpc
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
+from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.inheritance import (
     ADDRESS_VARIABLE,
     LIFE_FD_VARIABLE,
@@ -74,7 +75,7 @@ def config_for(data: Path, **settings: Any) -> Config:
         "disk_reserve_bytes": "0",
         **settings,
     }
-    return Config.load(flags=flags)
+    return load_config(flags=flags)
 
 
 class ServerProcess:

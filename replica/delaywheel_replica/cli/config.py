@@ -12,7 +12,8 @@ from delaywheel_replica.cleaner.clients import refused_by_client
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.options import AsJson
 from delaywheel_replica.cli.output import print_json, print_table
-from delaywheel_replica.config import Config, ConfigError
+from delaywheel_replica.config import Config
+from delaywheel_replica.config_sources import ConfigError, load_config
 
 ConfigFile: TypeAlias = Annotated[
     Path | None,
@@ -42,7 +43,7 @@ def load(file: Path | None, settings: Sequence[str] | None) -> Config:
             raise typer.BadParameter(f"--set {assignment}: write NAME=VALUE")
         flags[name] = value
     try:
-        config = Config.load(file=file, flags=flags)
+        config = load_config(file=file, flags=flags)
     except ConfigError as error:
         raise Failure("CONFIG_INVALID", str(error)) from error
     if why := refused_by_client(config.kafka_settings):
