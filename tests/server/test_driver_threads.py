@@ -42,6 +42,11 @@ class Threaded(Driven):
         else:
             self.store_thread.put(job)
 
+    def do_jobs(self, *, here: bool) -> None:
+        """Has the jobs done, once there is a thread."""
+        if self.store_thread is not None:
+            self.store_thread.do_jobs(here=here)
+
     def enter(
         self,
         wheel: WheelId,

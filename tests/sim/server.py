@@ -245,6 +245,9 @@ class SimServer:
         else:
             self._jobs.append(job)
 
+    def do_jobs(self, *, here: bool) -> None:
+        """The simulation has the jobs done in its own time."""
+
     def happened(self, event: Event) -> None:
         """Watches what the machine is told."""
         match event:

@@ -7,11 +7,13 @@ are behind `Outside` (jobs.py).
 who                     calls                                      waits for
 ======================  =========================================  ============================
 beat thread             ``tick``, ``status``                       the lock
-threads of peers        ``received``, ``disconnected``             the lock
+threads of peers        ``received``, ``disconnected``             the lock; about frames also
+                                                                   for the disk
 event loop              ``cleaner_told``, ``submit``, ``status``   the lock
 books, readers, upkeep  ``published``, ``unreadable``,             the lock; the last two also for
                         ``look_at_disk``, ``checkpoint``           the disk
-store thread            ``do``: the jobs, in order                 the disk
+store thread, those     ``do``: the jobs, in order                 the disk
+that may wait for it
 ======================  =========================================  ============================
 
 - The machine is stepped under one lock, with clocks read under it, and nothing else is done there:
@@ -21,7 +23,9 @@ store thread            ``do``: the jobs, in order                 the disk
   acknowledgement names its wheel.
 - What touches the disk becomes jobs, put into the queue in the order of the steps: those that are
   answered as one job, each of the rest by itself (core/member.py says why). The groups of callers
-  are jobs of the same queue. So the store has one writer, which sees all in one order.
+  are jobs of the same queue. So the store has one writer at a time, which sees all in one order.
+- What a peer sends of frames is written and answered by the thread that has read it, unless another
+  one is at work (threads.py): a hand-over costs more than the job.
 - Nothing holds a caller's group for long (pacing.py): what deletes files is done in steps, each a
   job of its own, and other jobs of many frames let a group in between two pieces. So groups may
   overtake other jobs. Of two effects only a deletion may be overtaken: what is being deleted is
@@ -80,7 +84,7 @@ from delaywheel_replica.core.member_events import (
     Unreadable,
     Written,
 )
-from delaywheel_replica.core.peers import Frames, Lacks, PeerMessage
+from delaywheel_replica.core.peers import Applied, Fetch, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.plausible import check
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import (
@@ -180,13 +184,14 @@ class Driver:
             self._outside.answer(overdue)
 
     def received(self, sender: str, message: PeerMessage) -> None:
-        """A message of another node.
+        """A message of another node. What is about frames may wait for the disk here.
 
         Raises:
             MalformedError: no node can mean it; nothing was done.
         """
         check(sender, message)
-        self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms))
+        here = isinstance(message, Frames | Applied | Fetch | Lacks)
+        self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), here=here)
 
     def disconnected(self, peer: str) -> None:
         """The connection to another node broke."""
@@ -234,14 +239,20 @@ class Driver:
         """Has a request written with the next group; it is answered once."""
         if self._committer.submit(request, self._outside.now_ms()):
             self._outside.enqueue(GroupJob())
+            self._outside.do_jobs(here=False)
 
     # --- steps
 
     def _tell(self, event: Event) -> None:
         self._step(_at_any_time(event))
 
-    def _step(self, event_at: _EventAt) -> None:
-        """Steps the machine; the event is made from the clocks."""
+    def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
+        """Steps the machine; the event is made from the clocks.
+
+        Args:
+            event_at: makes the event.
+            here: the caller may wait for the disk.
+        """
         outside = self._outside
         with self._lock:
             now_ms = outside.now_ms()
@@ -252,6 +263,8 @@ class Driver:
             at_once = self._queue(effects)
         outside.happened(event)
         self._do_at_once(at_once)
+        if len(at_once) < len(effects):
+            outside.do_jobs(here=here)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
         """Makes jobs of what touches the disk, in the order of the steps; returns the rest."""

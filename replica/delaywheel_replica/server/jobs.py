@@ -40,9 +40,13 @@ class Outside(Protocol):
         """The wall clock."""
 
     def enqueue(self, job: Job) -> None:
-        """Has a job done by `Driver.do`, after all before it.
+        """Puts a job into the queue, behind all before it; perhaps under the driver's lock."""
 
-        Called under the lock: it only puts it into the queue.
+    def do_jobs(self, *, here: bool) -> None:
+        """Has the jobs in the queue done by `Driver.do`.
+
+        Args:
+            here: the caller may wait for the disk, and do them itself.
         """
 
     def happened(self, event: Event) -> None:

@@ -79,8 +79,12 @@ class Surroundings:
         return wall_ms()
 
     def enqueue(self, job: Job) -> None:
-        """Leaves a job to the store's thread."""
+        """Puts a job into the queue."""
         self._store_thread.put(job)
+
+    def do_jobs(self, *, here: bool) -> None:
+        """Has the jobs done, on the store's thread if not by the caller."""
+        self._store_thread.do_jobs(here=here)
 
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends a message to another node."""

@@ -6,6 +6,7 @@ tell within some milliseconds becomes one row, or rows would take a core under l
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,35 +21,79 @@ _ROW_GAP_S: Final = 0.004
 
 
 class StoreThread:
-    """Does the driver's jobs, in order. ``put`` is for any thread."""
+    """Has the driver's jobs done: in order, by one thread at a time.
+
+    Most jobs cost less than handing them to another thread. So a thread that may wait for the disk
+    does them itself, if nobody is at it; for all others there is a thread.
+    """
 
     def __init__(self) -> None:
         """Prepares; ``start`` starts the thread."""
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self.put = self._jobs.put
+        self._jobs: deque[Job] = deque()
+        self.put = self._jobs.append
+        self._driver: Driver | None = None
+        # Held by who works. Who finds it held leaves it to the holder, who looks again afterwards.
+        self._turn = threading.Lock()
+        self._worker: int | None = None
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._has_ended = False
         self._thread: threading.Thread | None = None
 
     def do_all(self, driver: Driver) -> None:
         """Does the jobs that are there, and those that come of them; before the start."""
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            assert job is not None, "it was stopped"
-            driver.do(job)
+        self._do_rest(driver)
 
     def start(self, driver: Driver) -> None:
         """Begins with the jobs that are there."""
-        self._thread = threading.Thread(target=self._run, args=(driver,), name="store", daemon=True)
+        self._driver = driver
+        self._wakes.put(None)
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Blocks until all jobs that were put before are done, then ends the thread."""
-        self.put(None)
+        self._has_ended = True
+        self._wakes.put(None)
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, driver: Driver) -> None:
-        while (job := self._jobs.get()) is not None:
-            driver.do(job)
+    def do_jobs(self, *, here: bool) -> None:
+        """Jobs were put: has them done.
+
+        Args:
+            here: the caller may wait for the disk. It does the jobs that are there by now, and
+                leaves to the thread what is put meanwhile: it has a peer to listen to.
+        """
+        if self._driver is None or self._worker == threading.get_ident():
+            return  # it begins with them; or goes on with them
+        if here and self._turn.acquire(blocking=False):
+            self._do(self._driver, len(self._jobs))
+        if self._jobs and not self._turn.locked():
+            self._wakes.put(None)
+
+    def _run(self) -> None:
+        assert self._driver is not None
+        while not self._has_ended:
+            self._wakes.get()
+            self._do_rest(self._driver)
+        with self._turn:  # whoever is at it ends it
+            pass
+        self._do_rest(self._driver)
+
+    def _do_rest(self, driver: Driver) -> None:
+        while self._jobs:  # others may have done them until it is our turn
+            self._turn.acquire()
+            self._do(driver, len(self._jobs))
+
+    def _do(self, driver: Driver, most: int) -> None:
+        """With the turn, which is given back."""
+        self._worker = threading.get_ident()
+        try:
+            for _ in range(most):
+                driver.do(self._jobs.popleft())
+        finally:
+            self._worker = None
+            self._turn.release()
 
 
 class BeatThread:
