@@ -23,7 +23,7 @@ from delaywheel.disk import PosixDisk
 from delaywheel.reasons import Reason
 from delaywheel.row import RowWriter
 from delaywheel.slotfiles import HandleCache
-from delaywheel_replica.config import ConfigError
+from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.server.counts import Counts
