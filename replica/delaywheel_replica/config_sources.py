@@ -54,11 +54,8 @@ def load_config(*, file: Path | None = None, flags: Mapping[str, Any] | None = N
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: no such file")
 
-    class Sources(_Settings):
-        _file = file
-
     try:
-        read = Sources(**_nested(flags or {})).model_dump()
+        read = _sources(file)(**_nested(flags or {})).model_dump()
     except ValidationError as error:
         raise ConfigError(_told(error)) from error
     except ValueError as error:  # TOML syntax, JSON in an environment variable
@@ -72,7 +69,7 @@ def load_config(*, file: Path | None = None, flags: Mapping[str, Any] | None = N
 
 
 class _Checked(BaseSettings):
-    """How single settings are read and checked; `_Settings` adds which there are."""
+    """How single settings are read and checked; `_sources` adds which there are."""
 
     model_config = SettingsConfigDict(
         env_prefix="DELAYWHEEL_", env_nested_delimiter="__", extra="forbid"
@@ -144,8 +141,12 @@ class _Checked(BaseSettings):
         return settings
 
 
-def _settings() -> type[_Checked]:
+def _sources(file: Path | None) -> type[_Checked]:
     """`Config`'s fields as pydantic's, with the same types, bounds and defaults."""
+
+    class OfFile(_Checked):
+        _file = file
+
     hints = get_type_hints(Config, include_extras=True)
     made: dict[str, Any] = {}
     for field in fields(Config):
@@ -153,10 +154,7 @@ def _settings() -> type[_Checked]:
         if field.default_factory is not MISSING:
             default = Field(default_factory=field.default_factory)
         made[field.name] = (hints[field.name], default)
-    return create_model("Settings", __base__=_Checked, **made)
-
-
-_Settings = _settings()
+    return create_model("Settings", __base__=OfFile, **made)
 
 
 class _KafkaNamed(PydanticBaseSettingsSource):
