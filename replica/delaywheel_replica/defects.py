@@ -14,12 +14,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-import structlog
+from delaywheel_replica.logs import get_logger
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def end_with_any_thread() -> None:

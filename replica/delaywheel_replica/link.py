@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-import structlog
-
 from delaywheel_replica.inheritance import LINK_FD_VARIABLE
+from delaywheel_replica.logs import get_logger
 
 _MESSAGE_LENGTH_BYTES = 64 * 1024
 """No message is longer. The kernel's default bound on one datagram is 208 KiB."""
@@ -40,7 +39,7 @@ _TOPICS_LENGTH_BYTES = 16 * 1024
 _TOPIC_LENGTH_BYTES = 32
 """What an entry takes besides its name, at most."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,36 @@ Libraries that use ``logging`` are bridged into the same stream and format.
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Literal
 
-import structlog
-from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import WrappedLogger
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Whoever imports it meanwhile takes it that it is not installed."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before
+
+
+# structlog imports rich wherever it is installed, to show tracebacks in a way that is not ours:
+# a tenth of what a node's processes compute to start. So nobody imports structlog but here.
+with _hidden("rich"):
+    import structlog
+    from structlog.tracebacks import ExceptionDictTransformer
+    from structlog.typing import WrappedLogger
 
 # Without local variables: they may hold callers' messages, and to format them takes the event loop
 # half a second.
 _TRACEBACKS: Final = ExceptionDictTransformer(show_locals=False)
+
+get_logger: Final = structlog.get_logger  # noqa: TID251 - this is where all have it from
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -12,8 +12,6 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
-import structlog
-
 from delaywheel_replica.cleaner.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.follower import ControlFollower, ControlTopicBroken
 from delaywheel_replica.cleaner.ports import (
@@ -37,6 +35,7 @@ from delaywheel_replica.core.election_events import (
 )
 from delaywheel_replica.core.fitness import BrokerClock
 from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.logs import get_logger
 
 CALL_MS = 5_000
 FOLLOW_S = 1.0
@@ -49,7 +48,7 @@ LOOK_AGAIN_S = 300.0
 
 READ_AGAIN_S = 0.01
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Candidacy:

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
+from delaywheel_replica.logs import get_logger
 
 AGAIN_S: Final = 60.0
 """The same line is logged once in so long, with how often it came meanwhile."""
@@ -35,7 +35,7 @@ _FENCED: Final = frozenset({"FATAL", "FENCE"})
 _DIGITS: Final = re.compile(r"[0-9]+")
 _THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]:? ")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class ClientLog(logging.Handler):

@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import structlog
-
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.clocks import Clock, SystemClock
@@ -58,13 +56,14 @@ from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import silent_nodes
 from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish
+from delaywheel_replica.logs import get_logger
 
 TICK_S = 0.1
 MIN_CALL_MS = 2_000
 STOP_S = 5.0
 """How long a leader that stops tries to close its node's wheel."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 MakeForwarder = Callable[[ControlState, ProducersPort], Forwarder]
 

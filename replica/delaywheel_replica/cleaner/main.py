@@ -18,8 +18,6 @@ import sys
 import threading
 from dataclasses import replace
 
-import structlog
-
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import read_boot_id
 from delaywheel.row import RowWriter
@@ -64,7 +62,7 @@ from delaywheel_replica.link import (
     Stop,
     Wake,
 )
-from delaywheel_replica.logs import set_up_logging
+from delaywheel_replica.logs import get_logger, set_up_logging
 
 ROW_S = 0.1
 """The row is written at least so often."""
@@ -75,7 +73,7 @@ TOPICS_TOLD = 100
 FIRST_CAP_MESSAGES = 500
 FIRST_CAP_BYTES = 1 << 20
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Cleaner:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final
 
-import structlog
-
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.election_events import Phase, Reason
+from delaywheel_replica.logs import get_logger
 
 FAILED_AGAIN_S: Final = 60.0
 DEAD_AGAIN_S: Final = 10.0
@@ -27,7 +26,7 @@ _NAMED: Final = 10
 _IN_OFFICE: Final = frozenset({Phase.RESTING, Phase.LEADING})
 _CANDIDATE: Final = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class OfficeLog:

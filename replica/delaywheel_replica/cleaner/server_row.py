@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import structlog
-
 from delaywheel.row import RowReader
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.status import ServerStatus
+from delaywheel_replica.logs import get_logger
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class ServerRow:

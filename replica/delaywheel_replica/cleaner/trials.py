@@ -21,7 +21,6 @@ from enum import Enum
 from typing import Protocol
 
 import numpy as np
-import structlog
 
 from delaywheel_replica.cleaner.clocks import Clock
 from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, forwarded
@@ -29,6 +28,7 @@ from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
 from delaywheel_replica.cleaner.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.runner import Runner
 from delaywheel_replica.core.reports import Verdict, is_fenced
+from delaywheel_replica.logs import get_logger
 
 INIT_MS = 5_000
 LANES = 4
@@ -41,7 +41,7 @@ same time counts as unavailable."""
 
 TRIAL_IDS = 8
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _TOO_LARGE = "MSG_SIZE_TOO_LARGE"
 # What Kafka says of a topic as a whole; halves would say the same.

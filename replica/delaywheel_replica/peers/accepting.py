@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import grpc
-import structlog
 
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.peers import PeerMessage
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.encoding import decode
 from delaywheel_replica.peers.handshake import (
     PeerIdentity,
@@ -32,7 +32,7 @@ STRANGERS_LOGGED: Final = 100
 _TEXT: Final = 300
 """So many characters are kept of what is wrong with a message."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 Context = grpc.ServicerContext
 

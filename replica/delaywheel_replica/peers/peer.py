@@ -17,8 +17,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-import structlog
-
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
 from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.states import Connection, Counters, PeerRefusal, PeerState
@@ -29,7 +28,7 @@ REFUSAL_FRESH_S: Final = 5.0
 MOST_LOGGED: Final = 100
 """So many different refusals are logged, once each, until the peer is connected."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Stream(StrEnum):

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import grpc
-import structlog
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.refusals import Refusal
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Answer(NamedTuple):

@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import structlog
 
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
@@ -25,6 +24,7 @@ from delaywheel_replica.core.cancelling import (
 )
 from delaywheel_replica.core.holding import holds_progress
 from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import Reference, reference_of
@@ -35,7 +35,7 @@ from delaywheel_replica.server.writing import Writing
 
 _WAIT_S: Final = 10.0
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,

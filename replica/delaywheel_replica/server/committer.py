@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from delaywheel.columns import Columns
@@ -39,6 +38,7 @@ from delaywheel.reasons import Reason
 from delaywheel.slotfiles import SlotFull
 from delaywheel.wheel import FramePlace, NotEncodable, SlotFinished, WheelBroken
 from delaywheel_replica.core.member import Admission
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
@@ -58,7 +58,7 @@ _NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHI
 _BEING_WRITTEN: Final = Refusal(Reason.WHEEL_LOST, f"This node's disk did not answer {_WITHIN}")
 _NOT_HELD: Final = Refusal(Reason.WHEEL_LOST, f"Not enough members answered {_WITHIN}")
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-import structlog
-
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import NO_SLOT
@@ -28,8 +26,9 @@ from delaywheel.wheel import (
     make_wheel,
     sync_names,
 )
+from delaywheel_replica.logs import get_logger
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -9,14 +9,13 @@ import asyncio
 import os
 from collections.abc import Callable
 
-import structlog
-
 from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.defects import fatal
 from delaywheel_replica.link import Link, LinkMessageError, Topics
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.status import BEAT_S, Cleaner, CleanerRow
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Hearing:

@@ -21,15 +21,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
-import structlog
-
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.fields import Fields, MalformedError, parse_wheel
+from delaywheel_replica.logs import get_logger
 
 _BALLAST_BYTES: Final = 64 << 10
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class GapReason(StrEnum):

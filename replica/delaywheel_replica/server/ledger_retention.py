@@ -10,15 +10,14 @@ wheel the last of these stays: by it a node knows after a restart what is publis
 from collections.abc import Callable, Collection
 from typing import Final
 
-import structlog
-
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.ledger_place import HOUR_MS, Name, Place
 
 _EVERY_MS: Final = HOUR_MS // 4
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Retention:

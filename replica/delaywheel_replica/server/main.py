@@ -11,8 +11,6 @@ import signal
 import sys
 from typing import Final
 
-import structlog
-
 from delaywheel.nodefile import NodeFolderError
 from delaywheel.wheel import MetaDamaged
 from delaywheel_replica.config import Config
@@ -24,7 +22,7 @@ from delaywheel_replica.inheritance import (
     exit_with_supervisor,
 )
 from delaywheel_replica.link import Link
-from delaywheel_replica.logs import set_up_logging
+from delaywheel_replica.logs import get_logger, set_up_logging
 from delaywheel_replica.peers.network import PeerListenError
 from delaywheel_replica.server.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
@@ -33,7 +31,7 @@ from delaywheel_replica.server.serving import Server
 # The default of 5 ms shows in the latency of single messages: writer and loop hand over often.
 _SWITCH_INTERVAL_S: Final = 0.0005
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def main() -> int:

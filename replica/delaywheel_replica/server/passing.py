@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import grpc
-import structlog
 from google.rpc import error_details_pb2, status_pb2
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.refusals import DETAILS_KEY, RefusedError
 from delaywheel_replica.server.status import NodeView, leader_heard
@@ -41,7 +41,7 @@ _OPTIONS: Final = (
 )
 _FRESH: Final = (*_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

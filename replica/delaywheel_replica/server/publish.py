@@ -27,11 +27,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.frames import FrameName
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.ledger import Ledger, rows_folder
 from delaywheel_replica.server.ledger_duty import Publishable
 from delaywheel_replica.server.ledger_notes import Gap, GapReason, Notes
@@ -44,7 +43,7 @@ _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
 """A place that fails for less keeps nobody from anything: no rows are given up for it."""
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

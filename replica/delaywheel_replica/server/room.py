@@ -22,10 +22,9 @@ import threading
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from delaywheel.disk import Disk
 from delaywheel_replica.core.member_events import DiskState
+from delaywheel_replica.logs import get_logger
 
 REFUSED_MS: Final = 5_000
 """A disk that refused a write is asked for nothing but saves for so long, whatever it says."""
@@ -35,7 +34,7 @@ BALLAST_BYTES: Final = 1 << 20
 _INODE_RESERVE: Final = 1_000
 _MARGIN: Final = 16
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 def is_no_room(error: BaseException | None) -> bool:

@@ -10,8 +10,6 @@ import contextlib
 import os
 from typing import Final
 
-import structlog
-
 from delaywheel.disk import PosixDisk
 from delaywheel.nodefile import read_boot_id
 from delaywheel.reasons import Reason
@@ -21,6 +19,7 @@ from delaywheel_replica.core.member_events import DiskState, MemberConfig
 from delaywheel_replica.defects import fatal
 from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready
 from delaywheel_replica.link import Link, Stop, Wake
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.server.admission import Admission
@@ -64,7 +63,7 @@ _CLEANER_STOP_S: Final = 20.0
 _STOP_AGAIN_S: Final = 0.2
 _CALLS_STOP_S: Final = 0.5
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Server:

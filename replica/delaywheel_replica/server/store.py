@@ -23,8 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-import structlog
-
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
@@ -50,12 +48,13 @@ from delaywheel.wheel import (
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import DiskState, Held
 from delaywheel_replica.core.peers import WheelCard
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.copies import Copies
 from delaywheel_replica.server.lacking import Lacking
 from delaywheel_replica.server.recent import Recent
 from delaywheel_replica.server.room import BALLAST_BYTES, Room
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

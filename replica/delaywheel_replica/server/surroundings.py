@@ -7,8 +7,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-import structlog
-
 from delaywheel.columns import Columns
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
@@ -25,6 +23,7 @@ from delaywheel_replica.core.member_events import (
     Saved,
 )
 from delaywheel_replica.core.peers import PeerMessage
+from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.committer import Answers
@@ -34,7 +33,7 @@ from delaywheel_replica.server.status import monotonic_ms, wall_ms
 from delaywheel_replica.server.threads import BeatThread, StoreThread
 from delaywheel_replica.server.writing import settle
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Surroundings:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-import structlog
+from delaywheel_replica.logs import get_logger
 
 _EVERY_S: Final = 1.0
 _CHECKPOINT_EVERY: Final = 5
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Upkeep:

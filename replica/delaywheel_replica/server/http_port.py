@@ -1,0 +1,92 @@
+"""Metrics, health and readiness over HTTP, for Prometheus and for those who run containers.
+
+============  =================================================================================
+path          answers
+============  =================================================================================
+``/metrics``  all metrics, in the text format that is asked for (Prometheus' own, OpenMetrics)
+``/healthz``  200 while the process lives and its event loop turns. Nothing else is looked at, so
+              that nobody restarts a node because Kafka is away
+``/readyz``   200 while new messages are taken; else 503, and the reason's name begins the text
+============  =================================================================================
+
+It has a port of its own and neither TLS nor authentication; nothing can be changed through it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from prometheus_client.exposition import choose_encoder
+
+from delaywheel_replica.logs import get_logger
+from delaywheel_replica.server.facts import Gatherer
+from delaywheel_replica.server.listening import ListenError
+from delaywheel_replica.server.metrics import Collected
+from delaywheel_replica.server.refusals import Refusal
+
+# A scrape that runs when the server stops is waited for so long.
+_SHUTDOWN_S: Final = 0.5
+
+_log = get_logger(__name__)
+
+
+class HttpPort:
+    """The port. For the event loop's thread."""
+
+    def __init__(self, gatherer: Gatherer, refusal: Callable[[], Refusal | None]) -> None:
+        self._gatherer = gatherer
+        self._refusal = refusal
+        self._one_scrape = asyncio.Lock()
+        self._runner = web.AppRunner(
+            self._app(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_S
+        )
+
+    async def start(self, listen: str) -> str:
+        """Listens; returns the address.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        host, _, port = listen.rpartition(":")
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host.strip("[]"), int(port)).start()
+        except (OSError, OverflowError) as error:
+            await self._runner.cleanup()
+            raise ListenError(f"metrics_listen {listen}: {error}") from error
+        address = f"{host}:{self._runner.addresses[0][1]}"
+        _log.info("metrics", address=address)
+        return address
+
+    async def stop(self) -> None:
+        """Ends it."""
+        await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+            ]
+        )
+        return app
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        # Many impatient scrapers are no reason to gather everything many times at once.
+        async with self._one_scrape:
+            facts = await asyncio.to_thread(self._gatherer.gather)
+            body = await asyncio.to_thread(encode, Collected(facts))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        refusal = self._refusal()
+        if refusal is None:
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text=f"{refusal.reason.value}: {refusal.text}\n")
