@@ -72,8 +72,7 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
     others = {name: PeerSight(replace(told_beat, node=name), 1) for name in "bcd"}
     server = ServerStatus(told_beat, 1, 1, others)
     RowWriter(tmp_path / "server.row").write(server.to_json())
-    document = RowReader(tmp_path / "server.row").read()
-    assert ServerStatus.from_json(document) == server
+    assert RowReader(tmp_path / "server.row", ServerStatus.from_json).read() == server
     status = CleanerStatus(
         node,
         "0" * 36,

@@ -53,7 +53,7 @@ class PretendedServer:
         self._link = link
         self._wheels = wheels
         self._row = RowWriter(data / "server.row")
-        self._cleaner = RowReader(data / "cleaner.row")
+        self._cleaner = RowReader(data / "cleaner.row", CleanerStatus.from_json)
         self._open: WheelId | None = None
         self._spare: WheelId | None = None
         # After a restart: the wheels of earlier lives.
@@ -65,8 +65,7 @@ class PretendedServer:
 
     def status(self) -> CleanerStatus | None:
         """What the cleaner tells."""
-        document = self._cleaner.read()
-        return None if document is None else CleanerStatus.from_json(document)
+        return self._cleaner.read()
 
     @property
     def has_wheels(self) -> bool:

@@ -95,7 +95,7 @@ class FakeCleaner:
         self.state = ControlState(progress=Progress(now_ms - 1_000, None, {}, 0))
         self.stopped = threading.Event()
         self._link = Link(link_fd)
-        self._server_row = RowReader(data / "server.row")
+        self._server_row = RowReader(data / "server.row", ServerStatus.from_json)
         self._row = RowWriter(data / "cleaner.row")
         self._boot = read_boot_id()
         self._lock = threading.Lock()
@@ -148,8 +148,7 @@ class FakeCleaner:
 
     def server_status(self) -> ServerStatus | None:
         """The newest row of the server."""
-        document = self._server_row.read()
-        return None if document is None else ServerStatus.from_json(document)
+        return self._server_row.read()
 
     def beat(self) -> Beat | None:
         """The newest of the server."""

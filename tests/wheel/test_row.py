@@ -15,7 +15,7 @@ from delaywheel.row import HALF_LENGTH_BYTES, RowReader, RowTooLargeError, RowWr
 
 def test_nothing_was_written_yet(tmp_path: Path) -> None:
     path = tmp_path / "server.row"
-    reader = RowReader(path)
+    reader = RowReader(path, dict)
     assert reader.read() is None
     writer = RowWriter(path)
     assert reader.read() is None
@@ -26,7 +26,7 @@ def test_nothing_was_written_yet(tmp_path: Path) -> None:
 def test_a_new_writer_goes_on_from_the_last_document(tmp_path: Path) -> None:
     path = tmp_path / "server.row"
     RowWriter(path).write({"pid": 1})
-    reader = RowReader(path)
+    reader = RowReader(path, dict)
     second = RowWriter(path)
     assert reader.read() == {"pid": 1}
     for number in range(5):
@@ -34,14 +34,46 @@ def test_a_new_writer_goes_on_from_the_last_document(tmp_path: Path) -> None:
         assert reader.read() == {"pid": 2, "number": number}
 
 
+def test_a_document_is_decoded_once(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer = RowWriter(path)
+    decoded: list[dict[str, Any]] = []
+
+    def decode(document: dict[str, Any]) -> dict[str, Any]:
+        decoded.append(document)
+        return document
+
+    reader = RowReader(path, decode)
+    writer.write({"number": 1})
+    first = reader.read()
+    assert reader.read() is first
+    writer.write({"number": 1})
+    assert reader.read() is not first
+    assert len(decoded) == 2
+
+
+def test_a_document_that_cannot_be_decoded_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "row"
+    writer = RowWriter(path)
+    reader = RowReader(path, lambda document: document["number"])
+    writer.write({"number": 1})
+    assert reader.read() == 1
+    writer.write({})
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            reader.read()
+    writer.write({"number": 2})
+    assert reader.read() == 2
+
+
 def test_what_does_not_fit_goes_into_a_larger_file(tmp_path: Path) -> None:
     path = tmp_path / "row"
-    writer, reader = RowWriter(path), RowReader(path)
+    writer, reader = RowWriter(path), RowReader(path, dict)
     for length in (1, HALF_LENGTH_BYTES - 40, HALF_LENGTH_BYTES, 5 * HALF_LENGTH_BYTES, 2):
         document = {"text": "x" * length}
         writer.write(document)
         assert reader.read() == document
-        assert RowReader(path).read() == document
+        assert RowReader(path, dict).read() == document
     assert [each.name for each in tmp_path.iterdir()] == ["row"]
     # The next life goes on with the larger file.
     second = RowWriter(path)
@@ -58,7 +90,7 @@ def test_what_fits_no_row_is_refused_and_changes_nothing(
     writer.write({"text": "x" * HALF_LENGTH_BYTES})
     with pytest.raises(RowTooLargeError):
         writer.write({"text": "x" * 2 * HALF_LENGTH_BYTES})
-    assert RowReader(tmp_path / "row").read() == {"text": "x" * HALF_LENGTH_BYTES}
+    assert RowReader(tmp_path / "row", dict).read() == {"text": "x" * HALF_LENGTH_BYTES}
 
 
 def test_a_writer_that_dies_while_it_grows_leaves_the_last_document(tmp_path: Path) -> None:
@@ -67,9 +99,9 @@ def test_a_writer_that_dies_while_it_grows_leaves_the_last_document(tmp_path: Pa
     writer.write({"number": 1})
     (tmp_path / "row.new").write_bytes(b"half of a larger one")
     again = RowWriter(path)
-    assert RowReader(path).read() == {"number": 1}
+    assert RowReader(path, dict).read() == {"number": 1}
     again.write({"text": "x" * HALF_LENGTH_BYTES})
-    assert RowReader(path).read() == {"text": "x" * HALF_LENGTH_BYTES}
+    assert RowReader(path, dict).read() == {"text": "x" * HALF_LENGTH_BYTES}
 
 
 @settings(deadline=None, max_examples=60)
@@ -94,7 +126,7 @@ def test_a_writer_that_dies_at_any_byte_leaves_the_last_document(
     for at in kept:
         torn[at] = after[at]
     path.write_bytes(torn)
-    assert RowReader(path).read() in (documents[-2], documents[-1])
+    assert RowReader(path, dict).read() in (documents[-2], documents[-1])
 
 
 def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
@@ -105,7 +137,7 @@ def test_readers_never_see_a_mixture(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def read() -> None:
-        reader = RowReader(path)
+        reader = RowReader(path, dict)
         while not ended.is_set():
             document = reader.read()
             assert document is not None
@@ -133,4 +165,4 @@ def test_both_documents_damaged_is_as_if_none_was_written(tmp_path: Path) -> Non
     content[16] ^= 1
     content[HALF_LENGTH_BYTES + 16] ^= 1
     path.write_bytes(content)
-    assert RowReader(path).read() is None
+    assert RowReader(path, dict).read() is None

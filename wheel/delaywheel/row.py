@@ -15,9 +15,9 @@ the place of the old one whole; readers see by the file's number that there is a
 import json
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from crc32c import crc32c
@@ -34,6 +34,9 @@ _HEAD = struct.Struct("<QII")
 _COUNTED = struct.Struct("<QI")
 # A reader is overtaken only if the writer writes twice during one read: once is rare already.
 _READ_ATTEMPTS = 100
+
+
+_T = TypeVar("_T")
 
 
 class RowTooLargeError(ValueError):
@@ -86,46 +89,67 @@ class RowWriter:
         at = _halves(view)[counter % 2]
         content_at = at + _HEAD.size
         view[content_at : content_at + len(content)] = content
-        _HEAD.pack_into(view, at, counter, len(content), _checksum(counter, content))
+        view[at : at + _HEAD.size] = _head(counter, content)
         self._counter = counter
 
 
-class RowReader:
+class RowReader(Generic[_T]):
     """A reader of a row, which need not be there yet."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens nothing yet."""
+    def __init__(self, path: Path, decode: Callable[[dict[str, Any]], _T]) -> None:
+        """Opens nothing yet.
+
+        Args:
+            path: of the row.
+            decode: what is made of a document: once for each, however often it is read.
+        """
         self._path = path
+        self._decode = decode
         self._map: memoryview | None = None
         self._file: tuple[int, int] | None = None  # number and length of the one that is mapped
+        self._head: bytes | None = None  # of the document that was decoded last
+        self._decoded: _T | None = None
         self._lock = threading.Lock()
 
-    def read(self) -> dict[str, Any] | None:
-        """The newest document; None when none was ever written, or none survived a crash."""
-        for _ in range(_READ_ATTEMPTS):
-            view = self._newest_file()
-            if view is None:
-                return None
-            newest = _newest(view)
-            if newest is not None:
-                return dict(json.loads(newest[1]))
-            if not any(_HEAD.unpack_from(view, at)[0] for at in _halves(view)):
-                return None
-        return None
+    def read(self) -> _T | None:
+        """What the newest document says; None when none was ever written, or none survived a crash.
+
+        The same object as long as nothing was written.
+
+        Raises:
+            Exception: what decoding it raises; again at the next call.
+        """
+        with self._lock:
+            for _ in range(_READ_ATTEMPTS):
+                view = self._newest_file()
+                if view is None:
+                    return None
+                # The counter comes first, and is written last: the newer half as it was begun.
+                head = max((bytes(view[at : at + _HEAD.size]) for at in _halves(view)), key=_count)
+                if head == self._head:
+                    return self._decoded
+                newest = _newest(view)
+                if newest is not None:
+                    self._head = None
+                    self._decoded = self._decode(dict(json.loads(newest[1])))
+                    self._head = _head(*newest)
+                    return self._decoded
+                if not _count(head):
+                    return None
+            return None
 
     def _newest_file(self) -> memoryview | None:
         """Not before it has its full size: a map beyond the end of a file is SIGBUS."""
-        with self._lock:
-            try:
-                found = self._path.stat()
-            except FileNotFoundError:
-                return self._map
-            file = found.st_ino, found.st_size
-            if file != self._file and _is_row(found.st_size):
-                # Another file that took its place since is as large as this one, or larger.
-                self._map = _mapped(self._path, found.st_size, writable=False)
-                self._file = file
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
             return self._map
+        file = found.st_ino, found.st_size
+        if file != self._file and _is_row(found.st_size):
+            # Another file that took its place since is as large as this one, or larger.
+            self._map = _mapped(self._path, found.st_size, writable=False)
+            self._file = file
+        return self._map
 
 
 def _is_row(length_bytes: int) -> bool:
@@ -153,6 +177,14 @@ def _whole(view: memoryview, at: int) -> tuple[int, bytes] | None:
         return None
     content = bytes(view[at + _HEAD.size : at + _HEAD.size + length])
     return (counter, content) if _checksum(counter, content) == checksum else None
+
+
+def _head(counter: int, content: bytes) -> bytes:
+    return _HEAD.pack(counter, len(content), _checksum(counter, content))
+
+
+def _count(head: bytes) -> int:
+    return int.from_bytes(head[:8], "little")
 
 
 def _checksum(counter: int, content: bytes) -> int:

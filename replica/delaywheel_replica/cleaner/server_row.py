@@ -28,19 +28,18 @@ class ServerRow:
             boot: The machine's boot id.
             since_ms: The monotonic clock when this process began.
         """
-        self._row = RowReader(path)
+        self._row = RowReader(path, ServerStatus.from_json)
         self._boot = boot
         self._since_ms = since_ms
 
     def read(self) -> ServerStatus | None:
         """The newest word of this node's living server; None: it has said nothing yet."""
-        document = self._row.read()
-        if document is None:
-            return None
         try:
-            status = ServerStatus.from_json(document)
+            status = self._row.read()
         except MalformedError:
             log.exception("the server's row cannot be read")
+            return None
+        if status is None:
             return None
         is_ours = status.beat.boot == self._boot and status.monotonic_ms >= self._since_ms
         return status if is_ours else None

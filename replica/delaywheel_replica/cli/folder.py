@@ -106,11 +106,11 @@ def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
 
 def read_progress(data: Path) -> Progress | None:
     """How far forwarding had come when the node's cleaner last told; None if it never did."""
-    document = RowReader(data / "cleaner.row").read()
     try:
-        return None if document is None else CleanerStatus.from_json(document).progress
+        status = RowReader(data / "cleaner.row", CleanerStatus.from_json).read()
     except MalformedError:
         return None
+    return None if status is None else status.progress
 
 
 def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.StoredMessage]:

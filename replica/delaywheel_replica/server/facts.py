@@ -150,7 +150,7 @@ class Gatherer:
         self._pulse = pulse
         self._disk = PosixDisk()
         self._dial = DialView(self._disk, config.data_dir)
-        self._row = RowReader(config.data_dir / "server.row")
+        self._row = RowReader(config.data_dir / "server.row", ServerStatus.from_json)
         self._started_s = time.time()
 
     def gather(self) -> Facts:
@@ -188,9 +188,8 @@ class Gatherer:
         )
 
     def _own_row(self) -> ServerStatus | None:
-        document = self._row.read()
         try:
-            status = None if document is None else ServerStatus.from_json(document)
+            status = self._row.read()
         except MalformedError:  # of a release before this one: the first beat replaces it
             return None
         return status if status is not None and status.pid == os.getpid() else None

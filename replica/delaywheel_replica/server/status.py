@@ -103,7 +103,7 @@ class CleanerRow:
     """Reads ``cleaner.row``."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
-        self._row = RowReader(path)
+        self._row = RowReader(path, CleanerStatus.from_json)
         self._boot_id = boot_id
 
     def read(self) -> CleanerStatus | None:
@@ -113,10 +113,7 @@ class CleanerRow:
 
     def read_any(self) -> CleanerStatus | None:
         """The last status that was ever written here, of an earlier boot perhaps."""
-        document = self._row.read()
-        if document is None:
-            return None
         try:
-            return CleanerStatus.from_json(document)
+            return self._row.read()
         except MalformedError:
             return None
