@@ -17,7 +17,9 @@ class _AsGiven(TyperGroup):
         return super().parse_args(ctx, [])
 
 
-app = typer.Typer(cls=_AsGiven, invoke_without_command=True, no_args_is_help=False)
+app = typer.Typer(
+    cls=_AsGiven, rich_markup_mode=None, invoke_without_command=True, no_args_is_help=False
+)
 
 
 @app.callback()

@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from delaywheel_replica.cleaner.clients import refused_by_client
+from delaywheel_replica.cleaner.client_check import refused_by_client
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.options import AsJson
 from delaywheel_replica.cli.output import print_json, print_table
@@ -30,7 +30,10 @@ Settings: TypeAlias = Annotated[
 ]
 
 app = typer.Typer(
-    name="config", no_args_is_help=True, help="Check or show the settings that serve would use."
+    name="config",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Check or show the settings that serve would use.",
 )
 
 

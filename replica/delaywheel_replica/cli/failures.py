@@ -14,14 +14,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from delaywheel.errors import (
-    CallFailedError,
-    DelaywheelError,
-    MessageInvalidError,
-    RefusedError,
-    TimedOutError,
-)
-
 
 class ExitCode(IntEnum):
     """Stable: scripts depend on them."""
@@ -47,25 +39,3 @@ class Failure(Exception):  # noqa: N818 - a named answer to the user, not an err
         super().__init__(f"{reason}: {message}" if message else reason)
         self.reason = reason
         self.exit_code = exit_code
-
-    @classmethod
-    def of(cls, error: DelaywheelError) -> Failure:
-        """An error of the SDK as the end of a command."""
-        if not error.outcome_known:
-            return cls("OUTCOME_UNKNOWN", str(error), ExitCode.UNKNOWN_OUTCOME)
-        match error:
-            case TimedOutError():
-                return cls("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
-            case RefusedError():
-                text = str(error).removeprefix(f"{error.reason}: ")
-                return cls(str(error.reason), text, _exit_code_of(error))
-            case CallFailedError():
-                return cls(error.code.name, str(error).removeprefix(f"{error.code.name}: "))
-            case _:
-                return cls("FAILED", str(error))
-
-
-def _exit_code_of(error: RefusedError) -> ExitCode:
-    if isinstance(error, MessageInvalidError):
-        return ExitCode.USAGE
-    return ExitCode.UNAVAILABLE if error.retry_helps else ExitCode.REFUSED

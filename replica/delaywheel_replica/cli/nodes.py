@@ -32,7 +32,10 @@ TIMEOUT_S: Final = 15.0
 """Longer than the leader's node waits for the commit."""
 
 app = typer.Typer(
-    name="node", no_args_is_help=True, help="Replace a node's data folder, or take a node out."
+    name="node",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Replace a node's data folder, or take a node out.",
 )
 
 

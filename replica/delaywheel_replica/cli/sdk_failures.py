@@ -1,0 +1,36 @@
+"""The SDK's errors as ends of commands."""
+
+from __future__ import annotations
+
+from delaywheel.errors import (
+    CallFailedError,
+    DelaywheelError,
+    MessageInvalidError,
+    RefusedError,
+    TimedOutError,
+)
+from delaywheel_replica.cli.failures import ExitCode, Failure
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """The end of the command that raised this; None: it is no error of the SDK."""
+    if not isinstance(error, DelaywheelError):
+        return None
+    if not error.outcome_known:
+        return Failure("OUTCOME_UNKNOWN", str(error), ExitCode.UNKNOWN_OUTCOME)
+    match error:
+        case TimedOutError():
+            return Failure("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
+        case RefusedError():
+            text = str(error).removeprefix(f"{error.reason}: ")
+            return Failure(str(error.reason), text, _exit_code_of(error))
+        case CallFailedError():
+            return Failure(error.code.name, str(error).removeprefix(f"{error.code.name}: "))
+        case _:
+            return Failure("FAILED", str(error))
+
+
+def _exit_code_of(error: RefusedError) -> ExitCode:
+    if isinstance(error, MessageInvalidError):
+        return ExitCode.USAGE
+    return ExitCode.UNAVAILABLE if error.retry_helps else ExitCode.REFUSED
