@@ -133,6 +133,26 @@ class Selection(RuleBasedStateMachine):
         self.reader = self.new_reader()
         self.reader.update(self.limits, self.lost)
 
+    @rule(
+        ahead_ms=st.sampled_from([3, 700, 2_000, 9_000]),
+        caps=st.sampled_from([(1, 1), (3, 1_000_000), (1000, 1_000_000)]),
+        steps=st.integers(1, 6),
+        floor=st.booleans(),
+    )
+    def lead_ahead(self, ahead_ms: int, caps: tuple[int, int], steps: int, *, floor: bool) -> None:
+        """A clock is ahead for a while, is corrected, and an operator sets w back."""
+        self.now_ms += ahead_ms
+        for _ in range(steps):
+            self.commit(self.look(*caps), floor=floor)
+        self.now_ms -= ahead_ms
+        self.reader.close()
+        after = self.progress.set_back(self.now_ms)
+        if isinstance(after, Progress):
+            assert violations(self.progress, after) == []
+            self.progress = after
+        self.reader = self.new_reader()
+        self.reader.update(self.limits, self.lost)
+
     @rule(data=st.data())
     @precondition(lambda self: self.damaged)
     def repair(self, data: st.DataObject) -> None:

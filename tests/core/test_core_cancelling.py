@@ -1,5 +1,6 @@
 """Cancel answers against the truth: every run of transactions over a small world."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
@@ -89,6 +90,44 @@ def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
             if decision is CancelDecision.ALREADY_DELIVERED:
                 assert real == "delivered", run
     assert decided == {
+        CancelDecision.CANCELLED,
+        CancelDecision.ALREADY_DELIVERED,
+        CancelDecision.UNKNOWN,
+        CancelDecision.WAIT,
+    }
+
+
+def set_back_runs() -> Iterator[tuple[Progress, ...]]:
+    """One step under a clock that was ahead, w set back, one step more, and all that is left."""
+    start, last = Progress(8, None, {}), {A1: 2, B1: 1}
+    for ahead in EVERY_PROGRESS:
+        after = ahead.set_back(7) if is_step(start, ahead) else None
+        if not isinstance(after, Progress):
+            continue
+        for one in EVERY_PROGRESS:
+            first = after.moved(one.due_ms, one.position, one.seqs)
+            if is_step(after, first):
+                yield start, ahead, after, first, first.moved(11, None, last)
+
+
+@pytest.mark.parametrize("seqs", [[1], [2], [1, 2]])
+def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
+    """Whether the message's copy is seen or cannot be read."""
+    cancels = [Position(A1, seq, 0) for seq in seqs]
+    decided: set[tuple[bool, CancelDecision]] = set()
+    for run in set_back_runs():
+        real = truth(run, cancels)
+        for seen in run[2:]:
+            for complete in (True, False):
+                copies = [COPY] if complete else []
+                sight = view(progress=seen, cancels=cancels, copies=copies, complete=complete)
+                decision = after_writing(sight)
+                decided.add((complete, decision))
+                if decision is CancelDecision.CANCELLED:
+                    assert real != "delivered", run
+                if decision is CancelDecision.ALREADY_DELIVERED:
+                    assert real == "delivered", run
+    assert {decision for complete, decision in decided if complete} == {
         CancelDecision.CANCELLED,
         CancelDecision.ALREADY_DELIVERED,
         CancelDecision.UNKNOWN,

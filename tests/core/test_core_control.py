@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -162,7 +163,7 @@ def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
 @given(progresses)
 def test_equal_states_are_equal_bytes(progress: Progress) -> None:
     reversed_seqs = dict(reversed(list(progress.seqs.items())))
-    again = Progress(progress.due_ms, progress.position, reversed_seqs, progress.floor)
+    again = replace(progress, seqs=reversed_seqs)
     assert progress_record(progress) == progress_record(again)
     assert json.loads(progress_record(progress)[1] or b"") == progress.to_json()
 

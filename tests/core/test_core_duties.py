@@ -124,6 +124,30 @@ def test_another_storage_gets_no_wheel() -> None:
     assert (keys(found), found.fences) == ([], [])
 
 
+def test_w_is_set_back_to_the_clock_as_often_as_the_operator_says() -> None:
+    ahead = committed((A1, None), due_ms=NOW_MS + 500, n1=3)
+    found = look(ahead, beat(open_=A1, spare=A2), set_back_from=0)
+    assert ahead.progress is not None
+    assert found.progress == ahead.progress.set_back(NOW_MS)
+    after = ahead.apply_all(found.all_records)
+    assert look(after, beat(open_=A1, spare=A2), set_back_from=0).progress == after.progress
+    for wish in (None, 1):
+        assert look(ahead, beat(open_=A1, spare=A2), set_back_from=wish).progress == ahead.progress
+
+
+def test_w_is_not_set_back_when_its_time_has_come() -> None:
+    state = committed((A1, None), n1=3)
+    assert look(state, beat(open_=A1, spare=A2), set_back_from=0).progress == state.progress
+
+
+def test_w_is_never_set_back_with_messages() -> None:
+    ahead = committed((A1, None), due_ms=NOW_MS + 500, n1=3)
+    assert ahead.progress is not None
+    step = replace(ahead.progress, seqs={A1: 4})
+    situation = Situation(NOW_MS, "a", {"a": beat(open_=A1, spare=A2)}, set_back_from=0)
+    assert duties(ahead, step, FloorWatch(), ALONE, situation).progress == step
+
+
 CLUSTER = Cluster(nodes=("a", "b", "c"), min_insync=2, late_window_s=120)
 ABC = wheel_record_of("a", "b", "c", min_insync=2)
 

@@ -55,11 +55,12 @@ def tick(
     *,
     server_fresh: bool = True,
     holds_progress: bool = True,
+    due_ms: int | None = 0,
     wall_ms: int | None = None,
     **more: Any,
 ) -> Tick:
     wall_ms = WALL_MS + now_ms if wall_ms is None else wall_ms
-    return Tick(now_ms, wall_ms, server_fresh, holds_progress, **more)
+    return Tick(now_ms, wall_ms, server_fresh, holds_progress, due_ms, **more)
 
 
 def control(token: str, *, due_ms: int | None = 0, tokens: int = 2) -> ControlState:
@@ -471,21 +472,29 @@ def test_an_aborted_transaction_is_no_commit() -> None:
 
 
 def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:
-    election = reading()
+    election = resting()
     w = WALL_MS + START_MS + 300
-    election.step(ControlRead(START_MS, "r-1", control("r-1", due_ms=w)))
-    assert election.step(tick(START_MS + 100)) == []
-    assert election.step(tick(START_MS + 299, holds_progress=False)) == []
-    assert election.step(tick(START_MS + 300)) == [IdleCommit("r-1")]
-    assert election.step(tick(START_MS + 301, holds_progress=False)) == [IdleCommit("r-1")]
-    assert election.step(tick(START_MS + 301)) == [StartForwarding(), IdleCommit("r-1")]
+    assert election.step(tick(START_MS + 100, due_ms=w)) == []
+    assert election.step(tick(START_MS + 299, due_ms=w, holds_progress=False)) == []
+    assert election.step(tick(START_MS + 300, due_ms=w)) == [IdleCommit("r-1")]
+    unheld = tick(START_MS + 301, due_ms=w, holds_progress=False)
+    assert election.step(unheld) == [IdleCommit("r-1")]
+    assert election.step(tick(START_MS + 301, due_ms=w)) == [StartForwarding(), IdleCommit("r-1")]
     assert election.phase is Phase.LEADING
+
+
+def test_a_leader_goes_on_when_w_was_set_back() -> None:
+    election = resting()
+    now_ms = WALL_MS + START_MS
+    assert election.step(tick(START_MS + 100, due_ms=now_ms + 86_400_000)) == []
+    assert election.step(tick(START_MS + 200, due_ms=now_ms + 150)) == [StartForwarding()]
 
 
 def test_the_first_leader_of_an_empty_cluster_has_nothing_to_wait_for() -> None:
     election = reading()
     election.step(ControlRead(START_MS, "r-1", control("r-1", due_ms=None)))
-    assert election.step(tick(START_MS, holds_progress=False)) == [StartForwarding()]
+    first = tick(START_MS, due_ms=None, holds_progress=False)
+    assert election.step(first) == [StartForwarding()]
 
 
 def test_every_ending_is_in_the_table_but_the_asked_one() -> None:

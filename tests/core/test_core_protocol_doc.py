@@ -21,7 +21,13 @@ from delaywheel_replica.core.floor import FRAME_GATES
 from delaywheel_replica.core.frames import FrameRange
 from delaywheel_replica.core.holding import takeable
 from delaywheel_replica.core.losing import Sought, frames_lost
-from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.progress import (
+    MOST_AHEAD,
+    Done,
+    Position,
+    Progress,
+    SetBackRefusal,
+)
 from delaywheel_replica.core.registration import MAX_WHEELS, Registered, register
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Answer
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -287,13 +293,50 @@ KNOWN = {
     "none of these": VIEW,
 }
 WRITTEN = replace(VIEW, cancels=[CANCEL])
+BEYOND = Progress(900, None, {A1: 2}, ahead=(Done(999, None, {A1: 1}),), set_backs=1)
+ELSEWHERE = replace(BEYOND, ahead=(Done(2_000, None, {}),))
+AHEAD = replace(BEYOND, ahead=(Done(2_000, None, {A1: 1}),))
 SEEN = {
-    ("yes", "w < due"): replace(WRITTEN, progress=Progress(999, None, {A1: 2})),
+    ("yes", "w < due, beyond all that was done ahead"): replace(WRITTEN, progress=BEYOND),
+    ("yes", "w < due, was not done ahead, everything could be read"): replace(
+        WRITTEN, progress=ELSEWHERE
+    ),
+    ("yes", "w < due, perhaps done ahead"): replace(WRITTEN, progress=AHEAD),
     ("yes", "w ≥ due"): replace(WRITTEN, progress=Progress(1_000, None, {A1: 2})),
     ("no", "done, everything could be read"): replace(WRITTEN, progress=DONE),
     ("no", "done, something could not be read"): replace(WRITTEN, progress=DONE, complete=False),
     ("no", "not done"): WRITTEN,
 }
+
+
+CLOCK_MS = 500
+SET_BACK = {
+    "NOT_AHEAD": Progress(CLOCK_MS, None),
+    "TOO_OFTEN": Progress(900, None, ahead=(Done(990, None),) * MOST_AHEAD),
+}
+MESSAGES = {
+    "in a frame ≤ V, due ≤ w": (900, Position(A1, 2, 0)),
+    "in a frame ≤ V°, due ≤ w°": (999, COPY),
+    "in a frame ≤ V°, due in millisecond w° + 1, up to p°": (1_000, COPY),
+    "none of these": (1_000, Position(A1, 2, 0)),
+}
+
+
+def test_when_w_is_set_back() -> None:
+    rows = table("w is set back")[1:]
+    assert [row[1] for row in rows] == [refusal.value for refusal in SetBackRefusal]
+    assert f"fewer than {MOST_AHEAD} earlier" in rows[1][0]
+    for refusal, progress in SET_BACK.items():
+        assert progress.set_back(CLOCK_MS) == SetBackRefusal[refusal]
+    assert isinstance(Progress(CLOCK_MS + 1, None).set_back(CLOCK_MS), Progress)
+
+
+def test_what_is_done_when_w_was_set_back() -> None:
+    rows = table("a message, while anything is done ahead")[1:]
+    assert [row[0] for row in rows] == list(MESSAGES)
+    progress = replace(BEYOND, ahead=(Done(999, COPY, {A1: 1}),))
+    for what, told in rows:
+        assert progress.covers(*MESSAGES[what]) == (told == "done")
 
 
 def test_cancel_before_writing() -> None:

@@ -1,5 +1,7 @@
 """Hypothesis strategies and short makers for the values of the core."""
 
+from typing import cast
+
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
@@ -24,12 +26,16 @@ seqs = st.integers(0, 2**40)
 times_ms = st.integers(0, 2**43)
 slots = st.integers(-200, 2**33)
 positions = st.builds(Position, wheel_ids, st.integers(1, 9), st.integers(0, 9))
-progresses = st.builds(
+_never_set_back = st.builds(
     Progress,
     due_ms=times_ms,
     position=st.none() | positions,
     seqs=st.dictionaries(wheel_ids, seqs, max_size=4),
     floor=slots,
+)
+progresses = st.one_of(
+    _never_set_back,
+    _never_set_back.map(lambda progress: cast("Progress", progress.set_back(-1))),
 )
 wheel_beats = st.builds(
     WheelBeat,

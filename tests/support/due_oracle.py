@@ -6,7 +6,7 @@ from typing import NamedTuple
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.rows import DueMessage, Outcome
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.progress import Done, Progress
 from support.due_wheels import Sent, Written
 
 
@@ -39,13 +39,17 @@ class Verdict(NamedTuple):
 
 def is_done(row: Row, progress: Progress) -> bool:
     """Whether a message is done at a progress."""
+    return any(_is_among(row, done) for done in (progress, *progress.ahead))
+
+
+def _is_among(row: Row, done: Done) -> bool:
     due_ms = row.sent.due_ms
-    if row.frame.seq > progress.seqs.get(row.frame.wheel, 0):
+    if row.frame.seq > done.seqs.get(row.frame.wheel, 0):
         return False
-    if due_ms == progress.due_ms + 1 and progress.position is not None:
-        position = progress.position
+    if due_ms == done.due_ms + 1 and done.position is not None:
+        position = done.position
         return row.place <= (position.wheel, position.seq, position.row)
-    return due_ms <= progress.due_ms
+    return due_ms <= done.due_ms
 
 
 def verdicts(

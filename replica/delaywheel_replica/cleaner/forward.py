@@ -233,14 +233,16 @@ class Forwarder:
         return todo, [frame for frame in lost if not _was_done(frame, self.state.progress)]
 
     def _committed(self, step: Step | None, todo: Duties) -> None:
+        before = self.state.progress
+        is_set_back = before is not None and todo.progress.set_backs != before.set_backs
         self.state = self.state.apply_all(todo.all_records)
         self._watch = todo.watch
         self._missing = todo.missing
         if step is not None:
             self._dead_letters.committed()
             self._reader.done(step, todo.progress)
-        elif todo.unregistered:
-            self._reading = False  # its progress still names them: begin anew
+        elif todo.unregistered or is_set_back:
+            self._reading = False  # its progress stands elsewhere: begin anew
 
     def _write(
         self, number: int, planned: Planned, now_ms: int, timeout_ms: int
@@ -288,8 +290,7 @@ def _was_done(frame: LostFrame, progress: Progress | None) -> bool:
     """Whether nothing is lost with a frame: all its messages were taken."""
     if progress is None or frame.slot == 0:
         return False
-    is_past = frame.slot * 1000 + 999 <= progress.due_ms
-    return is_past and frame.seq <= progress.seq(frame.wheel)
+    return progress.covers_all(frame.wheel, frame.seq, frame.slot * 1000 + 999)
 
 
 def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:

@@ -131,6 +131,7 @@ class Leadership:
         self._fills: Mapping[WheelId, int] = {}
         self._commit_wanted = False
         self._replacements: dict[str, str] = {}
+        self._set_back_from: int | None = None
         self._stop_by: float | None = None
         self._error: str | None = None
         self._counters: Counter[str] = Counter()
@@ -173,6 +174,15 @@ class Leadership:
     def remove(self, node: str) -> None:
         """The operator took a node out for good: it is replaced by nothing; see `replace`."""
         self.replace(node, REMOVED)
+
+    def set_back(self, set_backs: int) -> None:
+        """The operator wishes that w is set back to the clock, if it was so often by now.
+
+        Only a leader that rests takes it up; see `replace`.
+        """
+        if self._election.phase is Phase.RESTING and self._set_back_from != set_backs:
+            self._set_back_from = set_backs
+            self._commit_wanted = True
 
     def stop(self) -> None:
         """The node stops: close its wheel if this one leads, then end."""
@@ -283,6 +293,7 @@ class Leadership:
             wall_ms=wall_ms,
             server_fresh=server.is_fresh(now_ms),
             holds_progress=self._forwarder is not None and holds_progress(state, server.beat),
+            due_ms=None if state.progress is None else state.progress.due_ms,
             heard_ms=server.leader_heard_ms,
             hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._fitness.look(state, server, now_ms, wall_ms, self._candidacy.broker_clock),
@@ -318,6 +329,7 @@ class Leadership:
                 self._take_office(effect.state)
             case StartForwarding():
                 assert self._forwarder is not None
+                self._set_back_from = None
                 self._forwarder.start_forwarding()
             case IdleCommit():
                 self._commit_wanted = True
@@ -341,6 +353,7 @@ class Leadership:
         self._candidacy.destroy()
         self._fences, self._fills = (), {}
         self._replacements = {}
+        self._set_back_from = None
 
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
@@ -381,6 +394,7 @@ class Leadership:
             ),
             in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
             replacements=self._replacements,
+            set_back_from=self._set_back_from,
         )
         since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
         # No longer than it is heard to lead: after that somebody else stands.
@@ -441,7 +455,4 @@ def _is_older(state: ControlState, than: ControlState) -> bool:
         return False
     if state.progress is None:
         return True
-    return (state.progress.due_ms, state.progress.floor) < (
-        than.progress.due_ms,
-        than.progress.floor,
-    )
+    return state.progress.order < than.progress.order

@@ -6,7 +6,7 @@ costs let go of the interpreter's lock, so the second that is due now goes on me
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_futures
@@ -22,6 +22,7 @@ from delaywheel.reader import WheelReader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.core.frames import FrameName, FrameSet
+from delaywheel_replica.core.progress import Done
 
 _FRAMES_BETWEEN_PAUSES = 8
 _PAUSE_S = 50e-6
@@ -42,6 +43,7 @@ def load_second(
     seqs: Mapping[WheelId, int],
     lost: FrameSet,
     wheels: WheelNumbers,
+    ahead: Sequence[Done],
     *,
     hurried: bool,
 ) -> Loaded:
@@ -64,7 +66,7 @@ def load_second(
                 if not hurried and frame.seq % _FRAMES_BETWEEN_PAUSES == 0:
                     sleep(_PAUSE_S)
 
-    second = Second(slot, wheels)
+    second = Second(slot, wheels, ahead)
     second.add(readable())
     return Loaded(second, damaged)
 
@@ -92,6 +94,7 @@ class Loader:
         slot: int,
         seqs: Mapping[WheelId, int],
         lost: FrameSet,
+        ahead: Sequence[Done],
         *,
         hurried: bool,
     ) -> None:
@@ -104,7 +107,7 @@ class Loader:
         self._slot = slot
         # Copies: the caller's go on changing.
         readers = {wheel: self._readers[wheel] for wheel in seqs}
-        arguments = (slot, readers, dict(seqs), lost, self._wheels)
+        arguments = (slot, readers, dict(seqs), lost, self._wheels, ahead)
         if self._executor is None:
             self._future = Future()
             try:

@@ -27,17 +27,17 @@ RECORD = np.dtype(
         "names": [
             "due_ms", "id", "id_low", "id_high", "mix", "seq", "accepted_at_ms", "start",
             "timestamp_ms", "row", "wheel", "blob", "topic", "key_length", "value_length",
-            "headers_length", "partition", "suspect",
+            "headers_length", "partition", "suspect", "ahead",
         ],
         "formats": [
             "<i8", "V16", "<u8", "<u8", "<u8", "<i8", "<i8", "<i8",
             "<i8", "<i4", "<i4", "<i4", "<i4", "<i4", "<i4",
-            "<i4", "<i4", "?",
+            "<i4", "<i4", "?", "?",
         ],
         "offsets": [
             0, 8, 8, 16, 24, 32, 40, 48,
             56, 64, 68, 72, 76, 80, 84,
-            88, 92, 96,
+            88, 92, 96, 97,
         ],
         "itemsize": 104,
     }

@@ -50,6 +50,15 @@ class WheelNumbers:
         ranks = self.ranks[records["wheel"]]
         return np.lexsort((records["row"], records["seq"], ranks, *first))
 
+    def up_to(self, records: Records, position: Position) -> NDArray[np.bool_]:
+        """Which messages lie up to this position, in the order of positions."""
+        rank = self.ranks[self.add(position.wheel)]
+        ranks, seqs = self.ranks[records["wheel"]], records["seq"]
+        in_frame = (seqs == position.seq) & (records["row"] <= position.row)
+        in_wheel = (ranks == rank) & ((seqs < position.seq) | in_frame)
+        up_to: NDArray[np.bool_] = (ranks < rank) | in_wheel
+        return up_to
+
     def position(self, record: np.void) -> Position:
         """Where one message lies."""
         return Position(self.names[int(record["wheel"])], int(record["seq"]), int(record["row"]))
@@ -57,7 +66,10 @@ class WheelNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Some messages of a second: row numbers in two orders."""
+    """Some messages of a second: row numbers in two orders.
+
+    What was done ahead of w is no more to be taken, so it has no place among what falls due.
+    """
 
     offsets_ms: NDArray[np.uint16]  # due within the second; ascending
     rows: NDArray[np.intp]  # in the order of offsets_ms, then position
@@ -83,6 +95,8 @@ class Runs:
         added = records[begin:]
         offsets_ms = (added["due_ms"] - self._start_ms).astype(np.uint16)
         by_due = np.argsort(offsets_ms, kind="stable")
+        if added["ahead"].any():
+            by_due = by_due[~added["ahead"][by_due]]
         mixes = added["mix"].copy()
         by_mix = np.argsort(mixes)
         run = Run(
@@ -168,7 +182,7 @@ class Runs:
 
     def _merge(self, records: Records) -> None:
         runs = self._runs
-        while len(runs) > 1 and 2 * len(runs[-1].rows) >= len(runs[-2].rows):
+        while len(runs) > 1 and 2 * len(runs[-1].mixes) >= len(runs[-2].mixes):
             newer, older = runs.pop(), runs.pop()
             runs.append(self._merged(records, older, newer))
 

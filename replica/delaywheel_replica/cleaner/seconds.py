@@ -12,7 +12,8 @@ is named by a cancel with seq <= V'    cancelled
 is anything else                       forwarded
 =====================================  ==========================================
 
-where only frames <= V', the V that the step leads to, are looked at.
+where only frames <= V', the V that the step leads to, are looked at. What was done ahead of w
+(core/progress.py) was taken in an earlier step, though it is due only later: no step takes it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from delaywheel_replica.cleaner.duplicates import (
 )
 from delaywheel_replica.cleaner.rows import AS_BYTES, RECORD, DueRows, Outcome, Records
 from delaywheel_replica.cleaner.runs import Runs, WheelNumbers
-from delaywheel_replica.core.progress import Position
+from delaywheel_replica.core.progress import Done, Position
 
 FORWARDED = 0
 """Beside the `Outcome` values: what becomes of a message that is no duplicate nor cancelled."""
@@ -67,8 +68,9 @@ class Bounds:
 class Second:
     """The admitted messages and cancels of one slot."""
 
-    def __init__(self, slot: int, wheels: WheelNumbers) -> None:
+    def __init__(self, slot: int, wheels: WheelNumbers, ahead: Sequence[Done] = ()) -> None:
         self.slot = slot
+        self._ahead = ahead
         self.length_bytes = 0
         """About what it takes in memory."""
         self._wheels = wheels
@@ -106,6 +108,7 @@ class Second:
         if self._count > begin:
             records = self._records[: self._count]
             _set_mixes(records[begin:])
+            records["ahead"][begin:] = self._was_done_ahead(records[begin:])
             self._runs.add(records, begin)
         if cancels:
             self._add_cancels(cancels)
@@ -165,6 +168,7 @@ class Second:
         members, records = members[inside], records[inside]
         taken = records["seq"] <= bounds.seqs_before[records["wheel"]]
         taken &= records["due_ms"] <= bounds.due_ms
+        taken |= records["ahead"]
         ranks = np.empty(len(members), np.intp)
         ranks[self._wheels.sort(records, ~taken)] = np.arange(len(members))
         originals: NDArray[np.intp] = members[first_of_equals(records, ranks)]
@@ -183,6 +187,18 @@ class Second:
             counts &= cancels[name] == named[name]
         cancelled: NDArray[np.intp] = numbers[counts]
         return cancelled
+
+    def _was_done_ahead(self, records: Records) -> NDArray[np.bool_]:
+        """Which of the messages were done ahead of w."""
+        found = np.zeros(len(records), np.bool_)
+        for done in self._ahead:
+            seqs = np.array([done.seq(wheel) for wheel in self._wheels.names], np.int64)
+            is_done = records["due_ms"] <= done.due_ms
+            if done.position is not None:
+                in_order = self._wheels.up_to(records, done.position)
+                is_done |= (records["due_ms"] == done.due_ms + 1) & in_order
+            found |= is_done & (records["seq"] <= seqs[records["wheel"]])
+        return found
 
     def _append(self, frames: list[Frame]) -> None:
         columns = [frame.columns for frame in frames]

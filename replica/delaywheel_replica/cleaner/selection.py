@@ -55,7 +55,7 @@ class DueReader:
         self._step = None
         self._limits = {}
         self._looked_ms = None
-        self._window.start(progress.due_ms)
+        self._window.start(progress)
         self._tail.start(progress)
 
     @property

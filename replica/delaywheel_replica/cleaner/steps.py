@@ -19,7 +19,7 @@ split        (w', p, A)                       the first of millisecond w' + 1, w
 with A what is admitted (see tail.py). So w moves only together with V' = A, and every decision
 follows from the state before, the state after and the frames <= V': a new leader that begins
 from a committed progress decides in the same way. A frame that alone is larger than a cap is
-taken alone.
+taken alone. What was done ahead of w, before an operator set it back, is taken by no step.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Draft:
     def step(self, now_ms: int) -> Step:
         """The step as it was filled."""
         before = self._before
-        after = Progress(self._due_ms, self._position, self._seqs, before.floor)
+        after = before.moved(self._due_ms, self._position, self._seqs)
         bounds = Bounds(before.due_ms, self._by_number(before), self._by_number(after))
         forwarded, dropped = [], []
         for part in self._parts:

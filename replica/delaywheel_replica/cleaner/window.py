@@ -103,10 +103,11 @@ class Window:
         self._blocked: dict[int, Awaited] = {}
         self._arrived: list[Frame] = []  # frames admitted for the second being loaded
         self._wanted: int | None = None  # a past second that a late frame waits for
+        self._progress = Progress(due_ms=-1, position=None)
         self._first = 0  # the first slot that is not past
         self.covered_to = -1
 
-    def start(self, due_ms: int) -> None:
+    def start(self, progress: Progress) -> None:
         """Begin anew where progress stands; nothing is in memory."""
         self._loader.drop()
         self._known.forget()
@@ -114,11 +115,13 @@ class Window:
         self._blocked.clear()
         self._arrived.clear()
         self._wanted = None
-        self._first = (due_ms + 1) // 1000
+        self._progress = progress
+        self._first = (progress.due_ms + 1) // 1000
         self.covered_to = self._first - 1
 
     def advance(self, progress: Progress, pinned: AbstractSet[int]) -> None:
         """Progress stands here now; past seconds beyond the bounds are freed, `pinned` stay."""
+        self._progress = progress
         self._first = (progress.due_ms + 1) // 1000
         self.covered_to = max(self.covered_to, self._first - 1)
         self._blocked = {s: a for s, a in self._blocked.items() if s >= progress.floor}
@@ -169,7 +172,7 @@ class Window:
             return None
         if slot > self.covered_to:
             return None
-        second = Second(slot, self._wheels)
+        second = Second(slot, self._wheels, self._progress.ahead)
         self._seconds.put(second)
         return second
 
@@ -222,7 +225,8 @@ class Window:
         slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers.values())
         if slot is None:
             return False
-        self._loader.begin(slot, seqs, lost, hurried=slot * 1000 <= now_ms)
+        ahead = self._progress.ahead
+        self._loader.begin(slot, seqs, lost, ahead, hurried=slot * 1000 <= now_ms)
         return True
 
     def _next_to_load(self, last: int, readers: Collection[WheelReader]) -> int | None:
@@ -238,7 +242,9 @@ class Window:
             return None
         if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
             return None
-        found = self._known.next(self.covered_to + 1, last, readers)
+        # Where w was set back, the floor may be beyond it: what is deleted is not looked for.
+        first = max(self.covered_to + 1, self._progress.floor)
+        found = self._known.next(first, last, readers)
         self.covered_to = last if found is None else found
         return found
 

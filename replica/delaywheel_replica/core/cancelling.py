@@ -21,7 +21,9 @@ After writing (`after_writing`), for each committed progress seen:
 
 | a cancel with c <= V | the message | decision |
 |---|---|---|
-| yes | w < due | CANCELLED |
+| yes | w < due, beyond all that was done ahead | CANCELLED |
+| yes | w < due, was not done ahead, everything could be read | CANCELLED |
+| yes | w < due, perhaps done ahead | UNKNOWN |
 | yes | w >= due | UNKNOWN |
 | no | done, everything could be read | ALREADY_DELIVERED |
 | no | done, something could not be read | UNKNOWN |
@@ -107,11 +109,19 @@ def after_writing(view: CancelView) -> CancelDecision:
     if progress is None:
         return CancelDecision.WAIT
     if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
-        before_due = progress.due_ms < view.due_ms
-        return CancelDecision.CANCELLED if before_due else CancelDecision.UNKNOWN
+        return CancelDecision.CANCELLED if _is_to_come(view, progress) else CancelDecision.UNKNOWN
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     return CancelDecision.WAIT
+
+
+def _is_to_come(view: CancelView, progress: Progress) -> bool:
+    """Whether no transaction can have taken the message, whatever copies of it there are."""
+    if view.due_ms <= progress.due_ms:
+        return False
+    if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:
+        return True
+    return view.complete and not _is_done(view, progress)
 
 
 def _is_done(view: CancelView, progress: Progress) -> bool:

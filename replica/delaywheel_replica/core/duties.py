@@ -3,7 +3,8 @@
 `duties` looks at what is committed, at the progress that the transaction will reach and at what
 the nodes tell, and says which control records go with it, in this order:
 
-1. the first progress of an empty cluster;
+1. the first progress of an empty cluster; w set back, as the operator wishes, in a transaction
+   without messages;
 2. nodes that the operator replaced get their new storage, those taken out `REMOVED`;
 3. frames that nobody can read are recorded as lost;
 4. wheels that nobody is to write any more are closed, where enough members answered and hold
@@ -58,7 +59,7 @@ from delaywheel_replica.core.floor import (
 )
 from delaywheel_replica.core.frames import FrameName, FrameSet
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
-from delaywheel_replica.core.progress import Progress, first_progress
+from delaywheel_replica.core.progress import Progress, SetBackRefusal, first_progress
 from delaywheel_replica.core.registration import Refusal, register
 from delaywheel_replica.core.silence import SILENT_MS
 
@@ -95,6 +96,8 @@ class Situation:
         silent: nodes that are heard by too few.
         in_office_ms: for how long it has led: silence counts only after it could have heard.
         replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
+        set_back_from: the operator wishes that w is set back to the clock, if it was so often by
+            now; None: no such wish.
     """
 
     now_ms: int
@@ -105,6 +108,7 @@ class Situation:
     silent: AbstractSet[str] = frozenset()
     in_office_ms: int = 0
     replacements: Mapping[str, str] = field(default_factory=dict)
+    set_back_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ def duties(
             was given a wheel, or has read of a floor, of which nothing is known.
     """
     _refuse_forgotten(state, situation)
-    progress = _begun(state, progress, cluster, situation)
+    progress = _set_back(_begun(state, progress, cluster, situation), state, situation)
     records = _replaced(state, situation)
     endings = _endings(state.apply_all(records), progress, situation)
     records += endings.records
@@ -207,6 +211,14 @@ def _begun(
             raise ControlIncompleteError(f"{len(state.wheels)} wheels and no progress record")
         return first_progress(situation.now_ms, cluster.late_window_s)
     return progress if state.progress is None else replace(progress, floor=state.progress.floor)
+
+
+def _set_back(progress: Progress, state: ControlState, situation: Situation) -> Progress:
+    """Never with messages: they would go out, and not be done."""
+    if progress != state.progress or progress.set_backs != situation.set_back_from:
+        return progress
+    after = progress.set_back(situation.now_ms)
+    return progress if isinstance(after, SetBackRefusal) else after
 
 
 def _refuse_forgotten(state: ControlState, situation: Situation) -> None:

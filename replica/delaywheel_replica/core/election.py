@@ -59,7 +59,6 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import ACTIONS, Action, Verdict
 from delaywheel_replica.core.status import VoteWish
 
@@ -137,7 +136,6 @@ class Election:
         # Wall clock minus monotonic clock when this candidacy began.
         self._clock_offset_ms = 0
         self._epoch: int | None = None
-        self._progress: Progress | None = None
         self._in_office_since_ms = 0
         self._last_commit_ms = 0
         self._recent_ms: tuple[int, ...] = ()
@@ -332,7 +330,6 @@ class Election:
             return self._end(Reason.MARK_OVERWRITTEN, read.now_ms)
         self._phase = Phase.RESTING
         self._epoch = leader.epoch
-        self._progress = read.state.progress
         self._in_office_since_ms = read.now_ms
         # What was just read proves as much as a commit would.
         self._last_commit_ms = read.now_ms
@@ -357,9 +354,7 @@ class Election:
         return tick.unfit
 
     def _may_forward(self, tick: Tick) -> bool:
-        if self._progress is None:
-            return True
-        return tick.holds_progress and tick.wall_ms > self._progress.due_ms
+        return tick.due_ms is None or (tick.holds_progress and tick.wall_ms > tick.due_ms)
 
     def _transacted(self, report: TransactionReport) -> list[Effect]:
         match ACTIONS[report.verdict]:

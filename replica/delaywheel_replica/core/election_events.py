@@ -73,6 +73,7 @@ class Tick:
         wall_ms: wall clock, read at the same moment.
         server_fresh: the server's row was stamped lately.
         holds_progress: every frame <= V at or above the floor is held (lost ones apart).
+        due_ms: w of the committed progress; None: there is none.
         heard_ms: when another leader was last heard, or a vote given to one, by the monotonic
             clock; None: never, or the connection to it broke.
         hears_enough: R members are heard, itself counted.
@@ -87,6 +88,7 @@ class Tick:
     wall_ms: int
     server_fresh: bool
     holds_progress: bool = False
+    due_ms: int | None = None
     heard_ms: int | None = None
     hears_enough: bool = True
     unfit: Reason | None = None
