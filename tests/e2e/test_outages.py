@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel import Message
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import CommittedReader, create_topic
@@ -46,7 +47,7 @@ def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) ->
             while time.monotonic() < until:
                 send()  # acceptance does not need Kafka
                 time.sleep(0.2)
-            assert service.status()["lateness_ms"] > 10_000, "seen by who watches"
+            assert service.status().lateness_ms > 10_000, "seen by who watches"
             own_kafka.start()
             send()
         with CommittedReader(own_kafka.address, "orders") as reader:
@@ -60,7 +61,7 @@ def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path
     service.start()
     wait_until(
         "there is a spare",
-        lambda: any(wheel["state"] == "spare" for wheel in service.status()["wheels"]),
+        lambda: any(row.state == pb.WHEEL_STATE_SPARE for row in service.status().wheels),
     )
     service.kill()
     service.stop()

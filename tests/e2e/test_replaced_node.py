@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -29,7 +28,7 @@ def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, t
     assert all(handles)
     wheel = str(handles[0]).partition(":")[0]
     wait_until("all of it is taken account of", lambda: _is_taken(service, wheel))
-    node = str(service.status()["node"])
+    node = service.status().node
 
     # The first stop closes the wheel; its messages wait in it.
     service.stop()
@@ -37,7 +36,8 @@ def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, t
     folder.rename(service.data / "lost")
     service.start(wait=False)
 
-    status = wait_until("it is refused by name", lambda: _refused(service))
+    wait_until("it is refused by name", lambda: _is_refused(service))
+    status = json.loads(service.answer_of("status", "--json").stdout)
     assert status["refusing"]["reason"] == "NO_WHEEL"
     assert [member["accepting"] for member in status["members"]] == [False]
     refused = service.answer_of("node", "remove", node, "--yes", code=1)
@@ -65,14 +65,12 @@ def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, t
 
 
 def _is_taken(service: Service, wheel: str) -> bool:
-    (row,) = (row for row in service.status()["wheels"] if row["wheel"] == wheel)
-    return bool(row["progress_seq"] == row["applied_seq"])
+    (row,) = (row for row in service.status().wheels if row.wheel == wheel)
+    return row.progress_seq == row.applied_seq
 
 
-def _refused(service: Service) -> dict[str, Any] | None:
-    done = service.run_cli("status", "--json", check=False)
-    status: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
-    if not status.get("leader") or not status["members"][0]["storage_replaced"]:
-        return None
-    is_named = "STORAGE_REPLACED" in status["refusing"]["message"] if status["refusing"] else False
-    return status if is_named else None
+def _is_refused(service: Service) -> bool:
+    seen = service.status()
+    if not seen.HasField("leader") or not seen.members[0].storage_replaced:
+        return False
+    return "STORAGE_REPLACED" in seen.refusing.message

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from delaywheel import Client
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.cluster import described
 from local.node import PROCESSES, send_signal
 
 T = TypeVar("T")
@@ -137,18 +139,16 @@ class Service:
         """Waits until the node has a wheel open and somebody leads."""
 
         def leads() -> bool:
-            done = self.run_cli("status", "--json", check=False)
-            if done.returncode != 0:
+            seen = described(self.address)
+            if seen is None or not seen.HasField("leader"):
                 return False
-            status = json.loads(done.stdout)
-            return bool(status["leader"]) and any(m["accepting"] for m in status["members"])
+            return any(member.accepting for member in seen.members)
 
-        wait_until("the node accepts and leads", leads, every_s=0.1)
+        wait_until("the node accepts and leads", leads)
 
-    def status(self) -> dict[str, Any]:
-        """What `delaywheel status --json` says."""
-        content: dict[str, Any] = json.loads(self.answer_of("status", "--json").stdout)
-        return content
+    def status(self) -> pb.DescribeClusterResponse:
+        """What the node says of its cluster."""
+        return wait_until("the node answers", lambda: described(self.address))
 
     def answer_of(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Runs the command line tool, again while it says that this may help; must end so."""
@@ -164,11 +164,7 @@ class Service:
     def wait_done(self, due_ms: float) -> None:
         """Waits until all that is due by then is done."""
 
-        def is_done() -> bool:
-            progress = self.status()["progress"]
-            return bool(progress) and progress["due_ms"] > due_ms
-
-        wait_until("progress passed it", is_done)
+        wait_until("progress passed it", lambda: self.status().progress.due_ms > due_ms)
 
     def run_cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs the command line tool against the node."""
