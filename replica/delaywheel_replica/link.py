@@ -18,6 +18,7 @@ message            direction           meaning
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
+``DeadLettered``   cleaner to server   messages that were committed as dead letters
 =================  ==================  ==========================================================
 """
 
@@ -99,7 +100,35 @@ class Topics:
     absent: tuple[str, ...] = ()
 
 
-Message: TypeAlias = Wake | CommitSoon | AskTopic | NodeStorage | Stop | Topics
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One message, and why it became a dead letter."""
+
+    id: bytes
+    due_ms: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """Messages that were committed as dead letters.
+
+    Attributes:
+        cleaner_ms: When the cleaner started, as its row says.
+        before: So many others it had counted since then. Where that is not how many were told,
+            some were dropped on the way.
+        letters: In the order in which they were written.
+    """
+
+    cleaner_ms: int
+    before: int
+    letters: tuple[DeadLetter, ...]
+
+
+LETTERS_AT_MOST = 200
+"""In one message: some 16 KiB."""
+
+Message: TypeAlias = Wake | CommitSoon | AskTopic | NodeStorage | Stop | Topics | DeadLettered
 
 
 class LinkMessageError(ValueError):
@@ -230,6 +259,13 @@ def _document(message: Message) -> dict[str, Any]:
                 "absent": list(message.absent),
                 "checked_at_ms": message.checked_at_ms,
             }
+        case DeadLettered():
+            return {
+                "type": "dead",
+                "cleaner_ms": message.cleaner_ms,
+                "before": message.before,
+                "letters": [[each.id.hex(), each.due_ms, each.reason] for each in message.letters],
+            }
         case Wake() | CommitSoon() | Stop():
             return {"type": _PLAIN_NAMES[type(message)]}
 
@@ -252,5 +288,14 @@ def _message(document: dict[str, Any]) -> Message:
                 },
                 checked_at_ms=int(document["checked_at_ms"]),
                 absent=tuple(document["absent"]),
+            )
+        case "dead":
+            return DeadLettered(
+                cleaner_ms=int(document["cleaner_ms"]),
+                before=int(document["before"]),
+                letters=tuple(
+                    DeadLetter(bytes.fromhex(id_), int(due_ms), str(reason))
+                    for id_, due_ms, reason in document["letters"]
+                ),
             )
     raise LinkMessageError(f"unknown type {kind!r}")

@@ -73,7 +73,7 @@ def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, in
     )
     nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
     step = Step(progress, progress, rows, nothing, behind=False)
-    dues_ms, counted = forwarder._write(
+    dues_ms, _, counted = forwarder._write(
         0, Planned(step, Plan(rows, [], {}, frozenset())), DUE_MS, 1_000
     )
     return dues_ms.tolist(), dict(counted)

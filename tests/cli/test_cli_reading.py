@@ -51,6 +51,7 @@ STORED = {
     "wheel": "n1.3",
     "seq": 7,
     "state": "pending",
+    "dead_reason": None,
     "key_length_bytes": -1,
     "value_length_bytes": 2,
     "headers_length_bytes": 19,
@@ -493,6 +494,24 @@ def test_get_for_people(command: Command, node: ScriptedNode) -> None:
     told = command("get", HANDLE).out
     for part in (HANDLE, "pending", "orders", "0xff00", '"x"', "null"):
         assert part in told
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "told"),
+    [
+        (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING", "a dead letter: KEY_MISSING"),
+        (pb.MESSAGE_STATE_DELIVERED, "", "delivered"),
+        (pb.MESSAGE_STATE_DONE, "", "delivered or a dead letter, which is not known here"),
+    ],
+)
+def test_get_of_what_is_done(
+    command: Command, node: ScriptedNode, state: int, reason: str, told: str
+) -> None:
+    message = stored()
+    message.state, message.dead_reason = state, reason  # type: ignore[assignment]
+    node.script += [answer(pb.GetMessageResponse(message=message))] * 2
+    assert told in command("get", HANDLE).out
+    assert command("get", HANDLE, "--json").document["dead_reason"] == (reason or None)
 
 
 @pytest.mark.parametrize("at", [str(DUE_MS), "2030-03-17T17:46:40.250Z"])

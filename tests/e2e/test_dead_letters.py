@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import Message
+from delaywheel import Message, MessageState
 from local.kafka import KafkaBroker
 from support.read_committed import (
     CommittedReader,
@@ -17,7 +17,7 @@ from support.read_committed import (
     headers_of,
     set_topic,
 )
-from support.service import Service
+from support.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -110,8 +110,8 @@ def test_a_timestamp_that_no_topic_takes(
     """The topic of the letters would refuse it too: the letter has the time of now."""
     ahead = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
     with own_service.client() as client:
-        client.produce(topic, b"ahead", timestamp=ahead, delay=timedelta(seconds=1))
-        client.produce(topic, b"fine", delay=timedelta(seconds=1))
+        refused = client.produce(topic, b"ahead", timestamp=ahead, delay=timedelta(seconds=1))
+        fine = client.produce(topic, b"fine", delay=timedelta(seconds=1))
     with (
         CommittedReader(kafka.address, topic) as good,
         CommittedReader(kafka.address, dead_topic(own_service)) as dead,
@@ -121,6 +121,17 @@ def test_a_timestamp_that_no_topic_takes(
     headers = dict(headers_of(letter))
     assert letter.value() == b"ahead"
     assert headers["dw-dead-reason"] == b"TIMESTAMP_REFUSED"
+    with own_service.client() as client:
+        expected = [
+            (MessageState.DEAD_LETTERED, "TIMESTAMP_REFUSED"),
+            (MessageState.DELIVERED, None),
+        ]
+
+        def is_told() -> bool:
+            found = [client.get(handle) for handle in (refused, fine)]
+            return [each and (each.state, each.dead_reason) for each in found] == expected
+
+        wait_until("the node tells what became of both", is_told)
     assert int(headers["dw-dead-timestamp"] or b"") == int(ahead.timestamp() * 1000)
 
 

@@ -22,6 +22,7 @@ from delaywheel_replica.server import asking as module
 from delaywheel_replica.server import describing
 from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.describing import describe_cluster
+from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.merging import slots_joined
 from delaywheel_replica.server.passing import Silent
 from delaywheel_replica.server.queries import Queries
@@ -48,7 +49,9 @@ def queries(tmp_path: Path) -> Iterator[Queries]:
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 100))
     append(wheel, [message(1), message(2, slot=BASE_SLOT + 1)])
-    made = Queries(disk, tmp_path, NodeView(status=server_status), on_damaged=lambda *_: None)
+    made = Queries(
+        disk, tmp_path, NodeView(status=server_status), Fates(), on_damaged=lambda *_: None
+    )
     yield made
     made.close()
 

@@ -63,6 +63,7 @@ async def ears(tmp_path: Path) -> AsyncIterator[Ears]:
         CleanerRow(path, cleaner_status().boot),
         found.cleaner,
         on_topics=lambda _: None,
+        on_dead=lambda _: None,
         on_status=found.take,
     )
     task = asyncio.create_task(hearing.run())
@@ -145,7 +146,14 @@ async def test_what_the_loop_calls_ends_the_process_when_it_fails(
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link, cleaners = Link(one.detach()), Link(other.detach())
     row = CleanerRow(path, cleaner_status().boot)
-    hearing = Hearing(link, row, found.cleaner, on_topics=fail, on_status=fail_when_it_died)
+    hearing = Hearing(
+        link,
+        row,
+        found.cleaner,
+        on_topics=fail,
+        on_dead=lambda _: None,
+        on_status=fail_when_it_died,
+    )
     found.write(process.pid)
     task = asyncio.create_task(hearing.run())
     await found.heard()

@@ -6,6 +6,8 @@ import pytest
 from delaywheel_replica.link import (
     AskTopic,
     CommitSoon,
+    DeadLetter,
+    DeadLettered,
     Link,
     LinkMessageError,
     Message,
@@ -31,6 +33,7 @@ MESSAGES: list[Message] = [
         checked_at_ms=17,
         absent=("nope",),
     ),
+    DeadLettered(1_763_700_000_123, 5, (DeadLetter(bytes(range(16)), 17, "TOPIC_MISSING"),)),
 ]
 
 

@@ -21,6 +21,7 @@ from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
@@ -50,7 +51,9 @@ class Site:
         self.applied = {A1: 0, B1: 0}
         self._cleaner = Cleaner()
         view = NodeView(status=self._status, cleaner=self._cleaner)
-        self.queries = Queries(self.disk, DATA, view, on_damaged=lambda *_: pytest.fail("damaged"))
+        self.queries = Queries(
+            self.disk, DATA, view, Fates(), on_damaged=lambda *_: pytest.fail("damaged")
+        )
 
     @contextmanager
     def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:

@@ -20,7 +20,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import Role
-from delaywheel_replica.link import AskTopic, CommitSoon, TopicInfo
+from delaywheel_replica.link import AskTopic, CommitSoon, DeadLetter, TopicInfo
 from delaywheel_replica.server.topics import ANSWER_WAIT_S
 from support.server_process import ServerProcess, wait_until
 
@@ -364,8 +364,40 @@ def test_a_cancel_after_delivery_says_so(server: ServerProcess) -> None:
     wait_until(
         "delivered", lambda: cancel(server, result.handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
     )
-    got = server.stub.GetMessage(pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)))
-    assert got.message.state == pb.MESSAGE_STATE_DONE
+    assert state_of(server, result.handle) == (pb.MESSAGE_STATE_DELIVERED, "")
+
+
+def state_of(server: ServerProcess, handle: str) -> tuple[int, str]:
+    """What the server says of a message: its state, and why it is a dead letter."""
+    request = pb.GetMessageRequest(message=pb.MessageRef(handle=handle))
+    message = server.stub.GetMessage(request, timeout=20).message
+    return message.state, message.dead_reason
+
+
+def test_a_dead_letter_is_told_from_what_was_delivered_and_from_what_is_not_known(
+    server: ServerProcess,
+) -> None:
+    due = now_ms() + 1
+    results = server.produce(*(row(deliver_at_ms=due) for _ in range(3)))
+    ids = [bytes.fromhex(result.handle.rpartition(":")[2]) for result in results]
+    dead = DeadLetter(ids[0], due, "TOPIC_MISSING")
+    server.cleaner.commit_dead(dead, due_ms=due, seqs=written(server))
+    expected = [(pb.MESSAGE_STATE_DEAD_LETTERED, "TOPIC_MISSING")]
+    expected += [(pb.MESSAGE_STATE_DELIVERED, "")] * 2
+    wait_until(
+        "the row is read",
+        lambda: [state_of(server, result.handle) for result in results] == expected,
+    )
+    page = server.stub.GetSlot(pb.GetSlotRequest(slot=due // 1000), timeout=20)
+    told = {message.id: (message.state, message.dead_reason) for message in page.messages}
+    assert [told[id_] for id_ in ids] == [expected[0], *[(pb.MESSAGE_STATE_DONE, "")] * 2]
+    # The link was full: what was done meanwhile may be a dead letter or not.
+    due = now_ms() + 1
+    (result,) = server.produce(row(deliver_at_ms=due))
+    server.cleaner.commit_dead(
+        DeadLetter(bytes(16), due, "REFUSED"), told=False, due_ms=due, seqs=written(server)
+    )
+    wait_until("it is done", lambda: state_of(server, result.handle)[0] == pb.MESSAGE_STATE_DONE)
 
 
 def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.link import DeadLetter
 from local.kafka import free_ports
 from support.fake_cleaner import FakeCleaner
 from support.server_process import ServerProcess, wait_to_hold, wait_until
@@ -123,6 +124,31 @@ def _is_held_by_all(cluster: Cluster, node: str, wheel: str) -> None:
     assert contents[0]
     assert contents[0] == contents[1] == contents[2]
     assert cluster.wheel(node, wheel).in_sync == list(NODES)
+
+
+def test_what_became_of_a_message_the_leaders_node_is_asked_for(cluster: Cluster) -> None:
+    due_ms = time.time_ns() // 1_000_000 + 2
+    dead, delivered = row(), row()
+    for each in (dead, delivered):
+        each.deliver_at_ms = due_ms
+    handles = [result.handle for result in cluster["n2"].produce(dead, delivered)]
+    wait_to_hold(lambda: _is_held_by_all(cluster, "n2", "n2.1"))
+    leader = cluster["n1"].cleaner
+    seqs = {
+        WheelId.parse(wheel.wheel): wheel.applied_seq for wheel in cluster["n1"].describe().wheels
+    }
+    leader.commit_dead(DeadLetter(dead.id, due_ms, "KEY_MISSING"), due_ms=due_ms, seqs=seqs)
+
+    def all_know() -> None:
+        for node in NODES:
+            requests = [pb.GetMessageRequest(message=pb.MessageRef(handle=h)) for h in handles]
+            told = [cluster[node].stub.GetMessage(r, timeout=20).message for r in requests]
+            assert [(message.state, message.dead_reason) for message in told] == [
+                (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING"),
+                (pb.MESSAGE_STATE_DELIVERED, ""),
+            ]
+
+    wait_to_hold(all_know)
 
 
 def test_every_node_tells_where_all_are_reached_and_who_leads(cluster: Cluster) -> None:

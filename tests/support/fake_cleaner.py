@@ -44,6 +44,8 @@ from delaywheel_replica.core.status import (
 )
 from delaywheel_replica.link import (
     AskTopic,
+    DeadLetter,
+    DeadLettered,
     Link,
     Message,
     NodeStorage,
@@ -74,6 +76,7 @@ class FakeCleaner:
         passes_time: Commits w again and again, as a leader does: seals follow it.
         hears: Whether it reads the link; the real one does not while a call to Kafka takes long.
         received: Every message that came through the link.
+        dead_lettered: Messages that it has counted as dead letters.
     """
 
     def __init__(self, data: Path, link_fd: int, node: str = "n1") -> None:
@@ -91,7 +94,9 @@ class FakeCleaner:
         self.passes_time = False
         self.hears = True
         self.received: list[Message] = []
+        self.dead_lettered = 0
         now_ms = time.time_ns() // 1_000_000
+        self._started_ms = now_ms
         self.state = ControlState(progress=Progress(now_ms - 1_000, None, {}, 0))
         self.stopped = threading.Event()
         self._link = Link(link_fd)
@@ -145,6 +150,20 @@ class FakeCleaner:
             return replace(state, progress=replace(state.progress, **changes))  # type: ignore[arg-type]
 
         self.commit(moved)
+
+    def commit_dead(self, *letters: DeadLetter, told: bool = True, **changes: object) -> None:
+        """Commits another progress, and these messages as dead letters.
+
+        Args:
+            letters: They.
+            told: Whether the server is told of them; False: the link was full.
+            changes: Of the progress.
+        """
+        before = self.dead_lettered
+        if told:
+            self._link.send(DeadLettered(self._started_ms, before, letters))
+        self.dead_lettered = before + len(letters)
+        self.commit_progress(**changes)
 
     def server_status(self) -> ServerStatus | None:
         """The newest row of the server."""
@@ -288,6 +307,8 @@ class FakeCleaner:
             wheels=self.state.wheels,
             nodes=self.state.nodes,
             kafka_error=self.kafka_error,
+            started_ms=self._started_ms,
+            counters={"dead_lettered": self.dead_lettered},
             fences=tuple(self._fences.values()),
             unreadable=FrameSet.of(self._missing),
             lost=self.state.lost,

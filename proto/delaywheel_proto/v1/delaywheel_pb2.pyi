@@ -61,20 +61,28 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     MESSAGE_STATE_UNSPECIFIED: _MessageState.ValueType  # 0
     MESSAGE_STATE_PENDING: _MessageState.ValueType  # 1
     MESSAGE_STATE_DONE: _MessageState.ValueType  # 2
-    """Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted. Which of these
-    it was is in the outcomes topic: a message that is in none of its records was forwarded.
+    """Delivered or a dead letter, the answering node does not know which: the outcomes topic does. Its
+    slot is not yet deleted.
     """
     MESSAGE_STATE_CANCELLED: _MessageState.ValueType  # 3
+    MESSAGE_STATE_DELIVERED: _MessageState.ValueType  # 4
+    """It is in its topic. Only in GetMessage, and only of what became so lately."""
+    MESSAGE_STATE_DEAD_LETTERED: _MessageState.ValueType  # 5
+    """It is in the dead-letter topic. Told only of what became so lately."""
 
 class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 
 MESSAGE_STATE_UNSPECIFIED: MessageState.ValueType  # 0
 MESSAGE_STATE_PENDING: MessageState.ValueType  # 1
 MESSAGE_STATE_DONE: MessageState.ValueType  # 2
-"""Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted. Which of these
-it was is in the outcomes topic: a message that is in none of its records was forwarded.
+"""Delivered or a dead letter, the answering node does not know which: the outcomes topic does. Its
+slot is not yet deleted.
 """
 MESSAGE_STATE_CANCELLED: MessageState.ValueType  # 3
+MESSAGE_STATE_DELIVERED: MessageState.ValueType  # 4
+"""It is in its topic. Only in GetMessage, and only of what became so lately."""
+MESSAGE_STATE_DEAD_LETTERED: MessageState.ValueType  # 5
+"""It is in the dead-letter topic. Told only of what became so lately."""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
 class _WheelState:
@@ -601,6 +609,7 @@ class StoredMessage(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
+    DEAD_REASON_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     id: _builtins.bytes
     due_ms: _builtins.int
@@ -618,6 +627,8 @@ class StoredMessage(_message.Message):
     key: _builtins.bytes
     """Content: in GetMessage always, in GetSlot when asked for."""
     value: _builtins.bytes
+    dead_reason: _builtins.str
+    """Why it is a dead letter: as in its header dw-dead-reason."""
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]: ...
     def __init__(
@@ -639,10 +650,11 @@ class StoredMessage(_message.Message):
         key: _builtins.bytes | None = ...,
         value: _builtins.bytes | None = ...,
         headers: _abc.Iterable[Global___Header] | None = ...,
+        dead_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015

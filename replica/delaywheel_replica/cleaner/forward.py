@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import outcomes
-from delaywheel_replica.cleaner.deadletters import DeadLetters, Hold, Plan, condemn
+from delaywheel_replica.cleaner.deadletters import Condemned, DeadLetters, Hold, Plan, condemn
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record
 from delaywheel_replica.cleaner.producers import is_aftermath
 from delaywheel_replica.cleaner.rows import DueRows, LostFrame, Outcome
@@ -90,6 +90,8 @@ class Transacted:
     """More is due already."""
     dues_ms: NDArray[np.int64]
     """Of the messages that went to their topics, if it was committed."""
+    dead: tuple[Condemned, ...] = ()
+    """Those that went to the dead letters, if it was committed."""
 
 
 class Forwarder:
@@ -194,9 +196,9 @@ class Forwarder:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
-        dues_ms = np.empty(0, np.int64)
+        dues_ms, dead = np.empty(0, np.int64), list[Condemned]()
         if planned is not None:
-            dues_ms, written = self._write(number, planned, situation.now_ms, timeout_ms)
+            dues_ms, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
             counted += written
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += len(lost)
@@ -213,7 +215,7 @@ class Forwarder:
             self.counters["failed_transactions"] += 1
             if step is not None and not is_aftermath(ended.cause):
                 self._dead_letters.failed(step.messages)
-        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, dues_ms)
+        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, dues_ms, tuple(dead))
 
     def _duties(
         self, progress: Progress | None, situation: Situation
@@ -246,11 +248,11 @@ class Forwarder:
 
     def _write(
         self, number: int, planned: Planned, now_ms: int, timeout_ms: int
-    ) -> tuple[NDArray[np.int64], Counter[str]]:
+    ) -> tuple[NDArray[np.int64], list[Condemned], Counter[str]]:
         """Everything of a step; what the client itself refuses becomes a dead letter too.
 
         Returns:
-            The dues of what goes to its topic, and how much of what there is.
+            The dues of what goes to its topic, what does not, and how much of what there is.
         """
         step, plan = planned.step, planned.plan
         dead = list(plan.dead)
@@ -274,12 +276,13 @@ class Forwarder:
             self._producers.write_own(number, letter)
         self._producers.write_own(number, outcomes.dropped(names, step.dropped))
         cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
-        return np.concatenate(dues_ms), Counter(
+        counted = Counter(
             forwarded=len(step.messages) - len(dead),
             dead_lettered=len(dead),
             cancelled=cancelled,
             duplicates=len(step.dropped) - cancelled,
         )
+        return np.concatenate(dues_ms), dead, counted
 
     def _control(self, record: ControlRecord) -> Record:
         key, value = record

@@ -15,7 +15,7 @@ carried out, and what it wants to know is told:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
@@ -56,6 +56,7 @@ from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import silent_nodes
 from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish
+from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.logs import get_logger
 
 TICK_S = 0.1
@@ -102,6 +103,7 @@ class Leadership:
         make_forwarder: MakeForwarder,
         *,
         clock: Clock | None = None,
+        on_dead: Callable[[Iterable[DeadLetter]], object] = lambda _: None,
     ) -> None:
         """Stands by.
 
@@ -111,8 +113,10 @@ class Leadership:
             follower: Of the control topic.
             make_forwarder: Makes what forwards, for one leadership.
             clock: None: the machine's.
+            on_dead: Is told which messages were committed as dead letters.
         """
         self._config = config
+        self._on_dead = on_dead
         self._election = Election(config)
         self._candidacy = candidacy
         self._follower = follower
@@ -401,7 +405,6 @@ class Leadership:
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
         timeout_ms = min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
         self._waiting = Waiting(since_ms, until_ms)
-        dead_before = forwarder.counters["dead_lettered"]
         try:
             done = forwarder.transact(planned, situation, timeout_ms)
         except ControlIncompleteError as error:
@@ -415,7 +418,11 @@ class Leadership:
         if done.verdict is Verdict.COMMITTED:
             self.lateness.add(done.dues_ms, self._clock.wall_ms())
             self.commit_times.add(done.commit_ms * 1_000)
-            self._log.committed(forwarder.counters["dead_lettered"] - dead_before, done.duties.lost)
+            self._log.committed(len(done.dead), done.duties.lost)
+            self._on_dead(
+                DeadLetter(each.message.id, each.message.due_ms, each.reason.value)
+                for each in done.dead
+            )
         else:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
         for node, refusal in done.duties.refused.items():

@@ -24,6 +24,7 @@ from delaywheel.row import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.clients import KafkaClients
 from delaywheel_replica.cleaner.clocks import SystemClock
+from delaywheel_replica.cleaner.dead_news import DeadNews
 from delaywheel_replica.cleaner.deadletters import DeadLetters
 from delaywheel_replica.cleaner.follower import ControlFollower
 from delaywheel_replica.cleaner.forward import Forwarder
@@ -104,6 +105,7 @@ class Cleaner:
         self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=self._awake)
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
+        self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
         self._trials = Trials(
             lambda number: TransactionalProducer(
                 settings,
@@ -138,6 +140,7 @@ class Cleaner:
             follower,
             self._forwarder,
             clock=self._clock,
+            on_dead=self._dead_news.add,
         )
 
         self._telling = Telling(
@@ -158,6 +161,7 @@ class Cleaner:
             self._read_server()
             rest_s = self._leadership.turn(self._server)
             self._news.tell(self._topics.news())
+            self._dead_news.tell()
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return

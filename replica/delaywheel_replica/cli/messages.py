@@ -32,10 +32,7 @@ At = Annotated[
     typer.Option("--at", metavar="TIME", help="The due: ISO 8601, or Unix milliseconds."),
 ]
 
-_STATES = {
-    pb.MESSAGE_STATE_DONE: "done: forwarded, unless the outcomes topic says that it was"
-    " dead-lettered or dropped as a duplicate",
-}
+_UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
 
 
 def get(
@@ -46,7 +43,7 @@ def get(
     as_json: AsJson = False,
     timeout_s: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Show one pending message with its content."""
+    """Show one message with its content, until its second is deleted."""
     request = pb.GetMessageRequest(message=message_ref(handle, *_id_and_due(message_id, at)))
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
     if as_json:
@@ -60,7 +57,7 @@ def get(
     print_facts(
         [
             ("handle", message.handle),
-            ("state", _STATES.get(message.state, shape["state"])),
+            ("state", _state(message)),
             ("due", shape["due"]),
             ("accepted", iso(message.accepted_at_ms)),
             ("topic", message.topic),
@@ -92,6 +89,16 @@ def cancel(
         raise Failure(outcome.value, "the message was not withdrawn")
     if not as_json:
         print("CANCELLED: it is never delivered")
+
+
+def _state(message: pb.StoredMessage) -> str:
+    match message.state:
+        case pb.MESSAGE_STATE_DONE:
+            return _UNKNOWN_END
+        case pb.MESSAGE_STATE_DEAD_LETTERED:
+            return f"a dead letter: {message.dead_reason}"
+        case _:
+            return str(shapes.stored_message(message, with_content=False)["state"])
 
 
 def _id_and_due(message_id: str | None, at: str | None) -> tuple[bytes | None, datetime | None]:

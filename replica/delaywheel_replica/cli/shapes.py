@@ -194,6 +194,7 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
         "wheel": row.wheel,
         "seq": row.seq,
         "state": _state(pb.MessageState.Name(row.state), "MESSAGE_STATE_"),
+        "dead_reason": row.dead_reason or None,
         "key_length_bytes": row.key_length_bytes,
         "value_length_bytes": row.value_length_bytes,
         "headers_length_bytes": row.headers_length_bytes,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.defects import fatal
-from delaywheel_replica.link import Link, LinkMessageError, Topics
+from delaywheel_replica.link import DeadLettered, Link, LinkMessageError, Topics
 from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.status import BEAT_S, Cleaner, CleanerRow
 
@@ -28,6 +28,7 @@ class Hearing:
         cleaner: Cleaner,
         *,
         on_topics: Callable[[Topics], None],
+        on_dead: Callable[[DeadLettered], None],
         on_status: Callable[[CleanerStatus | None], None],
     ) -> None:
         """Prepares.
@@ -37,12 +38,14 @@ class Hearing:
             row: of the cleaner.
             cleaner: where the newest status is put.
             on_topics: the cleaner knows something about topics.
+            on_dead: it has committed dead letters.
             on_status: it has written its row; None: it has died.
         """
         self._link = link
         self._row = row
         self._cleaner = cleaner
         self._on_topics = on_topics
+        self._on_dead = on_dead
         self._on_status = on_status
         self._pid: int | None = None
         self._pidfd: int | None = None
@@ -71,6 +74,8 @@ class Hearing:
             for message in self._link.receive():
                 if isinstance(message, Topics):
                     self._on_topics(message)
+                elif isinstance(message, DeadLettered):
+                    self._on_dead(message)
                 # Anything else is a wake-up; the row is read below.
         except LinkMessageError as error:
             _log.warning("link message ignored", error=str(error))

@@ -15,6 +15,7 @@ from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.scan import Scanner, cancelled_keys, key_of
 from delaywheel_replica.server.stored import rows_after, stored_message
 
@@ -48,8 +49,9 @@ class _Reading:
 class Pages:
     """Makes pages. For one thread."""
 
-    def __init__(self, scanner: Scanner) -> None:
+    def __init__(self, scanner: Scanner, fates: Fates) -> None:
         self._scanner = scanner
+        self._fates = fates
         self._readings: dict[tuple[int, str], _Reading] = {}
 
     def page(
@@ -84,6 +86,7 @@ class Pages:
                     progress,
                     cancelled=key_of(frame.columns, row) in reading.cancelled,
                     with_content=request.with_content,
+                    fates=self._fates,
                 )
             )
             if request.with_content:

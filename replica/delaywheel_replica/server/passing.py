@@ -35,6 +35,8 @@ _Answer = TypeVar("_Answer")
 _OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
 
 _TIMEOUT_S: Final = 12.0
+# Nobody waits longer for what is only good to know.
+_ASKED_BY_THE_WAY_S: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -104,6 +106,22 @@ class Passing:
             of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
             detail = f"The leader's node cannot write it: {reason.value}"
             raise RefusedError(of_cancel, detail) from error
+
+    async def get_message(
+        self, address: str, request: pb.GetMessageRequest
+    ) -> pb.StoredMessage | None:
+        """What the node there says of a message; None: nothing, within a short time."""
+        try:
+            answer = await self.call(
+                address,
+                lambda channel: rpc.DelayWheelStub(channel).GetMessage(
+                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.NOT_UP_TO_DATE,
+            )
+        except RefusedError:
+            return None
+        return answer.message
 
     async def call(
         self,

@@ -24,6 +24,7 @@ from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import ServerStatus
 from delaywheel_replica.server.describing import wheels_of
+from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.pages import Pages
 from delaywheel_replica.server.references import Reference
 from delaywheel_replica.server.refusals import RefusedError
@@ -48,6 +49,7 @@ class Queries:
         disk: Disk,
         data: Path,
         view: NodeView,
+        fates: Fates,
         *,
         on_damaged: Callable[[WheelId, int], None],
     ) -> None:
@@ -57,13 +59,15 @@ class Queries:
             disk: where the data folder lies.
             data: the data folder.
             view: what the parts know of the node.
+            fates: what became of messages, as far as that is known here.
             on_damaged: a frame was come upon that could not be read.
         """
         self._view = view
+        self._fates = fates
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self._damaged)
-        self._pages = Pages(Scanner(disk, data, on_damaged=self._damaged))
+        self._pages = Pages(Scanner(disk, data, on_damaged=self._damaged), fates)
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -123,8 +127,29 @@ class Queries:
         )
         if frame is None:  # since then: deleted with its second, or not to be read any more
             raise RefusedError(Reason.NOT_UP_TO_DATE)
-        return stored_message(
-            frame, place.row, self._progress(), cancelled=bool(found.cancels), with_content=True
+        message = stored_message(
+            frame,
+            place.row,
+            self._progress(),
+            cancelled=bool(found.cancels),
+            with_content=True,
+            fates=self._fates,
+        )
+        if message.state == pb.MESSAGE_STATE_DONE and self._was_delivered(found):
+            message.state = pb.MESSAGE_STATE_DELIVERED
+        return message
+
+    def _was_delivered(self, found: Found) -> bool:
+        """Of a message that is done: whether it would be known if it were a dead letter, or lost.
+
+        Of a retry another copy may have been the dead letter, long ago: each must be known of.
+        """
+        status, (due_ms,) = self._view.cleaner.status, found.dues_ms
+        if status is None or not found.complete:
+            return False
+        return all(
+            self._fates.is_known(due_ms, copy) and (copy.wheel, copy.seq) not in status.lost
+            for copy in found.copies
         )
 
     async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:

@@ -12,7 +12,7 @@ from delaywheel_replica.server.answering import Context
 from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
 from delaywheel_replica.server.pages import LONGEST_PAGE_BYTES
-from delaywheel_replica.server.passing import was_passed
+from delaywheel_replica.server.passing import Passing, was_passed
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import reference_of
 
@@ -24,9 +24,16 @@ class DelayWheelService:
     """The calls of ``delaywheel.v1.DelayWheel``, but for those that produce."""
 
     def __init__(
-        self, queries: Queries, cancels: Cancels, asking: Asking, *, max_message_bytes: int
+        self,
+        queries: Queries,
+        cancels: Cancels,
+        asking: Asking,
+        passing: Passing,
+        *,
+        max_message_bytes: int,
     ) -> None:
         self._queries = queries
+        self._passing = passing
         self._cancels = cancels
         self._asking = asking
         self._max_message_bytes = max_message_bytes
@@ -50,10 +57,16 @@ class DelayWheelService:
         return await self._cancels.cancel(request, passed=passed)
 
     async def GetMessage(  # noqa: N802 - gRPC's names
-        self, request: pb.GetMessageRequest, _context: Context
+        self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
-        """See the protocol."""
+        """See the protocol. What became of a message that is done, the leader's node knows best."""
         message = await self._queries.get_message(reference_of(request.message))
+        if message.state == pb.MESSAGE_STATE_DONE:
+            address = self._passing.leader_address()
+            if address is not None and not was_passed(context.invocation_metadata()):
+                told = await self._passing.get_message(address, request)
+                if told is not None:
+                    message.state, message.dead_reason = told.state, told.dead_reason
         return pb.GetMessageResponse(message=message)
 
     async def ListSlots(  # noqa: N802 - gRPC's names

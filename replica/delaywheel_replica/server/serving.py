@@ -8,6 +8,7 @@ finish, end.
 import asyncio
 import contextlib
 import os
+from functools import partial
 from typing import Final
 
 from delaywheel.disk import PosixDisk
@@ -16,6 +17,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.member_events import DiskState, MemberConfig
+from delaywheel_replica.core.status import CleanerStatus
 from delaywheel_replica.defects import fatal
 from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready
 from delaywheel_replica.link import Link, Stop, Wake
@@ -30,6 +32,7 @@ from delaywheel_replica.server.descriptors import Descriptors
 from delaywheel_replica.server.details import Details, Said
 from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.facts import Sources
+from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.hearing import Hearing
 from delaywheel_replica.server.ledger import Ledger
 from delaywheel_replica.server.ledger_duty import publishable, registered
@@ -146,14 +149,16 @@ class Server:
             refuses_absent=not config.create_topics,
         )
         self._upkeep.also(topics.save_changes)
-        self._queries = Queries(disk, data, self._view, on_damaged=self._driver.unreadable)
+        fates = Fates()
+        self._queries = Queries(disk, data, self._view, fates, on_damaged=self._driver.unreadable)
         self._passing = Passing(self._view)
         self._hearing = Hearing(
             self._link,
             cleaner_row,
             self._view.cleaner,
             on_topics=topics.learn,
-            on_status=self._driver.cleaner_told,
+            on_dead=fates.heard,
+            on_status=partial(self._heard_cleaner, fates),
         )
         writing = Writing(self._driver)
         self._producing = Producing(
@@ -178,6 +183,7 @@ class Server:
             self._queries,
             cancels,
             self._asking(disk),
+            self._passing,
             max_message_bytes=config.max_message_bytes,
         )
         self._address = config.advertised or config.listen
@@ -215,6 +221,11 @@ class Server:
             max_caller_connections=self._descriptors.connections,
             peers=self._surroundings.peers,
         )
+
+    def _heard_cleaner(self, fates: Fates, status: CleanerStatus | None) -> None:
+        if status is not None:
+            fates.row(status)
+        self._driver.cleaner_told(status)
 
     def refusal(self) -> Refusal | None:
         """Why the node takes no messages now; None: it does."""

@@ -6,6 +6,7 @@ from itertools import islice
 from delaywheel.format import Frame, Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.server.fates import Fates
 
 
 def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterable[tuple[Frame, int]]:
@@ -24,9 +25,24 @@ def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterable[tupl
 
 
 def stored_message(
-    frame: Frame, row: int, progress: Progress | None, *, cancelled: bool, with_content: bool
+    frame: Frame,
+    row: int,
+    progress: Progress | None,
+    *,
+    cancelled: bool,
+    with_content: bool,
+    fates: Fates | None = None,
 ) -> pb.StoredMessage:
-    """A message as the protocol tells it; `cancelled`: a cancel frame of its slot names it."""
+    """A message as the protocol tells it.
+
+    Args:
+        frame: it lies in this one.
+        row: in this place.
+        progress: the committed one, as far as it is known.
+        cancelled: a cancel frame of its slot names it.
+        with_content: key, value and headers, too.
+        fates: what is known of those that are done.
+    """
     columns = frame.columns
     due_ms = int(columns.due_ms[row])
     id_ = columns.ids[row].tobytes()
@@ -43,7 +59,10 @@ def stored_message(
         value_length_bytes=int(columns.value_lengths[row]),
         headers_length_bytes=int(columns.headers_lengths[row]),
     )
-    if cancelled:
+    reason = None if fates is None else fates.reason(id_, due_ms)
+    if reason is not None:
+        message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, reason
+    elif cancelled:
         message.state = pb.MESSAGE_STATE_CANCELLED
     elif progress is not None and progress.covers(due_ms, Position(frame.wheel, frame.seq, row)):
         message.state = pb.MESSAGE_STATE_DONE

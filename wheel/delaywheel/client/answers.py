@@ -32,8 +32,12 @@ class MessageState(StrEnum):
     """The service says nothing, or something newer than this SDK."""
     PENDING = "PENDING"
     DONE = "DONE"
-    """Forwarded, dead-lettered or dropped as a duplicate; its slot is not yet deleted."""
+    """Delivered or a dead letter, the service does not know which: the outcomes topic does."""
     CANCELLED = "CANCELLED"
+    DELIVERED = "DELIVERED"
+    """It is in its topic; told of what became so lately."""
+    DEAD_LETTERED = "DEAD_LETTERED"
+    """It is in the dead-letter topic, see `StoredMessage.dead_reason`; likewise."""
 
     @classmethod
     def of(cls, number: int) -> Self:
@@ -51,6 +55,7 @@ class StoredMessage:
         seq: The number of its frame in its wheel.
         partition: None: chosen from the key when it is forwarded.
         timestamp_ms: None: the time of forwarding.
+        dead_reason: Why it is a dead letter; None: it is not known to be one.
     """
 
     handle: Handle
@@ -65,6 +70,7 @@ class StoredMessage:
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
+    dead_reason: str | None = None
 
     @classmethod
     def of(cls, stored: pb.StoredMessage) -> Self:
@@ -85,4 +91,5 @@ class StoredMessage:
                 (header.name, header.value if header.HasField("value") else None)
                 for header in stored.headers
             ),
+            dead_reason=stored.dead_reason or None,
         )

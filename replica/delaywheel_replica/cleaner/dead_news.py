@@ -1,0 +1,49 @@
+"""Tells the server which messages became dead letters: in small messages, whenever they fit.
+
+What waits is bounded: of more the oldest are never told. The server sees that by the counts, and
+says of what was done meanwhile that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered
+
+UNTOLD_AT_MOST = 20_000
+"""Two transactions of nothing but dead letters."""
+
+
+class DeadNews:
+    """What the server has not been told yet."""
+
+    def __init__(self, send: Callable[[DeadLettered], bool], *, cleaner_ms: int) -> None:
+        """Nothing is to be told.
+
+        Args:
+            send: to the server; False: the link is full.
+            cleaner_ms: when this process started, as its row says.
+        """
+        self._send = send
+        self._cleaner_ms = cleaner_ms
+        self._before = 0
+        self._untold: list[DeadLetter] = []
+
+    def add(self, letters: Iterable[DeadLetter]) -> None:
+        """These were committed."""
+        self._untold.extend(letters)
+        self._drop(len(self._untold) - UNTOLD_AT_MOST)
+
+    def tell(self) -> None:
+        """Tells as much as the link takes."""
+        while self._untold:
+            letters = tuple(islice(self._untold, LETTERS_AT_MOST))
+            if not self._send(DeadLettered(self._cleaner_ms, self._before, letters)):
+                return
+            self._drop(len(letters))
+
+    def _drop(self, count: int) -> None:
+        if count > 0:
+            del self._untold[:count]
+            self._before += count

@@ -1,0 +1,58 @@
+"""What the server is told of dead letters, through a link that may be full."""
+
+from __future__ import annotations
+
+from delaywheel_replica.cleaner.dead_news import UNTOLD_AT_MOST, DeadNews
+from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, encode
+
+
+class Line:
+    """A link that takes so many messages, then none."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.told: list[DeadLettered] = []
+
+    def send(self, message: DeadLettered) -> bool:
+        if len(self.told) >= self.room:
+            return False
+        self.told.append(message)
+        return True
+
+
+def letters(count: int, first: int = 0) -> list[DeadLetter]:
+    numbers = range(first, first + count)
+    return [DeadLetter(n.to_bytes(16, "big"), 1 << 50, "TOPIC_UNAVAILABLE") for n in numbers]
+
+
+def test_each_is_told_once_and_in_order_however_full_the_link_is() -> None:
+    line = Line(2)
+    news = DeadNews(line.send, cleaner_ms=7)
+    news.add(letters(1_000))
+    for room in (2, 3, 4, 9):
+        line.room = room
+        news.tell()
+        news.tell()
+    news.add(letters(5, first=1_000))
+    news.tell()
+    assert [letter for message in line.told for letter in message.letters] == letters(1_005)
+    assert [message.before for message in line.told] == [0, 200, 400, 600, 800, 1_000]
+    assert {message.cleaner_ms for message in line.told} == {7}
+
+
+def test_of_too_many_the_oldest_are_dropped_and_the_counts_show_it() -> None:
+    line = Line(0)
+    news = DeadNews(line.send, cleaner_ms=7)
+    for first in range(0, 3 * UNTOLD_AT_MOST, UNTOLD_AT_MOST // 2):
+        news.add(letters(UNTOLD_AT_MOST // 2, first))
+        news.tell()
+    line.room = 1 << 30
+    news.tell()
+    assert line.told[0].before == 2 * UNTOLD_AT_MOST
+    told = [letter for message in line.told for letter in message.letters]
+    assert told == letters(UNTOLD_AT_MOST, first=2 * UNTOLD_AT_MOST)
+
+
+def test_a_message_of_many_leaves_room_for_others_in_the_buffer() -> None:
+    message = DeadLettered(1 << 50, 1 << 50, tuple(letters(LETTERS_AT_MOST)))
+    assert len(encode(message)) < 20_000
