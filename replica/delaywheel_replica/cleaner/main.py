@@ -53,6 +53,7 @@ from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.descriptors import raise_descriptor_limit
+from delaywheel_replica.garbage import keep_modules
 from delaywheel_replica.inheritance import exit_with_supervisor
 from delaywheel_replica.link import (
     AskTopic,
@@ -293,6 +294,7 @@ def _election_config(config: Config) -> ElectionConfig:
 
 def main() -> int:
     """Runs the cleaner of one node."""
+    keep_modules()
     exit_with_supervisor()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

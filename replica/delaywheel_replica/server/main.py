@@ -16,6 +16,7 @@ from delaywheel.wheel import MetaDamaged
 from delaywheel_replica.config import Config
 from delaywheel_replica.defects import end_with_any_thread
 from delaywheel_replica.descriptors import raise_descriptor_limit
+from delaywheel_replica.garbage import keep_modules
 from delaywheel_replica.inheritance import (
     ADDRESS_VARIABLE,
     EXIT_HOPELESS,
@@ -36,6 +37,7 @@ _log = get_logger(__name__)
 
 def main() -> int:
     """Runs the server of one node; the process's exit code."""
+    keep_modules()
     exit_with_supervisor()
     config = Config.inherited()
     set_up_logging("server", log_format=config.log_format, level=config.log_level)
