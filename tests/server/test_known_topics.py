@@ -61,7 +61,7 @@ def known(tmp_path: Path, asked: Asked) -> KnownTopics:
 
 
 async def refused(known: KnownTopics, batch: Batch) -> dict[int, Reason]:
-    await known.check(batch)
+    known.judge(batch, await known.find_out(known.doubtful(batch)))
     return {row: refusal.reason for row, refusal in batch.refusals.items()}
 
 

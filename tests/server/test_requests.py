@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.refusals import Refusal, RefusedError
 from delaywheel_replica.server.requests import Batch, Rules
 from delaywheel_replica.server.requests import decode as decode_bytes
 from support.messages import Message, columns_of, messages_of
@@ -115,10 +115,10 @@ def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
     assert {row: refusal.reason for row, refusal in by_rows.refusals.items()} == {
         row: refusal.reason for row, refusal in by_columns.refusals.items()
     }
-    kept, rows = by_columns.accepted()
-    rows_kept = list(range(len(messages))) if rows is None else rows.tolist()
-    assert messages_of(kept) == [messages[row] for row in rows_kept]
-    assert messages_of(by_rows.accepted()[0]) == messages_of(kept)
+    kept = [row for row in range(len(messages)) if row not in by_columns.refusals]
+    for batch in (by_columns, by_rows):
+        batch.accept()
+        assert messages_of(batch.accepted) == [messages[row] for row in kept]
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,13 @@ def test_an_id_is_given_where_there_is_none() -> None:
 
 def test_a_refused_message_leaves_the_others_alone() -> None:
     batch = decoded(row(value=b"a"), row(id=b"short"), row(value=b"c"), row(topic=""))
-    columns, rows = batch.accepted()
-    assert rows is not None
-    assert rows.tolist() == [0, 2]
-    assert [columns.value(number) for number in range(2)] == [b"a", b"c"]
+    batch.accept()
+    assert [batch.accepted.value(number) for number in range(2)] == [b"a", b"c"]
     assert set(batch.refusals) == {1, 3}
+    full = Refusal(Reason.SLOT_FULL)
+    batch.refuse_accepted({1: full})
+    assert set(batch.refusals) == {1, 2, 3}
+    assert batch.refusals[2] is full
 
 
 ONE = [Message(NOW_MS, ID, "orders", b"k", b"v", (("h", b"x"),))]
@@ -270,7 +272,8 @@ def test_topics_of_refused_messages_go_no_further(*, in_columns: bool) -> None:
         0: Reason.TOPIC_INVALID,
         2: Reason.TOPIC_INVALID,
     }
-    assert batch.accepted()[0].topics == ("orders",)
+    batch.accept()
+    assert batch.accepted.topics == ("orders",)
 
 
 def test_topics_that_no_message_has_are_dropped() -> None:

@@ -86,6 +86,24 @@ def _headers_in(buffer: bytes) -> Iterator[tuple[str, bytes | None]]:
         position = value_end
 
 
+def _names_in(buffer: bytes) -> Iterator[bytes | None]:
+    """The names of headers, values passed over; None, and no more, where they are none."""
+    position, end = 0, len(buffer)
+    unpack, beside = _LENGTHS.unpack_from, _LENGTHS.size
+    while position < end:
+        if end - position < beside:
+            yield None
+            return
+        name_length, value_length = unpack(buffer, position)
+        name_at = position + beside
+        value_at = name_at + name_length
+        position = value_at + value_length if value_length > 0 else value_at
+        if not name_length or value_length < -1 or position > end:
+            yield None
+            return
+        yield buffer[name_at:value_at]
+
+
 def is_cut_off(name: str) -> bool:
     """Whether a header's name would not arrive: the Kafka client takes it to end at U+0000."""
     return "\0" in name
@@ -159,21 +177,34 @@ class _Walk:
 
     def finish_one_by_one(self) -> None:
         places = zip(self.rows.tolist(), self._at.tolist(), self._end.tolist(), strict=True)
+        # Messages of one request mostly have the same names: each is judged once.
+        plain: set[bytes] = set()
         for row, at, end in places:
             headers = self._steps
-            try:
-                for name, _ in _headers_in(bytes(self._blob[at:end])):
-                    headers += 1
-                    if headers > self._most:
-                        self.too_many[row] = True
-                        break
-                    if is_cut_off(name):
-                        self.malformed[row] = True
-                    if name.startswith(RESERVED_PREFIX):
-                        self.reserved[row] = True
-            except HeadersMalformedError:
-                self.malformed[row] = True
+            for name in _names_in(bytes(self._blob[at:end])):
+                if name is None:
+                    self.malformed[row] = True
+                    break
+                headers += 1
+                if headers > self._most:
+                    self.too_many[row] = True
+                    break
+                if name not in plain:
+                    self._judge(row, name, plain)
             self._count(headers - self._steps)
+
+    def _judge(self, row: int, name: bytes, plain: set[bytes]) -> None:
+        try:
+            text = name.decode()
+        except UnicodeDecodeError:
+            self.malformed[row] = True
+            return
+        if is_cut_off(text):
+            self.malformed[row] = True
+        elif text.startswith(RESERVED_PREFIX):
+            self.reserved[row] = True
+        else:
+            plain.add(name)
 
     def _count(self, headers: int) -> None:
         self._left -= headers

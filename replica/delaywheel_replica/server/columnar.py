@@ -26,6 +26,12 @@ def content_lengths(
     return lengths
 
 
+def headers_bytes(request: bytes, outline: Outline) -> int:
+    """How long the headers of all messages together are, as a request of columns says."""
+    begin, end = (outline.columns or {}).get("headers_lengths", (0, 0))
+    return int(np.frombuffer(request[begin : end - (end - begin) % 4], "<i4").sum(dtype=np.int64))
+
+
 def decode_columns(request: bytes, outline: Outline) -> Columns:
     """The messages; their contents stay where they are in the request.
 

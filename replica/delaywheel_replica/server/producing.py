@@ -5,11 +5,11 @@ on a stream, an error in its response, so that the stream goes on.
 
 What takes more than some milliseconds, to be read or to be answered, is done on a thread: one for
 all callers, so that large requests wait for each other and for nobody else. Small ones are not
-worth the way there and back.
+worth the way there and back: a pass of the loop does some of them (looptime.py).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,9 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.admission import Admission, cost_bytes
 from delaywheel_replica.server.answering import Answer, Context, defect
+from delaywheel_replica.server.columnar import headers_bytes
 from delaywheel_replica.server.counts import Counts
+from delaywheel_replica.server.looptime import LoopTime
 from delaywheel_replica.server.refusals import Refusal, RefusedError
 from delaywheel_replica.server.requests import Batch, Rules, decode_outlined
 from delaywheel_replica.server.results import column_results, row_results
@@ -30,11 +32,14 @@ from delaywheel_replica.server.writing import Writing
 
 # Requests of one stream that may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
-# Beyond these a request of messages, or one of columns, goes to the thread.
-_FEW_ROWS: Final = 256
+# Beyond these, each some millisecond's work, a request of messages, or one of columns, goes to the
+# thread. What columns cost are their numbers, their topics and the headers' names; contents stay
+# where they are.
+_FEW_ROWS: Final = 64
 _FEW_ROW_BYTES: Final = 1 << 14
 _FEW_COLUMN_ROWS: Final = 2_000
-_FEW_COLUMN_BYTES: Final = 1 << 17
+_FEW_TOPICS: Final = 128
+_FEW_HEADER_BYTES: Final = 1 << 14
 
 _Made = TypeVar("_Made")
 
@@ -58,6 +63,7 @@ class Producing:
     def __init__(self, accepting: Accepting) -> None:
         self._accepting = accepting
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._loop_time = LoopTime()
 
     def close(self) -> None:
         """Ends the thread."""
@@ -102,10 +108,11 @@ class Producing:
         except RefusedError as error:
             parts.counts.refused_request(outline.messages, error.refusal.reason)
             raise
+        content = await self._done(
+            len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
+            partial(row_results if outline.columns is None else column_results, batch, wheel),
+        )
         parts.counts.answered(len(batch), batch.refusals)
-        results = row_results if outline.columns is None else column_results
-        is_small = len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS
-        content = await self._done(is_small, partial(results, batch, wheel))
         return Answer(content, parts.admission.hold_answer(caller, len(content)))
 
     async def _take(
@@ -116,26 +123,38 @@ class Producing:
         if refusal is not None:
             raise RefusedError.of(refusal)
         with parts.admission.admit(caller, cost_bytes(request, outline.messages)) as ticket:
-            batch = await self._done(
-                _is_small(request, outline),
-                partial(decode_outlined, request, outline, parts.rules, now_ms=wall_ms()),
-            )
-            await parts.topics.check(batch)
-            columns, rows = batch.accepted()
+            is_small = _is_small(request, outline)
+            batch, doubtful = await self._done(is_small, partial(self._decode, request, outline))
+            if doubtful:
+                unasked = await parts.topics.find_out(doubtful)
+                await self._done(is_small, partial(self._judge, batch, unasked))
             wheel: WheelId | None = None
-            if len(columns):
-                answer = parts.writing.submit(columns)
+            if len(batch.accepted):
+                answer = parts.writing.submit(batch.accepted)
                 ticket.hand_on(answer)
                 committed = await asyncio.shield(answer)
                 wheel = committed.wheel
-                for row, failed in committed.failed.items():
-                    batch.refuse([row if rows is None else int(rows[row])], failed)
+                batch.refuse_accepted(committed.failed)
         return batch, wheel
+
+    def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
+        """On any thread. Unless topics are to be asked for, which it returns, it is judged, too."""
+        parts = self._accepting
+        batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
+        doubtful = parts.topics.doubtful(batch)
+        if not doubtful:
+            self._judge(batch, ())
+        return batch, doubtful
+
+    def _judge(self, batch: Batch, unasked: Collection[str]) -> None:
+        """On any thread."""
+        self._accepting.topics.judge(batch, unasked)
+        batch.accept()
 
     async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
         """Does some work here or, if it may take long, on the thread."""
         if is_small:
-            return work()
+            return await self._loop_time.do(work)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _read(self, context: Context, stream: "_Stream") -> None:
@@ -172,7 +191,11 @@ class Producing:
 def _is_small(request: bytes, outline: Outline) -> bool:
     if outline.columns is None:
         return len(request) <= _FEW_ROW_BYTES and outline.messages <= _FEW_ROWS
-    return len(request) <= _FEW_COLUMN_BYTES and outline.messages <= _FEW_COLUMN_ROWS
+    return (
+        outline.messages <= _FEW_COLUMN_ROWS
+        and len(outline.topics) <= _FEW_TOPICS
+        and headers_bytes(request, outline) <= _FEW_HEADER_BYTES
+    )
 
 
 class _Stream:

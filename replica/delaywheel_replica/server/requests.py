@@ -66,11 +66,19 @@ class Batch:
     """The messages of one request, and those of them that are refused.
 
     The first refusal of a message counts.
+
+    Attributes:
+        columns: all of them.
+        refusals: row -> why it is refused.
+        accepted: those that were not refused when `accept` was called.
     """
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
         self.refusals: dict[int, Refusal] = {}
+        self.accepted = columns
+        # Which row each of the accepted is; None: all are.
+        self._rows: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -101,14 +109,23 @@ class Batch:
         order = np.argsort(numbers, kind="stable")
         return order, np.searchsorted(numbers[order], np.arange(len(self.columns.topics) + 1))
 
-    def accepted(self) -> tuple[Columns, NDArray[np.intp] | None]:
-        """What is left, and which row of the request each is; None: all are left."""
+    def accept(self) -> None:
+        """Sets apart what is not refused by now."""
         if not self.refusals:
-            return self.columns, None
+            return
         good = np.ones(len(self.columns), dtype=np.bool_)
         good[list(self.refusals)] = False
-        rows = np.flatnonzero(good)
-        return self.columns.take(rows).compacted(), rows
+        self._rows = np.flatnonzero(good)
+        self.accepted = self.columns.take(self._rows).compacted()
+
+    def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
+        """Refuses some of the accepted after all.
+
+        Args:
+            failed: row of ``accepted`` -> why.
+        """
+        for row, refusal in failed.items():
+            self.refusals[row if self._rows is None else int(self._rows[row])] = refusal
 
 
 def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:

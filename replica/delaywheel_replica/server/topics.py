@@ -19,12 +19,14 @@ nothing                neither, or the telling of absence is     the cleaner is 
 The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While so many wait for its answer,
 messages for further names that nothing is known of are refused with BACKPRESSURE: whoever invents
 names overloads neither the cleaner nor Kafka.
+
+A request may have thousands of topics, so judging it is for any thread; only asking is the loop's.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,6 +49,10 @@ ASKED_AT_MOST: Final = 1_000
 _ABSENT_BYTES: Final = 2 << 20
 _PRESENT_BYTES: Final = 16 << 20
 _ENTRY_BYTES: Final = 300
+_NO_BOUND: Final = 1 << 62
+_UNASKED: Final = Refusal(
+    Reason.BACKPRESSURE, f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
+)
 
 
 def _monotonic_ms() -> int:
@@ -54,7 +60,7 @@ def _monotonic_ms() -> int:
 
 
 class KnownTopics:
-    """The node's memory of Kafka's topics. For the event loop's thread."""
+    """The node's memory of Kafka's topics. For the loop's thread, where nothing else is said."""
 
     def __init__(
         self,
@@ -86,29 +92,53 @@ class KnownTopics:
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._unsaved = False
 
-    async def check(self, batch: Batch) -> None:
-        """Refuses those messages of a batch that Kafka would not take."""
-        topics = [
-            (number, name)
-            for number, name in enumerate(batch.columns.topics)
-            if is_topic_name(name)
-        ]
-        doubtful = [name for number, name in topics if self._is_in_doubt(batch, number, name)]
-        unasked = await self._find_out(doubtful) if doubtful else ()
-        for number, name in topics:
-            told = self._present.get(name)
-            if told is not None:
-                if told.is_fresh:
-                    for rows, refusal in _misfits(batch, number, told.info):
-                        batch.refuse(rows, refusal)
-            elif self._refuses_absent and self._is_absent(name):
-                batch.refuse(
-                    batch.rows_for(number),
-                    Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}"),
-                )
+    def doubtful(self, batch: Batch) -> list[str]:
+        """The topics of which too little is known to judge the messages for them; on any thread."""
+        told = self._told_of(batch)
+        old = [known if known and not known.is_fresh else None for known in told]
+        numbers = {number for number, _, _ in _misfits(batch, old)}
+        if self._refuses_absent:
+            numbers.update(number for number, known in enumerate(told) if known is None)
+        names = [batch.columns.topics[number] for number in sorted(numbers)]
+        return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
+
+    async def find_out(self, names: Iterable[str]) -> Collection[str]:
+        """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
+        waiting, unasked = [], set()
+        for name in names:
+            asked = self._asked.get(name)
+            if asked is None and len(self._asked) >= ASKED_AT_MOST:
+                unasked.add(name)
+            elif asked is None and self._ask(AskTopic(name)):
+                asked = self._asked[name] = asyncio.get_running_loop().create_future()
+            if asked is not None:
+                waiting.append((name, asked))
+        if waiting:
+            await asyncio.wait([asked for _, asked in waiting], timeout=self._wait_s)
+        for name, asked in waiting:
+            if self._asked.get(name) is asked:
+                self._settle(name)
+        return unasked
+
+    def judge(self, batch: Batch, unasked: Collection[str]) -> None:
+        """Refuses what Kafka would not take, by what is known now; on any thread.
+
+        Args:
+            batch: of decoded messages.
+            unasked: those of its topics that `find_out` could not ask for.
+        """
+        told = self._told_of(batch)
+        fresh = [known if known and known.is_fresh else None for known in told]
+        for _, rows, refusal in _misfits(batch, fresh):
+            batch.refuse(rows, refusal)
+        for number, name in enumerate(batch.columns.topics):
+            if told[number] is not None:
+                continue
+            if self._refuses_absent and self._is_absent(name):
+                refusal = Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}")
+                batch.refuse(batch.rows_for(number), refusal)
             elif name in unasked:
-                detail = f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
-                batch.refuse(batch.rows_for(number), Refusal(Reason.BACKPRESSURE, detail))
+                batch.refuse(batch.rows_for(number), _UNASKED)
 
     def learn(self, message: Topics) -> None:
         """Takes in what the cleaner says."""
@@ -141,33 +171,12 @@ class KnownTopics:
     def _keep(self, name: str, told: "_Told") -> None:
         self._present.put(name, told, len(name) + _ENTRY_BYTES)
 
-    def _is_in_doubt(self, batch: Batch, number: int, name: str) -> bool:
-        """Whether what is known does not do to judge the messages for a topic."""
-        told = self._present.get(name)
-        if told is None:
-            return self._refuses_absent and not self._is_absent(name)
-        return not told.is_fresh and any(True for _ in _misfits(batch, number, told.info))
+    def _told_of(self, batch: Batch) -> "list[_Told | None]":
+        """What is known of each topic of a batch, in their order."""
+        return [self._present.get(name) for name in batch.columns.topics]
 
     def _is_absent(self, name: str) -> bool:
         return _is_fresh(self._absent_ms.get(name))
-
-    async def _find_out(self, names: Iterable[str]) -> Collection[str]:
-        """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
-        waiting, unasked = [], set()
-        for name in names:
-            asked = self._asked.get(name)
-            if asked is None and len(self._asked) >= ASKED_AT_MOST:
-                unasked.add(name)
-            elif asked is None and self._ask(AskTopic(name)):
-                asked = self._asked[name] = asyncio.get_running_loop().create_future()
-            if asked is not None:
-                waiting.append((name, asked))
-        if waiting:
-            await asyncio.wait([asked for _, asked in waiting], timeout=self._wait_s)
-        for name, asked in waiting:
-            if self._asked.get(name) is asked:
-                self._settle(name)
-        return unasked
 
     def _settle(self, name: str) -> None:
         asked = self._asked.pop(name, None)
@@ -188,6 +197,12 @@ class _Told:
     checked_at_ms: int | None
 
     @property
+    def room_bytes(self) -> int:
+        """So long may a message be."""
+        most = self.info.max_message_bytes
+        return _NO_BOUND if most is None else most - FORWARD_ROOM_BYTES
+
+    @property
     def is_fresh(self) -> bool:
         """Whether a message may be refused by it."""
         return _is_fresh(self.checked_at_ms)
@@ -198,23 +213,41 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
 
 
 def _misfits(
-    batch: Batch, number: int, info: TopicInfo
-) -> Iterator[tuple[NDArray[np.intp], Refusal]]:
-    """The messages for a topic that it does not take, and why."""
-    columns = batch.columns
-    rows = batch.rows_for(number)
-    name = columns.topics[number]
-    outside = rows[columns.partitions[rows] >= info.partitions]
-    if len(outside):
-        detail = f"{name} has {info.partitions} partitions"
-        yield outside, Refusal(Reason.PARTITION_INVALID, detail)
-    if info.max_message_bytes is None:
+    batch: Batch, told: "Sequence[_Told | None]"
+) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
+    """The messages for each topic that it does not take, and why: compared as whole columns.
+
+    Args:
+        batch: of decoded messages.
+        told: of each of its topics; None: it takes anything.
+    """
+    if not any(told):
         return
-    room = info.max_message_bytes - FORWARD_ROOM_BYTES
-    large = rows[batch.lengths_bytes[rows] > room]
-    if len(large):
-        detail = f"{name} takes {room} bytes beside our headers"
-        yield large, Refusal(Reason.MESSAGE_TOO_LARGE, detail)
+    columns = batch.columns
+    partitions = np.array(
+        [known.info.partitions if known else _NO_BOUND for known in told], dtype=np.int64
+    )
+    rooms = np.array([known.room_bytes if known else _NO_BOUND for known in told], dtype=np.int64)
+    numbers = columns.topic_numbers
+    outside = np.flatnonzero(columns.partitions >= partitions[numbers])
+    for number, rows in _by_topic(numbers, outside):
+        detail = f"{columns.topics[number]} has {partitions[number]} partitions"
+        yield number, rows, Refusal(Reason.PARTITION_INVALID, detail)
+    large = np.flatnonzero(batch.lengths_bytes > rooms[numbers])
+    for number, rows in _by_topic(numbers, large):
+        detail = f"{columns.topics[number]} takes {rooms[number]} bytes beside our headers"
+        yield number, rows, Refusal(Reason.MESSAGE_TOO_LARGE, detail)
+
+
+def _by_topic(
+    numbers: NDArray[np.uint32], rows: NDArray[np.intp]
+) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Some messages, topic by topic."""
+    if not len(rows):
+        return
+    order = rows[np.argsort(numbers[rows], kind="stable")]
+    found, begins = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True)
 
 
 def _load(disk: Disk, path: Path) -> dict[str, TopicInfo]:
