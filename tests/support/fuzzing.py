@@ -41,21 +41,32 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One caller, with a connection of its own."""
+    """Some callers that do the same, each with a connection of its own."""
 
     method: str
     requests: tuple[bytes, ...]
     way: Way
+    callers: int = 1
 
     def __repr__(self) -> str:
         """Short: requests are long."""
         contents = ", ".join(
             f"{content[:24]!r}… {len(content)} bytes" for content in self.requests[:1]
         )
-        return f"{self.method} {len(self.requests)} x [{contents}], {self.way.value}"
+        callers = "a caller" if self.callers == 1 else f"{self.callers} callers"
+        return f"{self.method} {len(self.requests)} x [{contents}], {callers}, {self.way.value}"
 
     def begin(self, address: str) -> Callable[[], None]:
         """Sends the requests; what is returned ends it."""
+        ends = [self._begin_one(address) for _ in range(self.callers)]
+
+        def end() -> None:
+            for each in ends:
+                each()
+
+        return end
+
+    def _begin_one(self, address: str) -> Callable[[], None]:
         channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         of_bytes: Any = channel.stream_stream(self.method)
         call = of_bytes(iter(self.requests), timeout=30)
@@ -92,10 +103,19 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _columns(
+def columns(
     messages: int, topics: list[str], ahead_ms: int, header: bytes, headers: int, value: int
 ) -> bytes:
-    """Columns that fit together, though not all may be accepted."""
+    """A request of columns that fit together, though not all may be accepted.
+
+    Args:
+        messages: how many.
+        topics: of the messages in turn.
+        ahead_ms: how far from now they fall due.
+        header: one, encoded.
+        headers: how many of it each has, if that is not too long.
+        value: its length, if that is not too long.
+    """
     headers = min(headers, _LONGEST_BYTES // (messages * max(1, len(header))))
     value = min(value, (_LONGEST_BYTES - messages * headers * len(header)) // messages)
     content = bytes(max(0, value)) + header * headers
@@ -180,7 +200,7 @@ _PRODUCE = (
         lambda pair: field(1, pair[0].SerializeToString()[:400]) * pair[1]
     )
     | st.builds(
-        _columns,
+        columns,
         st.sampled_from([1, 2, 33, 300, 10_000]),
         st.lists(_TEXTS, min_size=1, max_size=3)
         | st.just([f"t{number}" for number in range(10_000)]),
@@ -197,8 +217,9 @@ _REQUESTS = (
     | st.tuples(st.sampled_from(METHODS), st.binary(max_size=300) | _TINY)
 )
 ATTACKS = st.builds(
-    lambda request, times, way: Attack(request[0], (request[1],) * times, way),
+    lambda request, times, way, callers: Attack(request[0], (request[1],) * times, way, callers),
     _REQUESTS,
     st.sampled_from([0, 1, 1, 2, 20, 300]),
     st.sampled_from([Way.READ, Way.READ, Way.LEAVE, Way.HOLD]),
+    st.sampled_from([1, 1, 1, 12]),
 )

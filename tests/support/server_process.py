@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -84,6 +84,8 @@ class ServerProcess:
     def __init__(self, data: Path, **settings: Any) -> None:
         """Prepares; nothing runs before `start`."""
         self.data = data
+        # What Python runs.
+        self.program: Sequence[str] = ("-m", "delaywheel_replica.server.main")
         self.config = config_for(data, **settings)
         self.address: str | None = None
         self.cleaner: FakeCleaner
@@ -124,7 +126,7 @@ class ServerProcess:
         if self.address is not None:
             environment[ADDRESS_VARIABLE] = self.address
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "delaywheel_replica.server.main"],
+            [sys.executable, "-P", *self.program],
             env=environment,
             pass_fds=tuple(inherited.values()),
             stdin=subprocess.DEVNULL,
