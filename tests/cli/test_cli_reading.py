@@ -232,6 +232,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "pending_messages": 5,
         "pending_bytes": 500,
         "dead_letters": 1_017,
+        "unavailable_topics": [],
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -313,6 +314,11 @@ LAGGING = pb.WheelStatus(
 )
 
 
+AT_ITS_RESERVE = pb.MemberReport(refusing=pb.Error(reason="DISK_FULL", message="3 bytes free"))
+LETTERS = pb.MemberReport(dead_letters=17)
+TROUBLED = pb.MemberReport(dead_letters=17, unavailable_topics="abc")
+
+
 @pytest.mark.parametrize(
     ("described", "first_line", "exit_code"),
     [
@@ -322,6 +328,17 @@ LAGGING = pb.WheelStatus(
         (
             healthy(members=[pb.Member(node="n2", silent="why")]),
             "DEGRADED: n2 is silent: why; n2 is not heard by n1",
+            1,
+        ),
+        (
+            healthy(members=[pb.Member(node="n2", reachable=True, report=AT_ITS_RESERVE)]),
+            "DEGRADED: n2 takes no messages: DISK_FULL: 3 bytes free",
+            1,
+        ),
+        (healthy(members=[pb.Member(node="n2", reachable=True, report=LETTERS)]), "OK", 0),
+        (
+            healthy(members=[pb.Member(node="n2", reachable=True, report=TROUBLED)]),
+            "DEGRADED: messages for a, b and 1 more topics become dead letters",
             1,
         ),
     ],
@@ -362,6 +379,16 @@ def test_a_cluster_that_takes_or_forwards_nothing_is_down(
     node.describe = answer(described)
     ended = command("status", "--check")
     assert (ended.code, ended.out.splitlines()[0]) == (3, first_line)
+    assert ("up to 12 ms: nobody leads" in ended.out) == (changed == "leader")
+
+
+def test_a_node_alone_at_its_reserve_is_down(command: Command, node: ScriptedNode) -> None:
+    described = healthy(refusing=AT_ITS_RESERVE.refusing)
+    described.members[0].accepting = False
+    node.describe = answer(described)
+    ended = command("status", "--check")
+    first_line = "DOWN: no node takes messages (n1: DISK_FULL); n1 takes no messages: DISK_FULL: "
+    assert (ended.code, ended.out.splitlines()[0]) == (3, f"{first_line}3 bytes free")
 
 
 def test_nobody_answering_is_down(command: Command) -> None:

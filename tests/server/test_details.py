@@ -53,12 +53,14 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     cleaner = cleaner_status(
         monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
         kafka_error="Timed out",
+        unavailable_topics=("orders",),
         progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
     )
     report = described(data, cleaner).members[0].report
     assert (report.elections, report.cleaner_started_ms) == (1, cleaner.started_ms)
     assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
+    assert list(report.unavailable_topics) == ["orders"]
     assert report.pending_messages == 2, "the first is done"
     assert report.pending_bytes > 2 * len(b"value")
 

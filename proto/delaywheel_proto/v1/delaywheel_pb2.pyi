@@ -1058,6 +1058,7 @@ class MemberReport(_message.Message):
     PENDING_MESSAGES_FIELD_NUMBER: _builtins.int
     PENDING_BYTES_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_TOPICS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """Its wall clock."""
@@ -1084,6 +1085,12 @@ class MemberReport(_message.Message):
 
     @_builtins.property
     def ledger(self) -> Global___LedgerReport: ...
+    @_builtins.property
+    def unavailable_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the leader: topics that take nothing now, so that their messages become dead letters; 100 are
+        named at most.
+        """
+
     def __init__(
         self,
         *,
@@ -1100,10 +1107,11 @@ class MemberReport(_message.Message):
         pending_messages: _builtins.int = ...,
         pending_bytes: _builtins.int = ...,
         dead_letters: _builtins.int = ...,
+        unavailable_topics: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015

@@ -78,6 +78,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "pending_messages": report.pending_messages,
         "pending_bytes": report.pending_bytes,
         "dead_letters": report.dead_letters,
+        "unavailable_topics": list(report.unavailable_topics),
     }
 
 

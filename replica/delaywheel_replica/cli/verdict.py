@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -23,7 +23,9 @@ LATE_MS: Final = 1_000
 """A message that is overdue for longer is worth a look."""
 
 _NAMED: Final = 2
-"""So many causes stand in the first line; the others follow below the members."""
+"""So many causes stand in the first line, the others follow below the members; and so many topics
+stand in a cause.
+"""
 
 
 class State(StrEnum):
@@ -116,6 +118,15 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
         yield f"{node} takes no messages: {refused.reason}: {refused.message}"
     if report.kafka_error:
         yield f"{node} and Kafka: {report.kafka_error}"
+    if report.unavailable_topics:
+        yield f"messages for {_named(report.unavailable_topics)} become dead letters"
     if report.ledger.failure:
         since = iso(report.ledger.failing_since_ms)
         yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"
+
+
+def _named(topics: Sequence[str]) -> str:
+    """Topics that take nothing, the first of them by name."""
+    more = len(topics) - _NAMED
+    named = ", ".join(topics[:_NAMED])
+    return f"{named}{f' and {more} more topics' if more > 0 else ''}"

@@ -99,6 +99,7 @@ class Details:
         fresh = self._view.cleaner.fresh()
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
+            report.unavailable_topics.extend(fresh.unavailable_topics)
         progress = None if cleaner is None else cleaner.progress
         for row in self._dial.pending(wall_ms() // 1000, done_slot(progress)):
             report.pending_messages += row.messages
