@@ -249,6 +249,9 @@ class KafkaBroker:
             # A killed broker's registration is in the way of its next start for this long.
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "500",
+            # No record twice a second that says only that time passes: at rest it was two thirds
+            # of what the broker computes. It is of use to controllers that follow another.
+            "metadata.max.idle.interval.ms": "0",
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "4",
             "transaction.state.log.replication.factor": "1",
