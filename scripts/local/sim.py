@@ -3,7 +3,8 @@
 One seed is one run, the same every time (tests/sim). A seed that fails is told with the command
 that runs it again with its trace. With --mutants, deliberate protocol errors are put in, one at a
 time, and seeds are run until one fails: an error that no seed finds is a check that is missing.
-With --models, the exhaustive models of few nodes are gone through instead.
+With --models, the exhaustive models of few nodes are gone through instead; with --drills, each seed
+is run in every drill.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from sim.drills import DRILLS
 from sim.hunt import hunt
@@ -37,7 +40,11 @@ def main() -> int:
         return _exhaust(options.jobs)
     if options.trace or options.shrink:
         return max(_show(choice, seed, shrinks=options.shrink) for seed in range(first, last + 1))
-    return _run(choice, range(first, last + 1), options.jobs)
+    choices = [choice]
+    if options.drills:
+        choices = [replace(choice, profile=name) for name in sorted(DRILLS)]
+    seeds = range(first, last + 1)
+    return _run([(choice, seed) for choice in choices for seed in seeds], options.jobs)
 
 
 def _options() -> argparse.Namespace:
@@ -46,6 +53,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, choices=range(1, 6), metavar="N")
     parser.add_argument("--steps", type=int, metavar="S", help="no more steps of a plan than this")
     parser.add_argument("--profile", choices=sorted({**PROFILES, **DRILLS}), metavar="P")
+    parser.add_argument("--drills", action="store_true", help="every rare situation, each seed")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), metavar="J")
     parser.add_argument("--trace", action="store_true", help="show plan and trace of each seed")
     parser.add_argument("--shrink", action="store_true", help="shorten plans that fail first")
@@ -61,25 +69,25 @@ def _range(text: str) -> tuple[int, int]:
     return int(first), int(last or first)
 
 
-def _run(choice: Choice, seeds: range, jobs: int) -> int:
+def _run(runs: Sequence[tuple[Choice, int]], jobs: int) -> int:
     began = told = time.monotonic()
-    failed: list[int] = []
-    for count, outcome in enumerate(run_seeds(choice, seeds, jobs=jobs), 1):
+    failed: list[str] = []
+    for count, outcome in enumerate(run_seeds(runs, jobs=jobs), 1):
         if outcome.violations:
-            failed.append(outcome.seed)
-            _tell_failure(choice, outcome)
-        if time.monotonic() - told > PROGRESS_S or count == len(seeds):
+            failed.append(f"{outcome.seed} ({outcome.profile})")
+            _tell_failure(outcome)
+        if time.monotonic() - told > PROGRESS_S or count == len(runs):
             told = time.monotonic()
             rate = 60 * count / (told - began)
-            print(f"{count} of {len(seeds)} seeds, {rate:.0f} a minute, {len(failed)} failed")
+            print(f"{count} of {len(runs)} runs, {rate:.0f} a minute, {len(failed)} failed")
             sys.stdout.flush()
     if failed:
-        print(f"failed: {sorted(failed)}")
+        print(f"failed: {', '.join(sorted(failed))}")
     return 1 if failed else 0
 
 
-def _tell_failure(choice: Choice, outcome: Outcome) -> None:
-    print(f"\nseed {outcome.seed} ({outcome.profile}) failed: {choice.command(outcome.seed)}")
+def _tell_failure(outcome: Outcome) -> None:
+    print(f"\nseed {outcome.seed} ({outcome.profile}) failed: {outcome.command}")
     for violation in outcome.violations[:2]:
         lines = violation.rstrip().splitlines()
         kept = lines if len(lines) <= FIRST_LINES else [lines[0], *lines[1 - FIRST_LINES :]]

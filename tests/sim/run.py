@@ -63,6 +63,7 @@ class Outcome:
         simulated_s: how long it lasted there.
         took_s: and here.
         delivered: how many messages became visible.
+        command: what runs it again.
     """
 
     seed: int
@@ -72,6 +73,7 @@ class Outcome:
     simulated_s: float
     took_s: float
     delivered: int
+    command: str
 
 
 def run_seed(choice: Choice, seed: int) -> Outcome:
@@ -86,17 +88,17 @@ def run_seed(choice: Choice, seed: int) -> Outcome:
         simulated_s=result.seconds,
         took_s=time.monotonic() - began,
         delivered=result.delivered,
+        command=choice.command(seed),
     )
 
 
-def run_seeds(choice: Choice, seeds: Iterable[int], *, jobs: int) -> Iterator[Outcome]:
+def run_seeds(runs: Iterable[tuple[Choice, int]], *, jobs: int) -> Iterator[Outcome]:
     """Runs seeds, as many at a time as there are jobs; in the order in which they end."""
     if jobs <= 1:
-        for seed in seeds:
-            yield run_seed(choice, seed)
+        yield from map(_run, runs)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_Call(choice), seeds)
+        yield from pool.imap_unordered(_run, runs)
 
 
 def shrunk(result: Result) -> Result:
@@ -108,11 +110,5 @@ def shrunk(result: Result) -> Result:
     return run(shrink(result.plan, fails))
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """For a pool: what it runs must be told by value."""
-
-    choice: Choice
-
-    def __call__(self, seed: int) -> Outcome:
-        return run_seed(self.choice, seed)
+def _run(run: tuple[Choice, int]) -> Outcome:
+    return run_seed(*run)
