@@ -146,6 +146,7 @@ class Keeping:
             may_open=known.now_ms >= self._open_after_ms and not known.disk.is_out,
             spare_slot=self._spare_slot() if is_tick else None,
             incomplete=self._incomplete() if is_tick else None,
+            ahead_slot=known.ahead_slot,
         )
 
     def _may_not_stay(self, wheel: WheelId) -> bool:
@@ -156,7 +157,15 @@ class Keeping:
             or self._has_drained()
             or wheel.number <= self._promises.upto(known.node, known.state)
             or own.is_over(known.state, wheel, known.registry)
+            or self._has_better()
         )
+
+    def _has_better(self) -> bool:
+        """Whether the open wheel was sealed by a clock that was ahead, and the spare was not."""
+        known, writing, spare = self._known, self._line.writing, self._known.state.spare
+        if writing is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
+            return False
+        return own.is_ahead(writing.seal.slot, known.ahead_slot)
 
     def _has_drained(self) -> bool:
         since_ms = self._draining_since_ms

@@ -97,6 +97,18 @@ class Known:
         cleaner = self.cleaner
         return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
 
+    @property
+    def ahead_slot(self) -> int | None:
+        """An own wheel that is sealed beyond this slot takes less than a new one would.
+
+        A clock that was ahead has sealed it so, and w was set back since; None: it was not, or
+        has passed again what was done ahead.
+        """
+        progress = None if self.cleaner is None else self.cleaner.progress
+        if progress is None or not progress.ahead:
+            return None
+        return max(progress.floor, self.wall_ms // 1000)
+
     def record(self, wheel: WheelId) -> WheelRecord | None:
         """Of a wheel, as far as it is known to be registered."""
         return None if self.registry is None else self.registry.wheels.get(wheel)

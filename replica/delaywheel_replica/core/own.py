@@ -9,7 +9,7 @@ could not be saved is simply found again.
 | a promise | it is asked for, or a member refused a wheel of this node | `fenced` |
 | one about own wheels | the same, and none of them is in hand | `fenced`, `last_number` |
 | no open wheel | none is in hand: left, not made, or of the life before | `open` = None |
-| no spare | it is promised away, closed or gone | `spare` = None |
+| no spare | it is promised away, closed or gone, or sealed by a clock ahead | `spare` = None |
 | a spare | there is none; one was registered above all known ones | `spare`, `last_number` |
 | an open wheel | none is in hand; there is a spare, saved before | `open`, `spare` = None |
 | a later seal of the spare | a second has passed | `spare` |
@@ -46,6 +46,7 @@ class Wishes:
         may_open: the disk has room, and making a wheel has not just failed.
         spare_slot: the seal that the spare may give; None: as it is.
         incomplete: what the incomplete set should be; None: as it is.
+        ahead_slot: a spare that is sealed beyond it is of no use; None: any is.
     """
 
     fences: Mapping[str, int] = field(default_factory=dict)
@@ -55,6 +56,7 @@ class Wishes:
     may_open: bool = True
     spare_slot: int | None = None
     incomplete: tuple[WheelId, ...] | None = None
+    ahead_slot: int | None = None
 
 
 def next_state(state: NodeState, wishes: Wishes) -> NodeState:
@@ -62,7 +64,10 @@ def next_state(state: NodeState, wishes: Wishes) -> NodeState:
     after = _promised(state, wishes)
     if wishes.in_hand is None and after.open is not None:
         after = replace(after, open=None)
-    if after.spare is not None and is_over(after, after.spare.wheel, wishes.registry):
+    spare = after.spare
+    if spare is not None and (
+        is_over(after, spare.wheel, wishes.registry) or is_ahead(spare.seal_slot, wishes.ahead_slot)
+    ):
         after = replace(after, spare=None)
     if not wishes.draining:
         after = _opened(after, state.spare, wishes)
@@ -82,6 +87,11 @@ def is_over(state: NodeState, wheel: WheelId, registry: Registry | None) -> bool
         return False
     record = registry.wheels.get(wheel)
     return registry.is_gone(wheel) if record is None else record.closed_at is not None
+
+
+def is_ahead(seal_slot: int, ahead_slot: int | None) -> bool:
+    """Whether an own wheel was sealed by a clock that was ahead: a new one would take more."""
+    return ahead_slot is not None and seal_slot > ahead_slot
 
 
 def spare_slot(
