@@ -15,6 +15,8 @@ message            direction           meaning
                                        after this message
 ``NodeStorage``    server to cleaner   the operator replaced a node or took it out; repeated until
                                        the cleaner's row shows that it is committed
+``SetBack``        server to cleaner   the operator wishes w to be set back to the clock; repeated
+                                       in the same way
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
@@ -66,6 +68,13 @@ class NodeStorage:
 
     node: str
     storage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetBack:
+    """The operator wishes w to be set back to the clock, if it was so often by now."""
+
+    set_backs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,9 @@ class DeadLettered:
 LETTERS_AT_MOST = 200
 """In one message: some 16 KiB."""
 
-Message: TypeAlias = Wake | CommitSoon | AskTopic | NodeStorage | Stop | Topics | DeadLettered
+Message: TypeAlias = (
+    Wake | CommitSoon | AskTopic | NodeStorage | SetBack | Stop | Topics | DeadLettered
+)
 
 
 class LinkMessageError(ValueError):
@@ -249,6 +260,8 @@ def _document(message: Message) -> dict[str, Any]:
             return {"type": "topic", "name": message.name}
         case NodeStorage():
             return {"type": "node", "node": message.node, "storage": message.storage}
+        case SetBack():
+            return {"type": "set back", "set_backs": message.set_backs}
         case Topics():
             return {
                 "type": "topics",
@@ -280,6 +293,8 @@ def _message(document: dict[str, Any]) -> Message:
         case "node":
             storage = document["storage"]
             return NodeStorage(str(document["node"]), None if storage is None else str(storage))
+        case "set back":
+            return SetBack(int(document["set_backs"]))
         case "topics":
             return Topics(
                 topics={

@@ -26,6 +26,7 @@ COMMANDS = {
     "verify",
     "config check",
     "config show",
+    "clock set-back",
     "node replace",
     "node remove",
 }

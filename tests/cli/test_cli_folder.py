@@ -97,7 +97,7 @@ def test_slots_of_a_folder_from_and_to(command: Command, data: Path) -> None:
 def test_slots_tells_how_far_forwarding_had_come(command: Command, data: Path) -> None:
     tell_progress(data, DUE_MS)
     document = command("slots", "--data", str(data), "--json").document
-    assert document["progress"] == {"due_ms": DUE_MS, "position": None}
+    assert document["progress"]["due_ms"] == DUE_MS
     assert "forwarded to 2025-11-21T04:40:00.000Z" in command("slots", "--data", str(data)).out
 
 

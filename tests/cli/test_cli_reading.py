@@ -115,7 +115,12 @@ def test_status_as_json(command: Command) -> None:
                 "replicas": [],
             },
         ],
-        "progress": {"due_ms": 1_900_000_000_123, "position": None},
+        "progress": {
+            "due_ms": 1_900_000_000_123,
+            "position": None,
+            "set_backs": 0,
+            "ahead_ms": None,
+        },
         "floor": 1_899_999_000,
         "lateness_ms": 0,
         "pending": None,
@@ -391,6 +396,29 @@ def test_a_node_alone_at_its_reserve_is_down(command: Command, node: ScriptedNod
     assert (ended.code, ended.out.splitlines()[0]) == (3, f"{first_line}3 bytes free")
 
 
+def test_of_a_leader_that_was_ahead_it_tells_what_to_do(
+    command: Command, node: ScriptedNode
+) -> None:
+    progress = pb.Progress(due_ms=1_900_086_400_000)
+    described = healthy(progress=progress)
+    described.members[0].report.role = "resting"
+    described.members[0].report.now_ms = 1_900_000_000_000
+    node.describe = answer(described)
+    assert command("status").out.splitlines()[0] == (
+        "DOWN: n1 leads and rests until 2030-03-18T17:46:40.000Z (24 h: delaywheel clock set-back),"
+        " so nothing is forwarded"
+    )
+
+
+def test_what_was_forwarded_early_is_told(command: Command, node: ScriptedNode) -> None:
+    ahead_ms = 1_900_086_400_000
+    node.describe = answer(
+        healthy(progress=pb.Progress(due_ms=1_900_000_000_000, set_backs=1, ahead_ms=ahead_ms))
+    )
+    told = command("status").out
+    assert "set back, so some of what is due up to 2030-03-18T17:46:40.000Z is done" in told
+
+
 def test_nobody_answering_is_down(command: Command) -> None:
     told = command("status", "--server", "127.0.0.1:1")
     assert told.code == 3
@@ -412,7 +440,7 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
             counted_by=["n1", "n2"],
             silent=[pb.Silence(node="n3", why="no answer")],
             wheels=[pb.WheelStatus(wheel="n1.3", node="n1", state=pb.WHEEL_STATE_SPARE)],
-            progress=pb.Progress(due_ms=5, position="n1.3/1/2"),
+            progress=pb.Progress(due_ms=5, position="n1.3/1/2", set_backs=1, ahead_ms=8),
         )
     )
     document = command("slots", "--json").document
@@ -421,7 +449,7 @@ def test_slots_as_json(command: Command, node: ScriptedNode) -> None:
         "node": "n1",
         "counted_by": ["n1", "n2"],
         "silent": [{"node": "n3", "why": "no answer"}],
-        "progress": {"due_ms": 5, "position": "n1.3/1/2"},
+        "progress": {"due_ms": 5, "position": "n1.3/1/2", "set_backs": 1, "ahead_ms": 8},
         "slots": [
             {
                 "slot": 1_900_000_000,

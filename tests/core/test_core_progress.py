@@ -132,10 +132,10 @@ def test_a_wheel_leaves_what_was_done_ahead_as_well() -> None:
 
 def test_w_is_set_back_to_the_clock_and_not_too_often() -> None:
     progress = Progress(due_ms=10, position=None)
-    assert progress.set_back(10) is SetBackRefusal.NOT_AHEAD
+    assert progress.set_back(10) is SetBackRefusal.NOTHING_TO_SET_BACK
     for now_ms in range(MOST_AHEAD):
         progress = set_back(progress, 8 - now_ms)
-    assert progress.set_back(0) is SetBackRefusal.TOO_OFTEN
+    assert progress.set_back(0) is SetBackRefusal.SET_BACK_TOO_OFTEN
 
 
 @given(progresses)

@@ -311,8 +311,8 @@ SEEN = {
 
 CLOCK_MS = 500
 SET_BACK = {
-    "NOT_AHEAD": Progress(CLOCK_MS, None),
-    "TOO_OFTEN": Progress(900, None, ahead=(Done(990, None),) * MOST_AHEAD),
+    "NOTHING_TO_SET_BACK": Progress(CLOCK_MS, None),
+    "SET_BACK_TOO_OFTEN": Progress(900, None, ahead=(Done(990, None),) * MOST_AHEAD),
 }
 MESSAGES = {
     "in a frame ≤ V, due ≤ w": (900, Position(A1, 2, 0)),

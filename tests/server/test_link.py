@@ -12,6 +12,7 @@ from delaywheel_replica.link import (
     LinkMessageError,
     Message,
     NodeStorage,
+    SetBack,
     Stop,
     TopicInfo,
     Topics,
@@ -28,6 +29,7 @@ MESSAGES: list[Message] = [
     AskTopic("orders"),
     NodeStorage("n2", "7b0f"),
     NodeStorage("n2", None),
+    SetBack(3),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
         checked_at_ms=17,

@@ -109,6 +109,13 @@ def test_of_a_wheel_in_use_its_own_nodes_word_counts() -> None:
     assert (answer.leader.node, answer.leader.epoch, answer.lateness_ms) == ("n3", 5, 3)
 
 
+def test_progress_that_was_set_back_is_newer() -> None:
+    own, other = said("n1"), said("n2")
+    own.progress.CopyFrom(pb.Progress(due_ms=9))
+    other.progress.CopyFrom(pb.Progress(due_ms=5, set_backs=1))
+    assert joined(own, {"n2": other}).progress == other.progress
+
+
 def test_while_nobody_leads_the_lateness_is_of_who_knows_most_to_be_done() -> None:
     answer = joined(said("n3"), {"n1": Silent("dead"), "n2": said("n2")})
     assert not answer.HasField("leader")

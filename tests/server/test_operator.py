@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 import pytest
@@ -14,9 +15,9 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.beat import Beat, Office
 from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
-from delaywheel_replica.link import NodeStorage
+from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.peers.states import Connection, PeerState
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.calls import Answers, Calls
@@ -25,7 +26,7 @@ from delaywheel_replica.server.operator import DelayWheelAdminService, Operator,
 from delaywheel_replica.server.passing import Passing
 from delaywheel_replica.server.reception import Reception
 from delaywheel_replica.server.refusals import Refusal, RefusedError
-from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms, wall_ms
 from support.core_values import beat, wheel_beat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -68,7 +69,7 @@ class Place:
     members: tuple[str, ...] = ("a", "b", "c")
     heard_ago_ms: int = 100
     addresses: dict[str, str] = field(default_factory=dict)
-    told: list[NodeStorage] = field(default_factory=list)
+    told: list[NodeStorage | SetBack] = field(default_factory=list)
     deaf: int = 0
     wait_s: float = 30.0
 
@@ -96,10 +97,17 @@ class Place:
             for node, address in self.addresses.items()
         }
 
-    def tell(self, message: NodeStorage) -> None:
+    def tell(self, message: NodeStorage | SetBack) -> None:
         """The cleaner commits it, unless it is deaf."""
         self.told.append(message)
-        if len(self.told) > self.deaf:
+        if len(self.told) <= self.deaf:
+            return
+        if isinstance(message, SetBack):
+            assert self.control.progress is not None
+            after = self.control.progress.set_back(wall_ms())
+            assert isinstance(after, Progress)
+            self.cleaner.status = replace(self.control, progress=after)
+        else:
             known = self.control.nodes[message.node]
             record = replace(known, storage=message.storage or REMOVED)
             nodes = {**self.control.nodes, message.node: record}
@@ -110,6 +118,10 @@ class Place:
     ) -> pb.NodeChange:
         request = pb.ReplaceNodeRequest(node=node, storage=storage, dry_run=dry_run)
         return (await self.operator.replace(request, passed=False)).change
+
+    async def set_back(self, set_backs: int, *, dry_run: bool = False) -> pb.SetBackResponse:
+        request = pb.SetBackRequest(set_backs=set_backs, dry_run=dry_run)
+        return await self.operator.set_back(request, passed=False)
 
     async def remove(self, node: str, *, dry_run: bool = False) -> pb.NodeChange:
         request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)
@@ -235,6 +247,91 @@ async def test_two_words_about_one_node_wait_for_each_other() -> None:
     assert await refusal_of(second) == Reason.NOTHING_TO_REPLACE
 
 
+# --- a clock that was ahead
+
+HOUR_MS = 3_600_000
+
+
+def ahead(set_backs: int = 0, ahead_ms: int = HOUR_MS, **place: Any) -> Place:
+    """The leader rests: w is that far ahead of its clock, and was set back before."""
+    progress = Progress(wall_ms() + ahead_ms, None, {A1: 7}, floor=40, set_backs=set_backs)
+    status = replace(control_of(), role=Role.RESTING, progress=progress)
+    return Place(cleaner=Cleaner(status), **place)
+
+
+async def test_w_is_set_back_to_the_clock() -> None:
+    place = ahead()
+    before = place.control.progress
+    assert before is not None
+    told = await place.set_back(0)
+    assert place.told == [SetBack(0)]
+    after = place.control.progress
+    assert after is not None
+    assert after.set_backs == 1
+    assert told == pb.SetBackResponse(
+        node="a",
+        set_backs=0,
+        forwarded_to_ms=before.due_ms,
+        goes_on_from_ms=after.due_ms,
+        floor=40,
+    )
+    assert abs(told.goes_on_from_ms - wall_ms()) < 60_000
+
+
+async def test_a_dry_run_tells_what_setting_back_would_mean() -> None:
+    place = ahead(set_backs=3)
+    told = await place.set_back(0, dry_run=True)
+    assert (told.set_backs, told.floor) == (3, 40)
+    assert HOUR_MS - 60_000 < told.forwarded_to_ms - told.goes_on_from_ms <= HOUR_MS
+    assert place.told == []
+
+
+async def test_setting_back_is_repeated_until_it_is_committed() -> None:
+    place = ahead(deaf=2)
+    await place.set_back(0)
+    assert place.told == [SetBack(0)] * 3
+
+
+async def test_who_repeats_the_call_gets_the_same_answer() -> None:
+    place = ahead(set_backs=3)
+    assert await place.set_back(3) == await place.set_back(3)
+    assert place.told == [SetBack(3)]
+
+
+async def test_of_two_calls_at_once_one_is_carried_out() -> None:
+    place = ahead(deaf=3)
+    first, second = await asyncio.gather(place.set_back(0), place.set_back(0))
+    assert first == second
+    assert place.told == [SetBack(0)] * 4
+
+
+@pytest.mark.parametrize(
+    ("made", "set_backs", "reason"),
+    [
+        (Place, 0, Reason.NOTHING_TO_SET_BACK),
+        (lambda: ahead(ahead_ms=-1), 0, Reason.NOTHING_TO_SET_BACK),
+        (ahead, 1, Reason.NOTHING_TO_SET_BACK),
+        (lambda: ahead(deaf=100, wait_s=0.3), 0, Reason.SET_BACK_UNKNOWN),
+        (lambda: ahead(ahead_ms=700, deaf=100), 0, Reason.NOTHING_TO_SET_BACK),
+    ],
+    ids=["long past", "just past", "never so often", "unheard", "past meanwhile"],
+)
+async def test_setting_back_is_refused(
+    made: Callable[[], Place], set_backs: int, reason: Reason
+) -> None:
+    assert await refusal_of(made().set_back(set_backs)) == reason
+
+
+async def test_it_is_not_set_back_without_end() -> None:
+    place = ahead()
+    for set_backs in range(MOST_AHEAD):
+        await place.set_back(set_backs)
+        assert place.control.progress is not None
+        progress = replace(place.control.progress, due_ms=wall_ms() + 600_000 - set_backs)
+        place.cleaner.status = replace(place.control, progress=progress)
+    assert await refusal_of(place.set_back(MOST_AHEAD)) == Reason.SET_BACK_TOO_OFTEN
+
+
 def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
     assert wheel_refusal(None, "b", "new", 3) == ""
     assert wheel_refusal(control_of(), "b", "disk-b", 3) == ""
@@ -291,6 +388,15 @@ async def test_a_call_is_passed_on_to_the_leaders_node(site: Site) -> None:
     assert await site.place.replace("b", storage="new") == REPLACED
     assert site.leader.told == [NodeStorage("b", "new")]
     assert site.place.told == []
+
+
+async def test_setting_back_is_passed_on_to_the_leaders_node(site: Site) -> None:
+    site.leader.cleaner.status = ahead().control
+    assert (await site.place.set_back(0)).node == "a"
+    assert site.leader.told == [SetBack(0)]
+    assert site.place.told == []
+    site.place.addresses["b"] = "127.0.0.1:1"
+    assert await refusal_of(site.place.set_back(0)) == Reason.SET_BACK_UNKNOWN
 
 
 async def test_the_leaders_words_are_the_answer(site: Site) -> None:

@@ -175,6 +175,7 @@ _QUESTIONS = (
         with_content=st.booleans(),
     )
     | st.builds(pb.DescribeClusterRequest, details=st.booleans(), all_members=st.booleans())
+    | st.builds(pb.SetBackRequest, set_backs=st.integers(0, 2**64 - 1), dry_run=st.booleans())
     | st.builds(pb.RemoveNodeRequest, node=_TEXTS, dry_run=st.booleans())
     | st.builds(pb.ReplaceNodeRequest, node=_TEXTS, storage=_TEXTS, dry_run=st.booleans())
 )

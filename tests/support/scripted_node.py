@@ -19,7 +19,8 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         get_slot: Answers GetSlot.
         replace_node: Answers ReplaceNode.
         remove_node: Answers RemoveNode.
-        asked: The requests of all four, in order.
+        set_back: Answers SetBack.
+        asked: The requests of all five, in order.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         self.get_slot: Behaviour = answer(pb.GetSlotResponse())
         self.replace_node: Behaviour = answer(pb.ReplaceNodeResponse())
         self.remove_node: Behaviour = answer(pb.RemoveNodeResponse())
+        self.set_back: Behaviour = answer(pb.SetBackResponse())
         self.asked: list[Any] = []
 
     def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
@@ -46,6 +48,10 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
     def RemoveNode(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
         return self.remove_node(self, request, context)
+
+    def SetBack(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return self.set_back(self, request, context)
 
     def _new_server(self) -> grpc.Server:
         server = super()._new_server()

@@ -313,6 +313,25 @@ class Reason(StrEnum):
         _UNKNOWN,
         "The change was asked for and not yet seen to be committed: ask again.",
     )
+    # What operators do about a clock that was ahead.
+    NOTHING_TO_SET_BACK = (
+        "NOTHING_TO_SET_BACK",
+        _PRECONDITION,
+        _FINAL,
+        "Forwarding is not ahead of the clock of the leader's node: it goes on by itself.",
+    )
+    SET_BACK_TOO_OFTEN = (
+        "SET_BACK_TOO_OFTEN",
+        _PRECONDITION,
+        _FINAL,
+        "It was set back several times, and what went out early is not yet due: wait for that.",
+    )
+    SET_BACK_UNKNOWN = (
+        "SET_BACK_UNKNOWN",
+        _UNAVAILABLE,
+        _UNKNOWN,
+        "It was asked for and not yet seen to be committed: ask again.",
+    )
 
     @classmethod
     def of(cls, text: str) -> "Reason | None":

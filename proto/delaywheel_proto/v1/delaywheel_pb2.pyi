@@ -1290,22 +1290,35 @@ class Progress(_message.Message):
 
     DUE_MS_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    SET_BACKS_FIELD_NUMBER: _builtins.int
+    AHEAD_MS_FIELD_NUMBER: _builtins.int
     due_ms: _builtins.int
     """Everything due up to here is done, as far as the wheels' progress_seq go."""
     position: _builtins.str
     """Set while one millisecond is being split over transactions."""
+    set_backs: _builtins.int
+    """How often an operator has set it back: of two the one with more is newer."""
+    ahead_ms: _builtins.int
+    """It was set back, and some of what is due later, up to this due, was forwarded early before."""
     def __init__(
         self,
         *,
         due_ms: _builtins.int = ...,
         position: _builtins.str | None = ...,
+        set_backs: _builtins.int = ...,
+        ahead_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead_ms", b"_ahead_ms", "_position", b"_position", "ahead_ms", b"ahead_ms", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "due_ms", b"due_ms", "position", b"position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead_ms", b"_ahead_ms", "_position", b"_position", "ahead_ms", b"ahead_ms", "due_ms", b"due_ms", "position", b"position", "set_backs", b"set_backs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ahead_ms: _TypeAlias = _typing.Literal["ahead_ms"]  # noqa: Y015
+    _WhichOneofArgType__ahead_ms: _TypeAlias = _typing.Literal["_ahead_ms", b"_ahead_ms"]  # noqa: Y015
     _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
     _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ahead_ms) -> _WhichOneofReturnType__ahead_ms | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
@@ -1642,3 +1655,63 @@ class WheelAtRisk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WheelAtRisk: _TypeAlias = WheelAtRisk  # noqa: Y015
+
+@_typing.final
+class SetBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_BACKS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    set_backs: _builtins.int
+    """It is set back only if it was so often by now, as a dry run tells: so the call may be repeated."""
+    dry_run: _builtins.bool
+    """Change nothing, tell what it would mean."""
+    def __init__(
+        self,
+        *,
+        set_backs: _builtins.int = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "set_backs", b"set_backs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBackRequest: _TypeAlias = SetBackRequest  # noqa: Y015
+
+@_typing.final
+class SetBackResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    SET_BACKS_FIELD_NUMBER: _builtins.int
+    FORWARDED_TO_MS_FIELD_NUMBER: _builtins.int
+    GOES_ON_FROM_MS_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The node that leads."""
+    set_backs: _builtins.int
+    """How often it was set back before."""
+    forwarded_to_ms: _builtins.int
+    """Everything due up to here was forwarded, and stays so."""
+    goes_on_from_ms: _builtins.int
+    """From here on it goes on: the clock of that node."""
+    floor: _builtins.int
+    """Seconds below are finished and deleted: messages due before are refused, DUE_TOO_OLD."""
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        set_backs: _builtins.int = ...,
+        forwarded_to_ms: _builtins.int = ...,
+        goes_on_from_ms: _builtins.int = ...,
+        floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor", "forwarded_to_ms", b"forwarded_to_ms", "goes_on_from_ms", b"goes_on_from_ms", "node", b"node", "set_backs", b"set_backs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBackResponse: _TypeAlias = SetBackResponse  # noqa: Y015

@@ -384,6 +384,11 @@ class DelayWheelAdminStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.FromString,
                 _registered_method=True)
+        self.SetBack = channel.unary_unary(
+                '/delaywheel.v1.DelayWheelAdmin/SetBack',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackResponse.FromString,
+                _registered_method=True)
 
 
 class DelayWheelAdminServicer(object):
@@ -406,6 +411,14 @@ class DelayWheelAdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBack(self, request, context):
+        """The clock of a leader was ahead, and was corrected: forwarding goes on at the leader's clock now,
+        instead of resting until it comes to where that one was.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DelayWheelAdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -418,6 +431,11 @@ def add_DelayWheelAdminServicer_to_server(servicer, server):
                     servicer.RemoveNode,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.SerializeToString,
+            ),
+            'SetBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBack,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -477,6 +495,33 @@ class DelayWheelAdmin(object):
             '/delaywheel.v1.DelayWheelAdmin/RemoveNode',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.RemoveNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheelAdmin/SetBack',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.SetBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -145,6 +145,10 @@ class DelayWheelAdminStub:
     """A node came back with another data folder: that one stands for it from now on."""
     RemoveNode: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.RemoveNodeRequest, _delaywheel_pb2.RemoveNodeResponse]
     """A node was taken out for good: nobody waits for it any more."""
+    SetBack: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.SetBackRequest, _delaywheel_pb2.SetBackResponse]
+    """The clock of a leader was ahead, and was corrected: forwarding goes on at the leader's clock now,
+    instead of resting until it comes to where that one was.
+    """
 
 @_typing.type_check_only
 class DelayWheelAdminAsyncStub(DelayWheelAdminStub):
@@ -158,6 +162,10 @@ class DelayWheelAdminAsyncStub(DelayWheelAdminStub):
     """A node came back with another data folder: that one stands for it from now on."""
     RemoveNode: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.RemoveNodeRequest, _delaywheel_pb2.RemoveNodeResponse]  # type: ignore[assignment]
     """A node was taken out for good: nobody waits for it any more."""
+    SetBack: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.SetBackRequest, _delaywheel_pb2.SetBackResponse]  # type: ignore[assignment]
+    """The clock of a leader was ahead, and was corrected: forwarding goes on at the leader's clock now,
+    instead of resting until it comes to where that one was.
+    """
 
 class DelayWheelAdminServicer(metaclass=_abc_1.ABCMeta):
     """What operators alone do. A service of its own on the same port, so that whoever guards the
@@ -180,5 +188,15 @@ class DelayWheelAdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.RemoveNodeResponse, _abc.Awaitable[_delaywheel_pb2.RemoveNodeResponse]]:
         """A node was taken out for good: nobody waits for it any more."""
+
+    @_abc_1.abstractmethod
+    def SetBack(
+        self,
+        request: _delaywheel_pb2.SetBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.SetBackResponse, _abc.Awaitable[_delaywheel_pb2.SetBackResponse]]:
+        """The clock of a leader was ahead, and was corrected: forwarding goes on at the leader's clock now,
+        instead of resting until it comes to where that one was.
+        """
 
 def add_DelayWheelAdminServicer_to_server(servicer: DelayWheelAdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -61,6 +61,7 @@ from delaywheel_replica.link import (
     Link,
     Message,
     NodeStorage,
+    SetBack,
     Stop,
     Wake,
 )
@@ -231,6 +232,8 @@ class Cleaner:
                 self._leadership.replace(node, storage)
             case NodeStorage(node):
                 self._leadership.remove(node)
+            case SetBack():
+                self._leadership.set_back(message.set_backs)
             case Stop():
                 self._leadership.stop()
             case _:

@@ -77,6 +77,11 @@ COMMANDS: Final = {
         "app",
         "Check or show the settings that serve would use.",
     ),
+    "clock": Listed(
+        "clock",
+        "app",
+        "Go on forwarding at the clock, after a leader's clock was ahead.",
+    ),
     "node": Listed(
         "nodes",
         "app",

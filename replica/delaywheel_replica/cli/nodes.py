@@ -1,26 +1,24 @@
 """`delaywheel node replace` and `node remove`: what operators say of a node that lost its disk.
 
 Both ask first what it would mean, show that, and do exactly what was shown once it is confirmed.
-What is shown goes to stderr, so that stdout is the answer alone.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import shapes
+from delaywheel_replica.cli.confirming import TIMEOUT_S, Yes, confirm, show
 from delaywheel_replica.cli.connection import ask_admin
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.options import DEFAULT_SERVER, AsJson, Server, Timeout
 from delaywheel_replica.cli.output import print_json
 
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Its node_id.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 Storage = Annotated[
     str,
     typer.Option(
@@ -28,8 +26,6 @@ Storage = Annotated[
         help="Only if the node runs on this storage; without it: on whichever it runs.",
     ),
 ]
-TIMEOUT_S: Final = 15.0
-"""Longer than the leader's node waits for the commit."""
 
 app = typer.Typer(
     name="node",
@@ -64,7 +60,7 @@ def replace(
         f"node {node}: storage {change.storage} instead of {change.storage_before or 'none'}",
         "The folder before must not come back.",
     )
-    _confirm(f"Replace the storage of node {node}?", yes=yes)
+    confirm(f"Replace the storage of node {node}?", yes=yes)
     try:
         change = ask(change.storage, dry_run=False)
     except Failure as failure:
@@ -97,32 +93,20 @@ def remove(
             f"node {node}: no storage instead of {change.storage_before}",
             "The node must not come back with it.",
         )
-        _confirm(f"Take node {node} out?", yes=yes)
+        confirm(f"Take node {node} out?", yes=yes)
         change = ask(dry_run=False)
     _end(change, f"node {node} is taken out", as_json=as_json)
 
 
 def _show(change: pb.NodeChange, what: str, warning: str) -> None:
-    print(what, file=sys.stderr)
-    print(f"wheels that count on the folder before: {len(change.wheels)}", file=sys.stderr)
+    show([what, f"wheels that count on the folder before: {len(change.wheels)}"])
     for row in change.wheels:
         risk = f"{row.frames:,} frames that no other member is known to hold"
-        print(f"  {row.wheel}: {risk if row.frames else 'others hold all'}", file=sys.stderr)
+        show([f"  {row.wheel}: {risk if row.frames else 'others hold all'}"])
     if any(row.frames for row in change.wheels):
-        print(
-            "Of these frames, what was not forwarded is given up for good, and told as lost in the"
-            " outcomes topic.",
-            file=sys.stderr,
-        )
-    print(warning, file=sys.stderr)
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise Failure("NOT_CONFIRMED", "nothing was changed; --yes confirms beforehand")
+        given_up = "Of these frames, what was not forwarded is given up for good"
+        show([f"{given_up}, and told as lost in the outcomes topic."])
+    show([warning])
 
 
 def _end(change: pb.NodeChange, text: str, *, as_json: bool) -> None:

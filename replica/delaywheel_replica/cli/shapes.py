@@ -101,6 +101,17 @@ def _pending(answer: pb.DescribeClusterResponse) -> dict[str, Any] | None:
     }
 
 
+def set_back(answer: pb.SetBackResponse) -> dict[str, Any]:
+    """`delaywheel clock set-back --json`."""
+    return {
+        "node": answer.node,
+        "set_backs": answer.set_backs,
+        "forwarded_to_ms": answer.forwarded_to_ms,
+        "goes_on_from_ms": answer.goes_on_from_ms,
+        "floor": answer.floor,
+    }
+
+
 def node_change(change: pb.NodeChange) -> dict[str, Any]:
     """`delaywheel node replace --json` and `delaywheel node remove --json`."""
     return {
@@ -154,7 +165,12 @@ def progress(
     if not answer.HasField("progress"):
         return None
     row = answer.progress
-    return {"due_ms": row.due_ms, "position": _if_set(row, "position", row.position)}
+    return {
+        "due_ms": row.due_ms,
+        "position": _if_set(row, "position", row.position),
+        "set_backs": row.set_backs,
+        "ahead_ms": _if_set(row, "ahead_ms", row.ahead_ms),
+    }
 
 
 def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:

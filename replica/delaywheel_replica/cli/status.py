@@ -86,13 +86,20 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("cluster", answer.cluster_id),
         ("answered by", f"{answer.node}, version {answer.version}"),
         ("leader", leader if answer.HasField("leader") else "nobody"),
-        ("forwarded to", iso(answer.progress.due_ms) if answer.HasField("progress") else None),
+        ("forwarded to", _forwarded_to(answer.progress) if answer.HasField("progress") else None),
         ("floor", clock(answer.floor) if answer.HasField("floor") else None),
         ("lateness", _lateness(answer)),
         ("dead letters", _dead_letters(answer)),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("least in sync", answer.min_insync),
     ]
+
+
+def _forwarded_to(progress: pb.Progress) -> str:
+    told = iso(progress.due_ms)
+    if not progress.HasField("ahead_ms"):
+        return told
+    return f"{told}; set back, so some of what is due up to {iso(progress.ahead_ms)} is done"
 
 
 def _lateness(answer: pb.DescribeClusterResponse) -> str:

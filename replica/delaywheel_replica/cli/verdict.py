@@ -86,9 +86,17 @@ def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
         yield "nobody leads, so nothing is forwarded"
         return
     leader = answer.leader.node
-    roles = {member.node: member.report.role for member in answer.members}
-    if roles.get(leader) == "resting":
-        yield f"{leader} leads and rests, so nothing is forwarded"
+    reports = {member.node: member.report for member in answer.members}
+    if leader in reports and reports[leader].role == "resting":
+        yield f"{leader} leads and rests{_until(answer, reports[leader])}, so nothing is forwarded"
+
+
+def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
+    """Until when a leader rests whose clock was ahead."""
+    ahead_ms = answer.progress.due_ms - report.now_ms
+    if ahead_ms < LATE_MS:
+        return ""
+    return f" until {iso(answer.progress.due_ms)} ({about(ahead_ms)}: delaywheel clock set-back)"
 
 
 def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:

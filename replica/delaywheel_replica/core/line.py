@@ -12,8 +12,8 @@ being written was let in by the one before. One that was due meanwhile is given 
 it would rest under load.
 
 Reasons to leave: a member refused it or a leader has it fenced, it is closed, its medium broke, a
-frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing is acknowledged after the decision to leave:
-who waits is told that the outcome is unknown.
+frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing is
+acknowledged after the decision to leave: who waits is told that the outcome is unknown.
 """
 
 from collections import deque

@@ -116,8 +116,8 @@ class Done:
 class SetBackRefusal(StrEnum):
     """Why w is not set back; the names are those of `delaywheel.reasons`."""
 
-    NOT_AHEAD = "NOT_AHEAD"
-    TOO_OFTEN = "TOO_OFTEN"
+    NOTHING_TO_SET_BACK = "NOTHING_TO_SET_BACK"
+    SET_BACK_TOO_OFTEN = "SET_BACK_TOO_OFTEN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,9 @@ class Progress(Done):
     def set_back(self, now_ms: int) -> "Progress | SetBackRefusal":
         """The same with w where the clock is, and all that is done done ahead."""
         if now_ms >= self.due_ms:
-            return SetBackRefusal.NOT_AHEAD
+            return SetBackRefusal.NOTHING_TO_SET_BACK
         if len(self.ahead) >= MOST_AHEAD:
-            return SetBackRefusal.TOO_OFTEN
+            return SetBackRefusal.SET_BACK_TOO_OFTEN
         done = Done(self.due_ms, self.position, self.seqs)
         return replace(
             self,

@@ -63,7 +63,12 @@ def _join_leader(
         answer.floor = max(floors)
     done = [each.progress for each in told.values() if each.HasField("progress")]
     if done:
-        answer.progress.CopyFrom(max(done, key=lambda progress: progress.due_ms))
+        answer.progress.CopyFrom(max(done, key=_order))
+
+
+def _order(progress: pb.Progress) -> tuple[int, int]:
+    """The newest has the greatest: it goes back only where it was set back."""
+    return progress.set_backs, progress.due_ms
 
 
 def _join_lateness(
@@ -194,7 +199,7 @@ def slots_joined(
     answer.counted_by.extend(told)
     done = [each.progress for each in told.values() if each.HasField("progress")]
     if done:
-        answer.progress.CopyFrom(max(done, key=lambda progress: progress.due_ms))
+        answer.progress.CopyFrom(max(done, key=_order))
     # Beyond the first page that ends, not everybody has told what there is.
     ends = [each.next_slot for each in told.values() if each.HasField("next_slot")]
     found: dict[int, list[pb.SlotRow]] = {}

@@ -1,4 +1,4 @@
-"""What operators do with nodes: replaces one's data folder, or takes one out for good.
+"""What operators do: replace a node's data folder, take a node out for good, set w back.
 
 Only the cleaner that leads can commit it, and it forgets what it was told with its office. So any
 node passes the call on to the leader's node, and that one repeats it to its cleaner until the
@@ -14,14 +14,15 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.beat import Beat
 from delaywheel_replica.core.control import REMOVED, ControlState
+from delaywheel_replica.core.progress import Progress, SetBackRefusal
 from delaywheel_replica.core.registration import wheels_of_a_node
 from delaywheel_replica.core.replacing import frames_at_risk
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
-from delaywheel_replica.link import NodeStorage
+from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.server.answering import Context
 from delaywheel_replica.server.passing import AS_PASSED, Passing, was_passed
 from delaywheel_replica.server.refusals import RefusedError, quoted
-from delaywheel_replica.server.status import NodeView, beats_heard, monotonic_ms
+from delaywheel_replica.server.status import NodeView, beats_heard, monotonic_ms, wall_ms
 
 _WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.1
@@ -63,7 +64,7 @@ class Operator:
         passing: Passing,
         *,
         members: Collection[str],
-        tell: Callable[[NodeStorage], object],
+        tell: Callable[[NodeStorage | SetBack], object],
         wait_s: float = _WAIT_S,
     ) -> None:
         """Prepares.
@@ -80,7 +81,7 @@ class Operator:
         self._members = members
         self._tell = tell
         self._wait_s = wait_s
-        # Two words about one node, each repeated, would replace each other without end.
+        # Two words about one thing, each repeated, would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
 
     async def replace(
@@ -133,6 +134,70 @@ class Operator:
             self._refuse_used(request.node)
             change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
         return pb.RemoveNodeResponse(change=change)
+
+    async def set_back(self, request: pb.SetBackRequest, *, passed: bool) -> pb.SetBackResponse:
+        """Sets w back to the leader's clock.
+
+        Args:
+            request: how often it was set back, as the operator knows.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
+        """
+        address = self._elsewhere(passed=passed)
+        if address is not None:
+            return await self._passing.call(
+                address,
+                lambda channel: rpc.DelayWheelAdminStub(channel).SetBack(
+                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.SET_BACK_UNKNOWN,
+            )
+        async with self._one_at_a_time:
+            before = self._progress()
+            if not request.dry_run and request.set_backs < before.set_backs:
+                return self._set_back(before)  # done by an earlier call
+            after = before.set_back(wall_ms())
+            if isinstance(after, SetBackRefusal):
+                raise RefusedError(Reason[after.name])
+            if request.dry_run:
+                return self._told(before.set_backs, before.due_ms, after)
+            if request.set_backs > before.set_backs:
+                raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It never was so often")
+            return self._set_back(await self._commit_set_back(before))
+
+    def _progress(self) -> Progress:
+        progress = self._control().progress
+        if progress is None:
+            raise RefusedError(Reason.NOTHING_TO_SET_BACK, "Nothing was ever forwarded")
+        return progress
+
+    async def _commit_set_back(self, before: Progress) -> Progress:
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while (progress := self._progress()).set_backs == before.set_backs:
+                    if progress.due_ms <= wall_ms():
+                        raise RefusedError(Reason.NOTHING_TO_SET_BACK)
+                    self._tell(SetBack(before.set_backs))
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise RefusedError(Reason.SET_BACK_UNKNOWN) from None
+        return progress
+
+    def _set_back(self, progress: Progress) -> pb.SetBackResponse:
+        """What was committed; some of it may be past by now."""
+        forwarded_to_ms = progress.ahead[-1].due_ms if progress.ahead else progress.due_ms
+        return self._told(progress.set_backs - 1, forwarded_to_ms, progress)
+
+    def _told(self, set_backs: int, forwarded_to_ms: int, progress: Progress) -> pb.SetBackResponse:
+        return pb.SetBackResponse(
+            node=self._view.status().beat.node,
+            set_backs=set_backs,
+            forwarded_to_ms=forwarded_to_ms,
+            goes_on_from_ms=progress.due_ms,
+            floor=progress.floor,
+        )
 
     def _elsewhere(self, *, passed: bool) -> str | None:
         """Where the leader's node is; None: it is this one.
@@ -247,3 +312,10 @@ class DelayWheelAdminService:
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
         return await self._operator.remove(request, passed=passed)
+
+    async def SetBack(  # noqa: N802 - gRPC's names
+        self, request: pb.SetBackRequest, context: Context
+    ) -> pb.SetBackResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.set_back(request, passed=passed)

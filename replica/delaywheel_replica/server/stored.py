@@ -92,4 +92,9 @@ def progress_message(progress: Progress | None) -> pb.Progress | None:
     if progress is None:
         return None
     position = None if progress.position is None else str(progress.position)
-    return pb.Progress(due_ms=progress.due_ms, position=position)
+    return pb.Progress(
+        due_ms=progress.due_ms,
+        position=position,
+        set_backs=progress.set_backs,
+        ahead_ms=progress.ahead_ms,
+    )
