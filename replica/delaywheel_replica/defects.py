@@ -5,7 +5,7 @@ The supervisor starts the process again.
 | an exception in | ends the process by |
 |---|---|
 | a thread of ours | ``end_with_any_thread`` |
-| what gRPC's threads or asyncio's loop call, who log it and go on | ``fatal`` |
+| what asyncio's loop calls, which logs it and goes on | ``fatal`` |
 """
 
 import os

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from pathlib import Path
 
 SOURCE_ROOT = Path(__file__).parents[2] / "proto"
 PLUGINS = Path(sys.executable).parent
+_SERVICE = re.compile(r"^service ", re.MULTILINE)
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
@@ -25,14 +27,19 @@ def sources() -> list[str]:
 
 
 def generate(out: Path) -> None:
-    """Writes the generated code below this folder."""
+    """Writes the generated code below this folder; what no service is in needs none of gRPC."""
+    serving = [name for name in sources() if _SERVICE.search((SOURCE_ROOT / name).read_text())]
+    _compile(sources(), f"--python_out={out}", f"--mypy_out=quiet:{out}")
+    _compile(serving, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}")
+
+
+def _compile(names: Sequence[str], *outputs: str) -> None:
     subprocess.run(
         [
             *(sys.executable, "-m", "grpc_tools.protoc", f"-I{SOURCE_ROOT}"),
             *(f"--plugin={PLUGINS / f'protoc-gen-{kind}'}" for kind in ("mypy", "mypy_grpc")),
-            *(f"--{kind}_out={out}" for kind in ("python", "grpc_python")),
-            *(f"--{kind}_out=quiet:{out}" for kind in ("mypy", "mypy_grpc")),
-            *sources(),
+            *outputs,
+            *names,
         ],
         check=True,
     )

@@ -6,33 +6,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaywheel_replica.peers import accepting, dialling, options, peer
+from delaywheel_replica.peers import accepting, dialling, peer, sockets
 
 _PATIENCE_S = 600
-_PINGS = options._BOTH, options.CHANNEL_OPTIONS
-
-
-def _patient(given: options.Options) -> options.Options:
-    patience = {"grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms"}
-    return [(name, _PATIENCE_S * 1_000 if name in patience else value) for name, value in given]
-
-
-def _use(patch: pytest.MonkeyPatch, both: options.Options, channel: options.Options) -> None:
-    patch.setattr(options, "_BOTH", both)
-    patch.setattr(dialling, "CHANNEL_OPTIONS", channel)
+_SILENCE_S, _UNTAKEN_MS = sockets.SILENCE_S, sockets._UNTAKEN_MS
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _patience() -> Iterator[None]:
-    """Nobody is found out by pings, and no refusal is over by itself."""
+    """Nobody is found out by silence, and no refusal is over by itself."""
     with pytest.MonkeyPatch.context() as patch:
-        _use(patch, *[_patient(given) for given in _PINGS])
+        patch.setattr(sockets, "SILENCE_S", _PATIENCE_S)
+        patch.setattr(sockets, "_UNTAKEN_MS", _PATIENCE_S * 1_000)
         patch.setattr(accepting, "HELLO_S", _PATIENCE_S)
+        patch.setattr(dialling, "_ANSWER_S", _PATIENCE_S)
         patch.setattr(peer, "REFUSAL_FRESH_S", _PATIENCE_S)
         yield
 
 
 @pytest.fixture
 def pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever does not answer them is found out, as between real nodes."""
-    _use(monkeypatch, *_PINGS)
+    """Whoever is silent, or takes nothing, is found out, as between real nodes."""
+    monkeypatch.setattr(sockets, "SILENCE_S", _SILENCE_S)
+    monkeypatch.setattr(sockets, "_UNTAKEN_MS", _UNTAKEN_MS)

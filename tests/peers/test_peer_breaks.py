@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 
 import pytest
@@ -10,9 +11,13 @@ import pytest
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.peers import Applied, Frames, Vote, VoteAsk, WheelCard
-from delaywheel_replica.peers.states import Connection, PeerReason
+from delaywheel_replica.peers import sockets
+from delaywheel_replica.peers.framing import PREFACE, head_of
+from delaywheel_replica.peers.handshake import encode_answer
+from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.kafka import free_ports
 from support.peer_process import FAILED, PeerProcess
+from support.peer_raw import Raw
 from support.peer_site import Site, identity
 from support.wire import Wire
 
@@ -63,7 +68,7 @@ def test_a_killed_peer_is_told_at_once_and_found_again() -> None:
                 ask(one, life)
                 told = len(one.broken)
                 other.kill()
-                wait_broken(one, told + 1)  # by the end of its connections: no ping finds it out
+                wait_broken(one, told + 1)  # by the end of its connections: no silence finds it out
             assert one.state("n2").connection is Connection.CONNECTING
             assert one.state("n2").counters.breaks >= life
 
@@ -127,9 +132,10 @@ def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
         other.pause()
         for seq in range(1, 101):
             one.network.send("n2", Frames(CARD, (FrameCopy(seq, bytes(16), bytes(1 << 20)),)))
-        # Nothing but pings finds it out.
+        # Nothing but its silence finds it out.
         wait_broken(one, 1)
-        one.wait("all streams", lambda: one.network._peers["n2"]._in == {})
+        peer = one.network._peers["n2"]
+        one.wait("all streams", lambda: not (peer._in or peer._out))
         counters = one.state("n2").counters
         assert counters.sent + counters.dropped == 100
         assert counters.dropped > 80
@@ -178,8 +184,77 @@ def test_a_machine_that_died_and_was_booted_anew_waits_for_its_old_connections_o
         to_n2.mend()
         with Site(identity("n2", boot="next"), members) as again:
             again.wait_refused("n1", PeerReason.NODE_ID_TAKEN)
-            from_n2.reset()  # what pings do, later
+            from_n2.reset()  # what silence does, later
             one.wait_connected("n2")
+
+
+@pytest.mark.usefixtures("pings")
+def test_who_says_nothing_keeps_its_connections_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "PING_S", 0.1)
+    monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
+    members = members_of_two()
+    with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+        time.sleep(3 * sockets.SILENCE_S)  # it is about time that passes
+        assert [*one.broken, *other.broken, *one.came, *other.came] == []
+        assert one.state("n2").connection is Connection.CONNECTED
+
+
+def test_who_is_silent_on_one_stream_is_found_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "SILENCE_S", 0.2)
+    members = members_of_two()
+    host, _, port = members["n2"].rpartition(":")
+    two = identity("n2")
+    with (
+        socket.create_server((host, int(port))) as server,
+        Site(identity("n1"), members) as one,
+        Raw(members["n1"]) as said,
+    ):
+        taken = [server.accept()[0] for _ in Stream]
+        for end in taken:
+            answer = encode_answer(two)
+            end.sendall(PREFACE + head_of([answer]) + answer)
+        one.wait("welcomed", lambda: len(one.network._peers["n2"]._out) == 2)
+        said.greet(two, "n1")
+        assert said.answer().welcome.node == "n1"
+        said.wait_ended()
+        one.wait("told", lambda: one.broken)
+        for end in taken:
+            end.settimeout(60)
+            while end.recv(1 << 16):  # its Hello, and pings
+                pass
+            end.close()
+
+
+@pytest.mark.usefixtures("pings")
+def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "_UNTAKEN_MS", 500)
+    members, slow = members_of_two(), threading.Event()
+    with (
+        Site(identity("n1"), members, data_queue_bytes=1 << 20) as one,
+        Site(identity("n2"), members) as other,
+    ):
+        one.wait_connected("n2")
+        other.wait_connected("n1")
+        before = one.state("n2").counters.connects
+
+        def hold(_: str, message: object) -> None:
+            if isinstance(message, Frames):
+                slow.wait(60)
+
+        other.on_message = hold
+        for seq in range(1, 101):
+            one.network.send("n2", Frames(CARD, (FrameCopy(seq, bytes(16), bytes(1 << 20)),)))
+        assert one.state("n2").counters.dropped > 80
+        wait_broken(one, 1)
+        # It is dialled anew, and beats never stopped.
+        one.network.send("n2", Vote(1))
+        other.wait("heard", lambda: Vote(1) in other.from_("n1"))
+        one.wait("again", lambda: one.state("n2").counters.connects > before)
+        slow.set()
 
 
 @pytest.mark.usefixtures("pings")
@@ -199,6 +274,8 @@ def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:
 
             one.wait("the other direction goes on", is_heard)
             other.wait("told", lambda: "n1" in other.broken)
+            # The wire takes what goes into it; the peer that hears nothing has ended its streams.
+            one.wait("noticed", lambda: not one.network._peers["n2"]._out)
             wire.mend()
             one.wait_connected("n2")
             one.network.send("n2", Vote(2))

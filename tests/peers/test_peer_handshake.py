@@ -9,6 +9,7 @@ from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.peers.handshake import (
     PROTOCOL,
+    Hello,
     PeerIdentity,
     decode_answer,
     decode_hello,
@@ -18,7 +19,7 @@ from delaywheel_replica.peers.handshake import (
     judge,
     rolling,
 )
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 from support.peer_site import SETTINGS, identity
 
 ME = identity("n1")
@@ -37,9 +38,9 @@ identities = st.builds(
 )
 
 
-@given(identities, texts)
-def test_a_hello_survives(who: PeerIdentity, to: str) -> None:
-    assert decode_hello(encode_hello(who, to)) == (who, to)
+@given(st.builds(Hello, identities, texts, st.none() | st.sampled_from(Stream)))
+def test_a_hello_survives(hello: Hello) -> None:
+    assert decode_hello(encode_hello(hello)) == hello
 
 
 @given(identities | st.builds(PeerRefusal, st.sampled_from(PeerReason), texts))
@@ -81,7 +82,7 @@ def test_nodes_talk_when_each_reads_what_the_other_writes(
 
 def test_a_version_that_does_not_tell_what_it_reads_reads_what_it_writes() -> None:
     told = pb.Hello(identity=pb.Identity(node="n2", format=7), to="n1")
-    who, _ = decode_hello(pb.ToPeer(hello=told).SerializeToString())
+    who = decode_hello(pb.ToPeer(hello=told).SerializeToString()).identity
     assert (who.format, who.reads_from, who.reads_to) == (7, 7, 7)
 
 
@@ -187,7 +188,9 @@ def test_a_refusal_tells_a_stranger_nothing_that_he_did_not_bring(refusal: PeerR
 
 
 def test_of_another_protocol_nothing_else_is_looked_at() -> None:
-    refusal = judge(ME, PeerIdentity("", "", "", "", "", {}, protocol=2, format=0), MEMBERS)
+    refusal = judge(
+        ME, PeerIdentity("", "", "", "", "", {}, protocol=PROTOCOL + 1, format=0), MEMBERS
+    )
     assert refusal is not None
     assert refusal.reason is PeerReason.WRONG_PROTOCOL
-    assert refusal.text == "protocol is 1 at n1, 2 at the other"
+    assert refusal.text == f"protocol is {PROTOCOL} at n1, {PROTOCOL + 1} at the other"

@@ -1,23 +1,19 @@
-"""Real gRPC over loopback, several nodes in this process."""
+"""Real sockets over loopback, several nodes in this process."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-import grpc
 import pytest
 import structlog
-from grpc_health.v1 import health, health_pb2_grpc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.beat import Fence, FenceAnswer
 from delaywheel_replica.core.peers import (
     Applied,
@@ -33,14 +29,12 @@ from delaywheel_replica.core.peers import (
     WheelCard,
 )
 from delaywheel_replica.core.plausible import check
-from delaywheel_replica.peers import accepting, network
 from delaywheel_replica.peers.encoding import encode
-from delaywheel_replica.peers.handshake import encode_hello
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
-from delaywheel_replica.peers.options import server_options
-from delaywheel_replica.peers.states import Connection, PeerReason
+from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.kafka import free_ports
 from support.core_values import beat, wheel_beat
+from support.peer_raw import Raw
 from support.peer_site import SETTINGS, Site, identity
 
 WHEEL = WheelId("n1", 1)
@@ -185,7 +179,7 @@ def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
         for seq in range(1, 301):
             one.network.send("n2", frames(1 << 20, seq))
         counters = one.state("n2").counters
-        # What is not counted as dropped waits within the bound, or in gRPC's own windows.
+        # What is not counted as dropped waits within the bound, or in the kernel.
         assert counters.dropped >= 200
         for n in range(1, 101):
             one.network.send("n2", Vote(n))
@@ -293,31 +287,6 @@ def test_an_address_that_leads_to_another_member() -> None:
         assert not three.broken
 
 
-def test_an_address_where_callers_are_taken() -> None:
-    members = members_of(2)
-    server = grpc.server(ThreadPoolExecutor(2))
-    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
-    server.add_insecure_port(members["n2"])
-    server.start()
-    with Site(identity("n1"), members) as one:
-        one.wait_refused("n2", PeerReason.WRONG_PORT)
-    server.stop(None).wait()
-
-
-def test_a_message_beyond_what_nodes_send_ends_the_stream() -> None:
-    """Whoever reaches the port cannot fill the memory before it says who it is."""
-    members = members_of(2)
-    with Site(identity("n1", settings=SETTINGS | {"transaction_bytes": "1024"}), members):
-        options = server_options(1024)
-        (limit,) = (value for name, value in options if name == "grpc.max_receive_message_length")
-        assert limit == 80 << 20
-        channel, answers = raw_stream(members["n1"], iter([bytes(limit + 1)]))
-        with pytest.raises(grpc.RpcError) as refused:
-            next(answers)
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        channel.close()
-
-
 def test_the_greatest_frame_of_the_settings_arrives() -> None:
     members, size = members_of(2), 100 << 20
     told = SETTINGS | {"transaction_bytes": str(size)}
@@ -330,31 +299,37 @@ def test_the_greatest_frame_of_the_settings_arrives() -> None:
         other.wait_for_messages(1)
 
 
-def raw_stream(address: str, requests: Iterator[bytes]) -> tuple[grpc.Channel, Iterator[bytes]]:
-    channel = grpc.insecure_channel(address)
-    method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-        "/delaywheel.peer.v1.Peers/Control"
-    )
-    return channel, method(requests)
-
-
 def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
     members = members_of(2)
-    with Site(identity("n1"), members) as one:
-        channel, answers = raw_stream(members["n1"], iter([b"\xff"]))
-        answer = pb.Answer.FromString(next(answers))
-        assert answer.refusal.reason == PeerReason.MALFORMED
-        assert list(answers) == []
-        channel.close()
-
-        hello = encode_hello(identity("n2"), "n1")
-        channel, answers = raw_stream(members["n1"], iter([hello, b"\xff"]))
-        assert pb.Answer.FromString(next(answers)).welcome.node == "n1"
-        assert list(answers) == []
-        assert one.reason("n2") is PeerReason.MALFORMED
+    with Site(identity("n1"), members) as one, Raw(members["n1"]) as raw:
+        raw.greet(identity("n2"), "n1")
+        assert raw.answer().welcome.node == "n1"
+        raw.say(b"\xff")
+        raw.wait_ended()
+        one.wait("refused", lambda: one.reason("n2") is PeerReason.MALFORMED)
         assert one.state("n2").counters.malformed == 1
         one.wait("told", lambda: one.broken == ["n2"])
-        channel.close()
+
+
+def test_a_message_longer_than_any_ends_the_stream_by_name() -> None:
+    """Before it is read; and frames may be longer than all else."""
+    members, length_bytes = members_of(2), (8 << 20) + 1
+    with Site(identity("n1"), members) as one:
+        with Raw(members["n1"]) as raw:
+            raw.greet(identity("n2"), "n1", Stream.CONTROL)
+            assert raw.answer().welcome.node == "n1"
+            raw.socket.sendall(length_bytes.to_bytes(4, "little"))
+            raw.wait_ended()
+        one.wait("refused", lambda: one.reason("n2") is PeerReason.MALFORMED)
+        refusal = one.state("n2").refusal
+        assert refusal is not None
+        assert f"{length_bytes} bytes" in refusal.text
+        with Raw(members["n1"]) as raw:
+            raw.greet(identity("n2"), "n1", Stream.DATA)
+            assert raw.answer().welcome.node == "n1"
+            raw.say(bytes(length_bytes))  # it is read, and then it is no message
+            raw.wait_ended()
+        one.wait("counted", lambda: one.state("n2").counters.malformed == 2)
 
 
 def test_a_message_that_the_server_does_not_believe_ends_its_stream_and_nothing_else() -> None:
@@ -372,52 +347,32 @@ def test_a_message_that_the_server_does_not_believe_ends_its_stream_and_nothing_
         assert ("n2", Vote(1 << 60)) not in one.came
 
 
-def test_who_says_no_hello_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "HELLO_S", 0.05)
-    members, never = members_of(2), threading.Event()
-    with Site(identity("n1"), members):
-        channel, answers = raw_stream(members["n1"], iter(lambda: bytes(never.wait(60)), b""))
-        with pytest.raises(grpc.RpcError):
-            next(answers)
-        never.set()
-        channel.close()
-
-
 def test_who_goes_before_it_is_welcomed_is_not_held_to_be_there() -> None:
     members = members_of(2)
     with Site(identity("n1"), members) as one:
         for _ in range(20):
-            channel, _answers = raw_stream(
-                members["n1"], iter([encode_hello(identity("n2"), "n1")])
-            )
-            channel.close()
+            with Raw(members["n1"]) as raw:
+                raw.greet(identity("n2"), "n1")
         one.wait("nobody", lambda: not one.network._peers["n2"]._in)
 
 
 def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
-    members, never = members_of(2), threading.Event()
-
-    def requests(number: int) -> Iterator[bytes]:
-        yield encode_hello(identity("n2"), "n1")
-        yield encode(Vote(number))
-        never.wait(60)
-
-    with Site(identity("n1"), members) as one:
-        first, first_answers = raw_stream(members["n1"], requests(1))
-        assert pb.Answer.FromString(next(first_answers)).welcome.node == "n1"
+    members = members_of(2)
+    with Site(identity("n1"), members) as one, Raw(members["n1"]) as first:
+        first.greet(identity("n2"), "n1")
+        assert first.answer().welcome.node == "n1"
+        first.say(encode(Vote(1)))
         one.wait_for_messages(1)
-        second, second_answers = raw_stream(members["n1"], requests(2))
-        assert pb.Answer.FromString(next(second_answers)).welcome.node == "n1"
-        with pytest.raises(grpc.RpcError):
-            next(first_answers)
-        one.wait_for_messages(2)
-        assert one.came == [("n2", Vote(1)), ("n2", Vote(2))]
-        # The end of the first was told when the second came, and is not told again.
-        assert one.broken == ["n2"]
-        second.close()
+        with Raw(members["n1"]) as second:
+            second.greet(identity("n2"), "n1")
+            assert second.answer().welcome.node == "n1"
+            first.wait_ended()
+            second.say(encode(Vote(2)))
+            one.wait_for_messages(2)
+            assert one.came == [("n2", Vote(1)), ("n2", Vote(2))]
+            # The end of the first was told when the second came, and is not told again.
+            assert one.broken == ["n2"]
         one.wait("told", lambda: one.broken == ["n2"] * 2)
-        never.set()
-        first.close()
 
 
 # --- life
@@ -434,11 +389,7 @@ def test_a_port_in_use_is_refused_by_name() -> None:
         second.stop()
 
 
-def test_a_stop_is_told_to_the_others_and_not_to_oneself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Longer than the test may take: streams are ended, not waited for.
-    monkeypatch.setattr(network, "_GRACE_S", 100)
+def test_a_stop_is_told_to_the_others_and_not_to_oneself() -> None:
     members = members_of(2)
     with Site(identity("n1"), members) as one:
         with Site(identity("n2"), members) as other:
@@ -476,9 +427,12 @@ def test_a_stop_waits_for_the_message_that_is_being_taken() -> None:
         assert other.came == [("n1", Vote(1))]
 
 
-def test_a_message_that_cannot_be_carried_out_ends_its_stream_which_comes_back(
-    caplog: pytest.LogCaptureFixture,
+def test_what_a_message_raises_comes_out_of_its_thread_and_its_stream_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Of a real node's threads each ends the process by that: defects.py."""
+    failed: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_type))
     members = members_of(2)
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
@@ -496,4 +450,4 @@ def test_a_message_that_cannot_be_carried_out_ends_its_stream_which_comes_back(
         one.network.send("n2", Vote(2))
         other.wait_for_messages(1)
         assert other.came == [("n1", Vote(2))]
-    assert "ZeroDivisionError" in caplog.text
+    assert failed == [ZeroDivisionError]

@@ -1,133 +1,241 @@
-import threading
-import time
-from itertools import islice
+"""What is sent, kept and dropped; the socket takes as much as a test lets it."""
 
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from itertools import count
+from typing import cast
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_replica.peers import outbox as module
+from delaywheel_replica.peers.framing import Incoming, Part
 from delaywheel_replica.peers.outbox import Outbox, Tally
+from delaywheel_replica.peers.sockets import Channel
+
+HEAD = 4
 
 
-def emptied(outbox: Outbox, count: int) -> list[bytes]:
-    """The next messages; fewer when they do not come."""
-    patience = threading.Timer(30, outbox.close)
-    patience.start()
-    found = list(islice(outbox.taken(), count))
-    patience.cancel()
-    return found
+class Taking:
+    """Stands for a socket whose kernel has so much room."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.took = bytearray()
+        self.calls = 0
+        self.is_broken = False
+
+    def sendmsg(self, buffers: list[Part], _: object, flags: int) -> int:
+        assert flags == socket.MSG_DONTWAIT, "nobody waits"
+        self.calls += 1
+        if self.is_broken:
+            raise ConnectionResetError
+        if not self.room:
+            raise BlockingIOError
+        data = b"".join(buffers)[: self.room]
+        self.took += data
+        self.room -= len(data)
+        return len(data)
+
+    @property
+    def messages(self) -> list[bytes]:
+        """As whoever reads them has them."""
+        left = memoryview(bytes(self.took))
+
+        def receive_into(view: memoryview) -> int:
+            nonlocal left
+            length = min(len(view), len(left))
+            view[:length] = left[:length]
+            left = left[length:]
+            return length
+
+        return list(iter(Incoming(receive_into, 1 << 20).message, None))
 
 
-@given(st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.booleans())))
+class Bench:
+    """An outbox, and what surrounds it."""
+
+    def __init__(self, room: int = 0, max_bytes: int = 1 << 20) -> None:
+        self.socket = Taking(room)
+        self.tally = Tally()
+        self.woken = 0
+        channel = Channel(cast("socket.socket", self.socket), "a:1")
+        self.outbox = Outbox(channel, max_bytes, self.tally, wake=self._wake)
+
+    def put(self, *parts: bytes, is_beat: bool = False) -> None:
+        self.outbox.put(parts, is_beat=is_beat)
+
+    def make_room(self, room: int = 1 << 30) -> list[bytes]:
+        """So much more is taken; all that was, from the beginning."""
+        self.socket.room += room
+        self.outbox.flush()
+        return self.socket.messages
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+
+def left_of(puts: list[tuple[bytes, bool]]) -> list[bytes]:
+    """All but the beats that a newer one follows."""
+    last_beat = max((n for n, (_, is_beat) in enumerate(puts) if is_beat), default=None)
+    return [data for n, (data, is_beat) in enumerate(puts) if not is_beat or n == last_beat]
+
+
+puts_of_chance = st.lists(st.tuples(st.binary(min_size=1, max_size=9), st.booleans()))
+
+
+@given(puts_of_chance)
+def test_where_there_is_room_all_goes_at_once_and_nobody_is_woken(
+    puts: list[tuple[bytes, bool]],
+) -> None:
+    bench = Bench(room=1 << 30)
+    for data, is_beat in puts:
+        bench.put(data, is_beat=is_beat)
+    assert bench.socket.messages == [data for data, _ in puts]
+    assert bench.socket.calls == len(puts)
+    assert (bench.woken, bench.tally.superseded, bench.tally.dropped) == (0, 0, 0)
+    assert bench.tally.sent == len(puts)
+
+
+@given(puts_of_chance)
 def test_others_keep_their_order_and_of_beats_the_newest_stays_in_its_place(
     puts: list[tuple[bytes, bool]],
 ) -> None:
-    tally = Tally()
-    outbox = Outbox(10**6, tally, beat_gap_s=0)
+    bench = Bench()
     for data, is_beat in puts:
-        outbox.put(data, is_beat=is_beat)
-    last_beat = max((n for n, (_, is_beat) in enumerate(puts) if is_beat), default=None)
-    left = [data for n, (data, is_beat) in enumerate(puts) if not is_beat or n == last_beat]
-    assert emptied(outbox, len(left)) == left
+        bench.put(data, is_beat=is_beat)
+    left = left_of(puts)
+    assert bench.make_room() == left
+    assert bool(bench.woken) == bool(puts)
+    tally = bench.tally
     assert tally.sent == len(left)
     assert tally.superseded == len(puts) - len(left)
     assert (tally.dropped, tally.sent_bytes) == (0, sum(map(len, left)))
+
+
+@given(st.lists(st.tuples(st.lists(st.binary(max_size=9), min_size=1), st.booleans())), st.data())
+def test_however_little_is_taken_messages_stay_whole_and_in_order(
+    puts: list[tuple[list[bytes], bool]], draw: st.DataObject
+) -> None:
+    bench = Bench()
+    numbers: Iterator[int] = count(1)
+    told: list[tuple[bytes, bool]] = []
+    for parts, is_beat in puts:
+        number = b"%d " % next(numbers)
+        told.append((number + b"".join(parts), is_beat))
+        bench.put(number, *parts, is_beat=is_beat)
+        bench.make_room(draw.draw(st.integers(0, 12)))
+    got = bench.make_room()
+    # Those that are missing are beats, and a newer one came.
+    missing = [n for n, (data, _) in enumerate(told) if data not in got]
+    assert got == [data for n, (data, _) in enumerate(told) if n not in missing]
+    beats = [n for n, (_, is_beat) in enumerate(told) if is_beat]
+    assert set(missing) <= set(beats[:-1])
+    assert bench.tally.superseded == len(missing)
+    assert bench.tally.sent == len(got)
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans())), st.integers(1, 100))
 def test_never_more_waits_than_the_bound_but_for_one_message(
     puts: list[tuple[int, bool]], bound: int
 ) -> None:
-    tally = Tally()
-    outbox = Outbox(bound, tally, beat_gap_s=0)
+    bench = Bench(max_bytes=bound)
     for size, is_beat in puts:
-        outbox.put(bytes(size), is_beat=is_beat)
-    count = len(puts) - tally.dropped - tally.superseded
-    waiting = emptied(outbox, count)
+        bench.put(bytes(size), is_beat=is_beat)
+    waiting = bench.make_room()
+    assert len(waiting) == len(puts) - bench.tally.dropped - bench.tally.superseded
     assert sum(map(len, waiting)) <= bound or len(waiting) == 1
     assert bool(waiting) == bool(puts)
     # What was taken makes room again.
-    outbox.put(bytes(bound), is_beat=False)
-    assert emptied(outbox, 1) == [bytes(bound)]
+    bench.put(bytes(bound), is_beat=False)
+    assert bench.make_room()[len(waiting) :] == [bytes(bound)]
 
 
-def test_a_beat_that_is_taken_leaves_room_for_a_later_one() -> None:
-    tally = Tally()
-    outbox = Outbox(10, tally)
-    taken = outbox.taken()
-    for n in range(5):
-        outbox.put(b"%d" % n, is_beat=True)
-        assert next(taken) == b"%d" % n
-    assert (tally.superseded, tally.dropped) == (0, 0)
+def test_a_beat_that_has_begun_is_finished_before_a_newer_one() -> None:
+    bench = Bench(room=HEAD + 2)
+    bench.put(b"begun", is_beat=True)
+    bench.put(b"between")
+    bench.put(b"stale", is_beat=True)
+    bench.put(b"newest", is_beat=True)
+    assert bench.make_room() == [b"begun", b"between", b"newest"]
+    assert (bench.tally.superseded, bench.tally.sent, bench.tally.dropped) == (1, 3, 0)
 
 
-def with_a_beat_that_waits(gap_s: float, tally: Tally) -> Outbox:
-    """Between others, after one that was taken."""
-    outbox = Outbox(100, tally, beat_gap_s=gap_s)
-    outbox.put(b"first", is_beat=True)
-    assert emptied(outbox, 1) == [b"first"]
-    outbox.put(b"before", is_beat=False)
-    outbox.put(b"stale", is_beat=True)
-    outbox.put(b"between", is_beat=False)
-    outbox.put(b"newest", is_beat=True)
-    outbox.put(b"after", is_beat=False)
-    return outbox
+def test_what_waits_is_woken_for_once_and_not_overtaken() -> None:
+    bench = Bench()
+    bench.put(b"one")
+    assert bench.woken == 1
+    bench.socket.room = 1 << 30
+    bench.put(b"two")
+    assert (bench.woken, bench.socket.messages) == (1, [])
+    assert bench.make_room() == [b"one", b"two"]
 
 
-def test_beats_are_paced_and_nothing_overtakes_one_that_waits() -> None:
-    gap_s, tally = 0.1, Tally()
-    began_s = time.monotonic()
-    outbox = with_a_beat_that_waits(gap_s, tally)
-    assert emptied(outbox, 4) == [b"before", b"between", b"newest", b"after"]
-    assert time.monotonic() - began_s >= gap_s
-    assert tally.superseded == 1
+def test_more_parts_than_the_kernel_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BUFFERS", 3)
+    bench = Bench(room=1 << 30)
+    bench.put(*(b"%d" % n for n in range(10)))
+    assert bench.socket.messages == [b"0123456789"]
+    assert bench.woken == 0
 
 
-def test_what_came_before_a_beat_that_waits_does_not_wait_with_it() -> None:
-    assert emptied(with_a_beat_that_waits(1_000, Tally()), 2) == [b"before", b"between"]
+def test_a_real_kernel_takes_as_many_parts_as_are_given_to_it() -> None:
+    ours, theirs = socket.socketpair()
+    parts = [b"x"] * (2 * module._MOST_BUFFERS)
+    with ours, theirs:
+        outbox = Outbox(Channel(ours, ""), 1 << 20, Tally(), wake=lambda: None)
+        outbox.put(parts, is_beat=False)
+        assert not outbox.waits
+        ours.close()
+        sent = HEAD + len(parts)
+        assert len(theirs.recv(sent, socket.MSG_WAITALL)) == sent
 
 
-def test_after_a_pause_a_beat_does_not_wait() -> None:
-    outbox = Outbox(100, Tally(), beat_gap_s=1_000)
-    outbox.put(b"first", is_beat=True)
-    assert emptied(outbox, 1) == [b"first"]
-    outbox._next_beat_s -= 1_000  # so much time has passed
-    outbox.put(b"alone", is_beat=True)
-    assert emptied(outbox, 1) == [b"alone"]
+def test_a_ping_is_said_when_nothing_else_is() -> None:
+    bench = Bench(room=1 << 30)
+    assert 0 < bench.outbox.ping(1_000) <= 1_000
+    assert bench.socket.calls == 0
+    bench.outbox._sent_s -= 1_000  # so much time has passed
+    assert bench.outbox.ping(1_000) == 1_000
+    assert bench.socket.messages == [b""]
+    assert bench.outbox.ping(1_000) < 1_000
+    assert bench.socket.calls == 1
+    assert (bench.tally.sent, bench.tally.dropped) == (0, 0)
 
 
-def test_one_that_waits_for_a_beats_time_ends_when_it_is_closed() -> None:
-    outbox = Outbox(100, Tally(), beat_gap_s=1_000)
-    taken = outbox.taken()
-    outbox.put(b"first", is_beat=True)
-    next(taken)
-    outbox.put(b"second", is_beat=True)
-    threading.Timer(0.05, outbox.close).start()
-    assert list(taken) == []
-
-
-def test_a_closed_one_ends_whoever_waits_and_drops_the_rest() -> None:
-    tally = Tally()
-    outbox = Outbox(10, tally)
-    ended = threading.Event()
-
-    def read() -> None:
-        assert list(outbox.taken()) == []
-        ended.set()
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    outbox.close()
-    thread.join(60)
-    assert ended.is_set()
-    outbox.put(b"late", is_beat=False)
-    assert (tally.dropped, tally.dropped_bytes) == (1, 4)
+def test_a_ping_neither_waits_beside_others_nor_is_counted() -> None:
+    bench = Bench()
+    bench.put(b"waits")
+    bench.outbox._sent_s -= 1_000
+    assert bench.outbox.ping(1_000) == 1_000
+    assert bench.make_room() == [b"waits"]
+    bench.socket.room = 2
+    bench.outbox._sent_s -= 1_000
+    bench.outbox.ping(1_000)  # a part of it is sent
+    bench.outbox.close()
+    assert (bench.tally.sent, bench.tally.dropped) == (1, 0)
 
 
 def test_what_still_waits_when_it_is_closed_was_dropped() -> None:
-    tally = Tally()
-    outbox = Outbox(10, tally)
-    outbox.put(b"one", is_beat=False)
-    outbox.put(b"beat", is_beat=True)
-    outbox.close()
-    assert list(outbox.taken()) == []
-    assert (tally.sent, tally.dropped, tally.dropped_bytes) == (0, 2, 7)
+    bench = Bench(room=HEAD + 1)
+    bench.put(b"one")
+    bench.put(b"beat", is_beat=True)
+    bench.outbox.close()
+    bench.put(b"late")
+    assert not bench.outbox.waits
+    assert bench.make_room() == []
+    tally = bench.tally
+    assert (tally.sent, tally.dropped, tally.dropped_bytes) == (0, 3, 11)
+
+
+def test_what_finds_the_connection_broken_was_dropped_and_nobody_is_told() -> None:
+    """The stream's own thread sees it."""
+    bench = Bench()
+    bench.put(b"waits")
+    bench.socket.is_broken = True
+    assert bench.make_room() == []
+    bench.put(b"late")
+    assert (bench.socket.calls, bench.tally.dropped, bench.tally.sent) == (2, 2, 0)

@@ -1,4 +1,4 @@
-"""Nodes of which some have other settings already: real gRPC over loopback."""
+"""Nodes of which some have other settings already: real sockets over loopback."""
 
 from __future__ import annotations
 

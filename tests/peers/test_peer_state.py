@@ -1,11 +1,11 @@
-"""One peer's state, without gRPC."""
+"""One peer's state, without a network."""
 
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 from unittest.mock import Mock
 
-import grpc
 import pytest
 import structlog
 
@@ -13,10 +13,12 @@ from delaywheel_replica.core.peers import Vote
 from delaywheel_replica.peers import peer as module
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.encoding import encode
-from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
+from delaywheel_replica.peers.framing import PREFACE, head_of
+from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.outbox import Outbox, Tally
-from delaywheel_replica.peers.peer import Peer, Stream, Way
-from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal
+from delaywheel_replica.peers.peer import Peer
+from delaywheel_replica.peers.sockets import Channel
+from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal, Stream, Way
 from support.peer_site import SETTINGS, identity
 
 ME = identity("n1")
@@ -24,7 +26,9 @@ THEIRS = identity("n2")
 
 
 def outbox() -> Outbox:
-    return Outbox(100, Tally())
+    """Of a connection that is none."""
+    channel = Channel(cast("socket.socket", Mock()), "a:1")
+    return Outbox(channel, 100, Tally(), wake=lambda: None)
 
 
 def connected(told: list[str]) -> Peer:
@@ -114,11 +118,44 @@ def test_a_break_while_a_message_is_taken_is_told_again_when_its_stream_ends() -
     told: list[str] = []
     peer, waiting = Peer(ME, "n2", "a:1", told.append), outbox()
     peer.welcomed(Stream.CONTROL, THEIRS, waiting)
-    acceptor = Acceptor(ME, {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting))
-    requests = iter([encode_hello(THEIRS, "n1"), encode(Vote(1))])
-    context = cast("grpc.ServicerContext", Mock())
-    assert len(list(acceptor.serve(Stream.CONTROL, requests, context))) == 1
+    acceptor = Acceptor(
+        ME, {"n2": peer}, lambda *_: peer.left(Stream.CONTROL, waiting), data_bytes=100
+    )
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(PREFACE)
+        for message in (encode_hello(Hello(THEIRS, "n1", Stream.CONTROL)), encode(Vote(1))):
+            theirs.sendall(head_of([message]) + message)
+        theirs.shutdown(socket.SHUT_WR)
+        acceptor.serve(Channel(ours, "a"), lambda: None)
     assert told == ["n2", "n2"]
+
+
+def test_who_has_ended_all_its_streams_gets_none_either() -> None:
+    peer, ours, theirs = Peer(ME, "n2", "a:1", lambda _: None), *socket.socketpair()
+    with ours, theirs:
+        sent = Outbox(Channel(ours, "a:1"), 100, Tally(), wake=lambda: None)
+        assert peer.welcomed(Stream.CONTROL, THEIRS, sent) is None
+        assert peer.came(Stream.DATA, THEIRS, print) is None
+        assert peer.came(Stream.CONTROL, THEIRS, object) is None
+        peer.went(Stream.DATA, print)
+        sent.put([b"x"], is_beat=False)
+        assert len(theirs.recv(9)) == 5
+        peer.went(Stream.CONTROL, object)
+        assert theirs.recv(9) == b""
+
+
+def test_who_hangs_loses_all_streams() -> None:
+    peer, ended = Peer(ME, "n2", "a:1", lambda _: None), []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = Outbox(Channel(ours, "a:1"), 100, Tally(), wake=lambda: None)
+        assert peer.welcomed(Stream.DATA, THEIRS, sent) is None
+        for stream in Stream:
+            assert peer.came(stream, THEIRS, lambda: ended.append(1)) is None
+        peer.end()
+        assert ended == [1, 1]
+        assert theirs.recv(1) == b""
 
 
 def test_a_refusal_that_is_not_repeated_is_over() -> None:

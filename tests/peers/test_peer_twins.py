@@ -1,4 +1,4 @@
-"""Two processes that say they are the same node; real gRPC over loopback."""
+"""Two processes that say they are the same node; real sockets over loopback."""
 
 from delaywheel_replica.core.peers import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason

@@ -13,6 +13,7 @@ import pytest
 
 from delaywheel.format import Kind
 from delaywheel.reasons import Reason
+from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.defects import fatal
 from delaywheel_replica.server import serving
 from delaywheel_replica.server.committer import Request
@@ -52,6 +53,10 @@ def fail(*_: object) -> NoReturn:
     raise ValueError("a defect")
 
 
+def disbelieve(*_: object) -> NoReturn:
+    raise MalformedError("a seq that cannot be")
+
+
 @pytest.mark.parametrize(("call", "target"), [("fail", "fail"), ("fatal(fail)", "swallow")])
 def test_a_defect_ends_the_process_with_a_line_of_log(call: str, target: str) -> None:
     program = PROGRAM.format(call=call, target=target)
@@ -72,10 +77,10 @@ def test_what_an_answer_raises_on_the_loop_is_a_defect(exits: list[int]) -> None
     assert exits == [1]
 
 
-def test_what_a_peers_message_raises_is_a_defect(
+def test_what_a_peers_message_raises_reaches_the_peers_thread(
     exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """gRPC would end the stream alone."""
+    """It knows a message that cannot be so from a defect, which ends the thread, and so all."""
     given: dict[str, Callable[..., object]] = {}
 
     def network(*_: object, **callbacks: Callable[..., object]) -> SimpleNamespace:
@@ -94,10 +99,12 @@ def test_what_a_peers_message_raises_is_a_defect(
         _store=SimpleNamespace(state=SimpleNamespace(storage="s")),
         _boot_id="b",
         _address="",
-        _driver=SimpleNamespace(received=fail, disconnected=fail),
+        _driver=SimpleNamespace(received=disbelieve, disconnected=fail),
         _surroundings=SimpleNamespace(),
     )
     Server._join_peers(server)
-    given["on_message"]("n2", "anything")
-    given["on_disconnected"]("n2")
-    assert exits == [1, 1]
+    with pytest.raises(MalformedError):
+        given["on_message"]("n2", "anything")
+    with pytest.raises(ValueError, match="a defect"):
+        given["on_disconnected"]("n2")
+    assert exits == []

@@ -4,23 +4,26 @@ isort:skip_file
 delaywheel.peer.v1: what the nodes of one cluster tell one another. Not for callers.
 
 Every node opens two streams to every other one, each on a connection of its own: Control for
-what must be heard quickly, Data for frames and what is said about them. Requests are what the
-opening node tells; the other's own messages come on the streams that it opens itself. The
-response stream carries one Answer and then stays open, so that both ends see it break.
+what must be heard quickly, Data for frames and what is said about them. What the opening node
+tells goes over it as ToPeer, the first a Hello; one Answer comes back, and nothing else: the
+other's own messages come on the streams that it opens itself. How messages lie on a connection
+is told in replica/delaywheel_replica/peers/framing.py.
 
-The first request is a Hello. Messages may be lost (a full queue drops them, a broken connection
-loses them), and those of different streams overtake one another; on one stream they keep their
-order. Wheels are named "<node>.<number>". What each message means is told in
+Messages may be lost (a full queue drops them, a broken connection loses them), and those of
+different streams overtake one another; on one stream they keep their order. Wheels are named
+"<node>.<number>". What each message means is told in
 replica/delaywheel_replica/core/peers.py and beat.py, field by field.
 
 Any change of this file that an older node would misread, or miss, is a new PROTOCOL in
-replica/delaywheel_replica/peers/handshake.py: nodes of different ones refuse each other.
+replica/delaywheel_replica/peers/handshake.py: nodes of different ones refuse each other. For
+that, what an older node reads of Hello and Answer stays as it is.
 """
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -96,10 +99,31 @@ class Hello(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    class _Stream:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StreamEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[Hello._Stream.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        UNKNOWN: Hello._Stream.ValueType  # 0
+        CONTROL: Hello._Stream.ValueType  # 1
+        """Gossip, VoteAsk, Vote, Promise, Refused."""
+        DATA: Hello._Stream.ValueType  # 2
+        """Frames, Applied, Fetch, Lacks."""
+
+    class Stream(_Stream, metaclass=_StreamEnumTypeWrapper): ...
+    UNKNOWN: Hello.Stream.ValueType  # 0
+    CONTROL: Hello.Stream.ValueType  # 1
+    """Gossip, VoteAsk, Vote, Promise, Refused."""
+    DATA: Hello.Stream.ValueType  # 2
+    """Frames, Applied, Fetch, Lacks."""
+
     IDENTITY_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     """The node id under which the address was dialled."""
+    stream: Global___Hello.Stream.ValueType
     @_builtins.property
     def identity(self) -> Global___Identity: ...
     def __init__(
@@ -107,10 +131,11 @@ class Hello(_message.Message):
         *,
         identity: Global___Identity | None = ...,
         to: _builtins.str = ...,
+        stream: Global___Hello.Stream.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "stream", b"stream", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,30 +1,33 @@
-"""Streams from peers: judged, and read until they end."""
+"""Streams from peers: who dials is judged, and read until it ends."""
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Final
-
-import grpc
 
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.peers import PeerMessage
 from delaywheel_replica.logs import get_logger
+from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import decode
+from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
 from delaywheel_replica.peers.handshake import (
+    Hello,
     PeerIdentity,
     decode_hello,
     encode_answer,
     judge,
     wrong_node,
 )
-from delaywheel_replica.peers.peer import Peer, Stream, Way
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+from delaywheel_replica.peers.peer import Peer
+from delaywheel_replica.peers.sockets import CONTROL_BYTES, Channel
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
 
 HELLO_S: Final = 5.0
-"""A stream that has not said Hello for so long is ended: each keeps a thread."""
+"""Whoever has not said Hello for so long is ended: each keeps a thread."""
 
-CONTROL_BYTES: Final = 8 << 20
-"""Of one message on a control stream: a beat tells some hundred bytes of each wheel."""
+HELLO_BYTES: Final = 64 << 10
 
 STRANGERS_LOGGED: Final = 100
 """Refusals of nodes that are no members are logged once each, at most so many."""
@@ -32,19 +35,22 @@ STRANGERS_LOGGED: Final = 100
 _TEXT: Final = 300
 """So many characters are kept of what is wrong with a message."""
 
-_log = get_logger(__name__)
+_HTTP: Final = b"PRI * HTTP/2.0"[: len(PREFACE)]
+"""With this each client of HTTP/2 begins."""
 
-Context = grpc.ServicerContext
+_log = get_logger(__name__)
 
 
 class Acceptor:
-    """Serves both streams of all peers, each on a thread of the server."""
+    """Serves the streams of all peers, each on a thread of its own."""
 
     def __init__(
         self,
         me: PeerIdentity,
         peers: Mapping[str, Peer],
         on_message: Callable[[str, PeerMessage], None],
+        *,
+        data_bytes: int,
     ) -> None:
         """Nobody came yet.
 
@@ -52,64 +58,93 @@ class Acceptor:
             me: this node.
             peers: the other members.
             on_message: called with the sender and the message, in the order of each stream; raises
-                MalformedError for one that cannot be so.
+                MalformedError for one that cannot be so. What else it raises comes out of `serve`.
+            data_bytes: of one message on a data stream, at most.
         """
         self._me = me
         self._peers = peers
         self._on_message = on_message
+        self._most_bytes = {Stream.CONTROL: CONTROL_BYTES, Stream.DATA: data_bytes}
         self._strangers: set[PeerRefusal] = set()
 
-    def serve(self, stream: Stream, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
-        """One stream, from its Hello to its end."""
+    def serve(self, channel: Channel, greeted: Callable[[], None]) -> None:
+        """One connection, from its first byte to its end, which is left to the caller.
+
+        Args:
+            channel: whoever dialled.
+            greeted: called when it is known to be a member's, and wanted.
+        """
+        incoming = Incoming(channel.until(time.monotonic() + HELLO_S), HELLO_BYTES)
         try:
-            theirs, wanted = _hello(requests, context)
+            hello = self._hello(channel, incoming)
         except MalformedError as error:
-            yield encode_answer(PeerRefusal(PeerReason.MALFORMED, str(error)))
+            _answer(channel, PeerRefusal(PeerReason.MALFORMED, str(error)[:_TEXT]))
             return
-        except (grpc.RpcError, StopIteration):  # gone before it said anything
+        if hello is None:
             return
+        node = hello.identity.node
+        # Of another version it may be one that is not known here: it is refused then.
+        stream = hello.stream or Stream.CONTROL
         # One object, by which the stream is known: each access to a method makes another.
-        cancel = context.cancel
-        refusal = self._judge(theirs, wanted)
+        end = channel.end
+        refusal = self._judge(hello)
         if refusal is None:
-            refusal = self._peers[theirs.node].came(stream, theirs, cancel)
+            refusal = self._peers[node].came(stream, hello.identity, end)
         if refusal is not None:
-            self._note(theirs.node, stream, refusal)
-            yield encode_answer(refusal)
+            self._note(node, stream, refusal)
+            _answer(channel, refusal)
             return
-        peer = self._peers[theirs.node]
+        peer = self._peers[node]
+        greeted()
+        threading.current_thread().name = f"peer-from-{node}-{stream.lower()}"
         try:
-            yield encode_answer(self._me)
-            self._read(peer, stream, requests)
+            _answer(channel, self._me)
+            if stream is Stream.CONTROL:
+                channel.is_control()
+            incoming.go_on(channel.unless_silent(), self._most_bytes[stream])
+            self._read(peer, stream, incoming)
         except MalformedError as error:
             peer.tallies[Way.IN, stream].malformed += 1
             peer.refused(Way.IN, stream, PeerRefusal(PeerReason.MALFORMED, str(error)[:_TEXT]))
-        except grpc.RpcError:  # broken
-            pass
         finally:
-            peer.went(stream, cancel)
+            peer.went(stream, end)
 
-    def _judge(self, theirs: PeerIdentity, wanted: str) -> PeerRefusal | None:
-        refusal = judge(self._me, theirs, {self._me.node, *self._peers})
-        if refusal is None and wanted != self._me.node:
-            return wrong_node(self._me.node, wanted)
+    def _hello(self, channel: Channel, incoming: Incoming) -> Hello | None:
+        """What is said first; None: it is not said, or by no node."""
+        try:
+            began = incoming.take(len(PREFACE))
+            data = incoming.message() if began == PREFACE else None
+        except OSError:  # gone, or silent for too long
+            return None
+        if began is not None and began != PREFACE:
+            self._note_stranger(_no_node(channel, began))
+        return None if data is None else decode_hello(data)
+
+    def _judge(self, hello: Hello) -> PeerRefusal | None:
+        refusal = judge(self._me, hello.identity, {self._me.node, *self._peers})
+        if refusal is None and hello.to != self._me.node:
+            return wrong_node(self._me.node, hello.to)
+        if refusal is None and hello.stream is None:
+            return PeerRefusal(PeerReason.MALFORMED, "a hello that names no stream")
         return refusal
 
     def _note(self, node: str, stream: Stream, refusal: PeerRefusal) -> None:
         peer = self._peers.get(node)
         if peer is not None:
             peer.refused(Way.IN, stream, refusal)
-        elif refusal not in self._strangers and len(self._strangers) < STRANGERS_LOGGED:
-            self._strangers.add(refusal)
-            _log.warning(
-                "stranger refused", node=node, reason=refusal.reason.value, text=refusal.text
-            )
+        else:
+            self._note_stranger(refusal)
 
-    def _read(self, peer: Peer, stream: Stream, requests: Iterator[bytes]) -> None:
+    def _note_stranger(self, refusal: PeerRefusal) -> None:
+        if refusal not in self._strangers and len(self._strangers) < STRANGERS_LOGGED:
+            self._strangers.add(refusal)
+            _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text)
+
+    def _read(self, peer: Peer, stream: Stream, incoming: Incoming) -> None:
         tally = peer.tallies[Way.IN, stream]
-        for data in requests:
-            if stream is Stream.CONTROL and len(data) > CONTROL_BYTES:
-                raise MalformedError(f"a message of {len(data)} bytes on the control stream")
+        while (data := _next(peer, incoming)) is not None:
+            if not data:  # a ping
+                continue
             message = decode(data)
             tally.received += 1
             tally.received_bytes += len(data)
@@ -119,11 +154,31 @@ class Acceptor:
             peer.heard()
 
 
-def _hello(requests: Iterator[bytes], context: Context) -> tuple[PeerIdentity, str]:
-    timer = threading.Timer(HELLO_S, context.cancel)
-    timer.daemon = True
-    timer.start()
+def _next(peer: Peer, incoming: Incoming) -> bytes | None:
+    """The next message; None: the stream has ended, or the peer hangs."""
     try:
-        return decode_hello(next(requests))
-    finally:
-        timer.cancel()
+        return incoming.message()
+    except BlockingIOError:
+        _log.warning("peer silent", peer=peer.node, for_s=sockets.SILENCE_S)
+        peer.end()
+    except OSError:  # broken
+        pass
+    return None
+
+
+def _answer(channel: Channel, answer: PeerIdentity | PeerRefusal) -> None:
+    """All that ever goes back; if it cannot, whoever waits for it sees the end."""
+    data = encode_answer(answer)
+    with contextlib.suppress(OSError):
+        channel.socket.sendall(b"".join((PREFACE, head_of([data]), data)))
+
+
+def _no_node(channel: Channel, began: bytes) -> PeerRefusal:
+    if began != _HTTP:
+        text = f"{channel.remote} is no node: it begins with {began!r}"
+        return PeerRefusal(PeerReason.MALFORMED, text)
+    text = (
+        f"{channel.remote} speaks HTTP/2: a node of a version whose nodes spoke gRPC with one"
+        " another, or a caller, whose port is another"
+    )
+    return PeerRefusal(PeerReason.WRONG_PROTOCOL, text)

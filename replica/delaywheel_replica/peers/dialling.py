@@ -1,34 +1,45 @@
-"""A stream to a peer: opened, kept open, and opened anew for as long as the node lives."""
+"""A stream to a peer: opened, kept open, and opened anew for as long as the node lives.
 
-from __future__ import annotations
+Its thread sleeps while all goes well: whoever has a message sends it (outbox.py). It wakes when the
+kernel has room again for what waits, when nothing was said for a second, and when the stream ends.
+"""
 
+import os
+import select
 import threading
-from collections.abc import Iterator
+import time
 from typing import Final
 
-import grpc
-
-from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.peers import sockets
+from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
 from delaywheel_replica.peers.handshake import decode_answer
-from delaywheel_replica.peers.options import CHANNEL_OPTIONS
 from delaywheel_replica.peers.outbox import Outbox
-from delaywheel_replica.peers.peer import Peer, Stream, Way
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal
-
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["Peers"].full_name
+from delaywheel_replica.peers.peer import Peer
+from delaywheel_replica.peers.sockets import Channel
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
 
 _PAUSE_S: Final = 0.1
-"""Before a stream that broke is opened anew. gRPC paces the connecting itself: options.py."""
+"""Before a stream that broke is opened anew."""
+
+_NOBODY_PAUSE_S: Final = 0.2
+"""Before a peer is dialled again that was not reached."""
 
 _REFUSED_PAUSE_S: Final = 1.0
 """Before a peer is tried again that was refused: somebody has to mend something first."""
 
+_ANSWER_S: Final = 5.0
+_ANSWER_BYTES: Final = 256 << 10
+"""All that comes back: an identity or a refusal, which repeats what the Hello said."""
+
 _JOIN_S: Final = 5.0
+
+_HTTP: Final = b"\x04\0\0\0\0"
+"""Each server of HTTP/2 begins with its settings: this is behind three bytes of length."""
 
 
 class Dialler:
-    """One stream to one peer, with a channel and a thread of its own."""
+    """One stream to one peer, with a thread of its own."""
 
     def __init__(self, peer: Peer, stream: Stream, *, hello: bytes, max_bytes: int) -> None:
         """Does nothing yet.
@@ -41,79 +52,122 @@ class Dialler:
         """
         self._peer = peer
         self._stream = stream
-        self._hello = hello
+        self._greeting = b"".join((PREFACE, head_of([hello]), hello))
         self._max_bytes = max_bytes
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._call: grpc.Call | None = None
+        self._channel: Channel | None = None
         self._thread = threading.Thread(
-            target=self._run, name=f"peer-{peer.node}-{stream.lower()}", daemon=True
+            target=self._run, name=f"peer-to-{peer.node}-{stream.lower()}", daemon=True
         )
 
     def start(self) -> None:
-        """Dials until `stop`."""
+        """Dials until `end`."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ends the stream."""
+    def end(self) -> None:
+        """Ends the stream; nothing is waited for."""
         with self._lock:
             self._ended.set()
-            if self._call is not None:
-                self._call.cancel()
+            if self._channel is not None:
+                self._channel.end()
+
+    def join(self) -> None:
+        """Waits until it has ended: for some seconds, as whoever looks up a name cannot be told."""
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
-        with grpc.insecure_channel(self._peer.address, options=CHANNEL_OPTIONS) as channel:
-            open_stream: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-                # Without (de)serializers messages are the bytes themselves.
-                f"/{SERVICE}/{self._stream}"
-            )
-            while not self._ended.is_set():
-                refusal = self._converse(open_stream)
-                if refusal is None:
-                    self._ended.wait(_PAUSE_S)
-                else:
-                    self._peer.refused(Way.OUT, self._stream, refusal)
-                    self._ended.wait(_REFUSED_PAUSE_S)
+        while not self._ended.is_set():
+            try:
+                self._converse()
+                pause_s = _PAUSE_S
+            except _RefusedError as error:
+                self._peer.refused(Way.OUT, self._stream, error.refusal)
+                pause_s = _REFUSED_PAUSE_S
+            except OSError:
+                pause_s = _NOBODY_PAUSE_S
+            self._ended.wait(pause_s)
 
-    def _converse(
-        self, open_stream: grpc.StreamStreamMultiCallable[bytes, bytes]
-    ) -> PeerRefusal | None:
-        """Opens the stream and stays with it until it ends; returns why it was refused."""
-        outbox = Outbox(self._max_bytes, self._peer.tallies[Way.OUT, self._stream])
-        with self._lock:
-            if self._ended.is_set():
-                return None
-            # It waits until somebody listens there: no thread of ours tries again and again.
-            call = self._call = open_stream(self._requests(outbox), wait_for_ready=True)
+    def _converse(self) -> None:
+        """Opens the stream and stays with it until it ends.
+
+        Raises:
+            OSError: it could not be opened.
+            _RefusedError: one of the two did not want it.
+        """
+        channel = sockets.dial(self._peer.address)
+        room = os.eventfd(0, os.EFD_NONBLOCK)
+        tally = self._peer.tallies[Way.OUT, self._stream]
+        outbox = Outbox(channel, self._max_bytes, tally, wake=lambda: os.eventfd_write(room, 1))
         try:
-            return self._stay(call, outbox)
-        except StopIteration:
-            return None
-        except MalformedError as error:
-            return PeerRefusal(PeerReason.MALFORMED, str(error))
-        except grpc.RpcError:
-            return _no_peer(self._peer) if call.code() is grpc.StatusCode.UNIMPLEMENTED else None
+            with self._lock:
+                if self._ended.is_set():
+                    return
+                self._channel = channel
+            self._greet(channel, outbox)
+            _stay(channel, outbox, room)
         finally:
+            with self._lock:
+                self._channel = None
             outbox.close()
-            call.cancel()
             self._peer.left(self._stream, outbox)
+            channel.close()
+            os.close(room)
 
-    def _stay(self, answers: Iterator[bytes], outbox: Outbox) -> PeerRefusal | None:
-        answer = decode_answer(next(answers))
+    def _greet(self, channel: Channel, outbox: Outbox) -> None:
+        if self._stream is Stream.CONTROL:
+            channel.is_control()
+        channel.socket.sendall(self._greeting)
+        incoming = Incoming(channel.until(time.monotonic() + _ANSWER_S), _ANSWER_BYTES)
+        began = incoming.take(len(PREFACE))
+        if began is not None and began != PREFACE:
+            raise _RefusedError(_no_peer(self._peer, began))
+        try:
+            data = incoming.message()
+            if data is None:
+                raise ConnectionError("it ended without an answer")
+            answer = decode_answer(data)
+        except MalformedError as error:
+            raise _RefusedError(PeerRefusal(PeerReason.MALFORMED, str(error))) from error
         if isinstance(answer, PeerRefusal):
-            return answer
+            raise _RefusedError(answer)
+        # From now on any thread sends on it, and none may wait.
+        channel.socket.settimeout(0)
         refusal = self._peer.welcomed(self._stream, answer, outbox)
-        if refusal is None:
-            next(answers, None)  # there is no second one: this waits for the end
-        return refusal
-
-    def _requests(self, outbox: Outbox) -> Iterator[bytes]:
-        yield self._hello
-        yield from outbox.taken()
+        if refusal is not None:
+            raise _RefusedError(refusal)
 
 
-def _no_peer(peer: Peer) -> PeerRefusal:
-    text = f"{peer.address} speaks gRPC but is no peer's: perhaps {peer.node} takes callers there"
+def _stay(channel: Channel, outbox: Outbox, room: int) -> None:
+    """Sends what waits as soon as it may, until the stream ends: nothing comes on it any more."""
+    poll, number = select.poll(), channel.socket.fileno()
+    poll.register(room, select.POLLIN)
+    ping_s = sockets.PING_S
+    while True:
+        wanted = select.POLLIN | (select.POLLOUT if outbox.waits else 0)
+        poll.register(number, wanted)
+        events = dict(poll.poll(ping_s * 1_000))
+        if events.get(number, 0) & ~select.POLLOUT:
+            return
+        if room in events:
+            os.eventfd_read(room)
+        outbox.flush()
+        ping_s = outbox.ping(sockets.PING_S)
+
+
+def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:
+    speaks = "HTTP/2" if began[3:].startswith(_HTTP) else f"something else ({began!r})"
+    text = (
+        f"{peer.address} speaks {speaks}, and is no peer's: perhaps {peer.node} takes callers"
+        " there, or is of a version whose nodes spoke gRPC with one another"
+    )
     return PeerRefusal(PeerReason.WRONG_PORT, text)
+
+
+class _RefusedError(Exception):
+    """One of the two did not want the stream."""
+
+    def __init__(self, refusal: PeerRefusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal

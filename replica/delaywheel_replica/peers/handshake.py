@@ -25,14 +25,16 @@ from google.protobuf.message import DecodeError
 from delaywheel.format import NEWEST_READ, OLDEST_READ, VERSION
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """Of peer.proto and of what its messages mean. Nodes of different ones refuse each other."""
 
 MEMBERS: Final = "members"
 ROLLED: Final = frozenset({MEMBERS, "min_insync"})
 """Settings that may differ between two nodes that talk."""
+
+_STREAMS: Final = {pb.Hello.Stream.Value(stream.name): stream for stream in Stream}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +175,30 @@ def _two_nodes(first: PeerIdentity, second: PeerIdentity) -> str:
     )
 
 
-def encode_hello(mine: PeerIdentity, to: str) -> bytes:
-    """The first request of a stream, to the node that is dialled under this id."""
-    return pb.ToPeer(hello=pb.Hello(identity=_identity(mine), to=to)).SerializeToString()
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message of a connection.
+
+    Attributes:
+        identity: who dials.
+        to: under which id it dialled.
+        stream: what it will tell; None: nothing that this version knows.
+    """
+
+    identity: PeerIdentity
+    to: str
+    stream: Stream | None
 
 
-def decode_hello(data: bytes) -> tuple[PeerIdentity, str]:
-    """Who dials, and whom it wants.
+def encode_hello(hello: Hello) -> bytes:
+    """As a ToPeer."""
+    stream = pb.Hello.UNKNOWN if hello.stream is None else pb.Hello.Stream.Value(hello.stream.name)
+    told = pb.Hello(identity=_identity(hello.identity), to=hello.to, stream=stream)
+    return pb.ToPeer(hello=told).SerializeToString()
+
+
+def decode_hello(data: bytes) -> Hello:
+    """Reads what `encode_hello` wrote.
 
     Raises:
         MalformedError: it is no Hello.
@@ -190,11 +209,12 @@ def decode_hello(data: bytes) -> tuple[PeerIdentity, str]:
         raise MalformedError(f"no ToPeer: {error}") from error
     if not told.HasField("hello"):
         raise MalformedError(f"{told.WhichOneof('message')}, where a hello must be")
-    return _read_identity(told.hello.identity), told.hello.to
+    hello = told.hello
+    return Hello(_read_identity(hello.identity), hello.to, _STREAMS.get(hello.stream))
 
 
 def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
-    """The only response of a stream: who was reached, or why not."""
+    """The only message that goes back on a connection: who was reached, or why not."""
     if isinstance(answer, PeerIdentity):
         return pb.Answer(welcome=_identity(answer)).SerializeToString()
     refusal = pb.Refusal(reason=answer.reason.value, text=answer.told or answer.text)

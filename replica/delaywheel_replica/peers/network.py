@@ -1,35 +1,33 @@
 """The network between this node and its peers: two streams to each, two from each.
 
 Why two connections a peer: what is written to one is read in order, so a beat behind 30 MB of
-frames would come late, and a late beat is a false election. Why sync gRPC on threads of its own:
-on the server's event loop a request of 50,000 rows would hold up beats just as well.
+frames would come late, and a late beat is a false election. Why threads of its own: on the server's
+event loop a request of 50,000 rows would hold up beats just as well.
+
+| thread | of each peer | does |
+|---|---|---|
+| whoever sends | | encodes, and gives it to the kernel |
+| `peer-from-…` | two | reads one stream from the peer, and hands over what it says |
+| `peer-to-…` | two | dials, then sleeps; sends what found no room, and that the node lives |
+| `peer-accept` | one of all | takes connections |
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final, cast
-
-import grpc
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
-from delaywheel_replica.peers.dialling import SERVICE, Dialler
+from delaywheel_replica.peers.dialling import Dialler
 from delaywheel_replica.peers.encoding import encode
-from delaywheel_replica.peers.handshake import PeerIdentity, encode_hello
-from delaywheel_replica.peers.options import server_options
-from delaywheel_replica.peers.peer import Peer, Stream
-from delaywheel_replica.peers.states import PeerState
-from delaywheel_replica.peers.threads import StreamThreads
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
+from delaywheel_replica.peers.listening import Listener
+from delaywheel_replica.peers.peer import Peer
+from delaywheel_replica.peers.sockets import data_bytes
+from delaywheel_replica.peers.states import PeerState, Stream
 
 DATA_QUEUE_BYTES: Final = 32 << 20
 CONTROL_QUEUE_BYTES: Final = 1 << 20
 """How much waits for one peer at most; more is dropped and, being level-triggered, told again."""
-
-_GRACE_S: Final = 0.5
 
 # The setting that bounds frames; all nodes that talk have the same.
 _FRAME_BYTES: Final = "transaction_bytes"
@@ -59,7 +57,9 @@ class PeerNetwork:
             me: what this node says of itself.
             members: node id -> peer address, of all nodes; the own one is not dialled.
             on_message: called on the peers' threads, in order for each stream; a slow one slows
-                down that stream of that sender and nothing else. What it raises ends the stream.
+                down that stream of that sender and nothing else, and one that takes seconds, while
+                more comes than the kernel holds, has it broken by its sender. MalformedError ends
+                the stream; what else it raises ends its thread, too.
             on_disconnected: called on the peers' threads after a connection broke over which the
                 peer was heard; perhaps more than once for one death.
             data_queue_bytes: how many bytes of frames wait for one peer at most.
@@ -73,21 +73,22 @@ class PeerNetwork:
         }
         limits = {Stream.CONTROL: CONTROL_QUEUE_BYTES, Stream.DATA: data_queue_bytes}
         self._diallers = [
-            Dialler(peer, stream, hello=encode_hello(me, peer.node), max_bytes=limits[stream])
+            Dialler(
+                peer,
+                stream,
+                hello=encode_hello(Hello(me, peer.node, stream)),
+                max_bytes=limits[stream],
+            )
             for peer in self._peers.values()
             for stream in Stream
         ]
-        # Streams of a connection that is not known to be broken yet, and refused ones, have
-        # threads as well; beyond that, streams are refused and come again.
-        streams = 4 * len(self._peers) + 8
-        self._threads = StreamThreads()
-        self._server = grpc.server(
-            # It asks for that very class, and only submits.
-            cast("ThreadPoolExecutor", self._threads),
-            options=server_options(int(me.settings.get(_FRAME_BYTES, 0))),
-            maximum_concurrent_rpcs=streams,
+        acceptor = Acceptor(
+            me,
+            self._peers,
+            on_message,
+            data_bytes=data_bytes(int(me.settings.get(_FRAME_BYTES, 0))),
         )
-        self._server.add_generic_rpc_handlers((_handler(Acceptor(me, self._peers, on_message)),))
+        self._listener = Listener(acceptor.serve, peers=len(self._peers))
         # A beat goes to all peers: it is encoded for the first, and the bytes sent to the others.
         self._last_beat: tuple[Gossip, bytes] | None = None
 
@@ -98,13 +99,12 @@ class PeerNetwork:
             PeerListenError: the address cannot be listened on.
         """
         try:
-            port = self._server.add_insecure_port(listen)
-        except RuntimeError as error:
+            bound = self._listener.start(listen)
+        except OSError as error:
             raise PeerListenError(f"peer_listen {listen}: {error}") from error
-        self._server.start()
         for dialler in self._diallers:
             dialler.start()
-        return f"{listen.rpartition(':')[0]}:{port}"
+        return bound
 
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends, or drops; any thread, never blocks. Messages must not change any more.
@@ -118,12 +118,12 @@ class PeerNetwork:
         if not to.takes(stream):
             return
         if not isinstance(message, Gossip):
-            to.send(stream, encode(message), is_beat=False)
+            to.send(stream, (encode(message),), is_beat=False)
             return
         last = self._last_beat
         if last is None or last[0] is not message:
             last = self._last_beat = message, encode(message)
-        to.send(stream, last[1], is_beat=True)
+        to.send(stream, (last[1],), is_beat=True)
 
     def states(self) -> dict[str, PeerState]:
         """Every other member."""
@@ -136,26 +136,11 @@ class PeerNetwork:
         """
         self._is_stopping = True
         for dialler in self._diallers:
-            dialler.stop()
-        # Streams that are ended one by one are no error that peers' gRPC logs.
-        stopped = self._server.stop(_GRACE_S)
-        for peer in self._peers.values():
-            peer.end()
-        stopped.wait()
-        self._threads.shutdown()
+            dialler.end()
+        self._listener.stop()
+        for dialler in self._diallers:
+            dialler.join()
 
     def _broke(self, peer: str) -> None:
         if not self._is_stopping:
             self._on_disconnected(peer)
-
-
-def _handler(acceptor: Acceptor) -> grpc.GenericRpcHandler:
-    def method(stream: Stream) -> grpc.RpcMethodHandler[bytes, bytes]:
-        def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-            return acceptor.serve(stream, requests, context)
-
-        # Without (de)serializers messages are the bytes themselves.
-        return grpc.stream_stream_rpc_method_handler(serve)
-
-    methods = {stream.value: method(stream) for stream in Stream}
-    return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -1,22 +1,24 @@
-"""What waits to be sent on one stream: bounded in bytes, in order, of beats only the newest.
+"""What is sent on one stream: at once, by whoever sends it, where the kernel takes it.
 
-Messages are level-triggered: what is lost is told or asked for again. So a full outbox drops what
-comes, and never keeps anybody waiting; a beat that a newer one follows is not worth its time.
-
-Beats are paced. The first after a pause goes at once; under load, when a high watermark moves with
-every group that is written, they would cost more than the messages they tell of: each takes gRPC
-some 0.25 ms of CPU at either end.
+What it does not take waits: bounded in bytes, in order, of beats only the newest, until the
+stream's own thread sees that there is room (dialling.py). Messages are level-triggered: what is
+lost is told or asked for again. So a full outbox drops what comes, and never keeps anybody waiting;
+a beat that a newer one follows is not worth its time.
 """
 
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-BEAT_GAP_S: Final = 0.005
-"""Beats to one peer are so far apart at least."""
+from delaywheel_replica.peers.framing import PING, Part, head_of
+from delaywheel_replica.peers.sockets import Channel
+
+_MOST_BUFFERS: Final = 1_024
+"""More parts than that the kernel does not take in one call."""
 
 
 @dataclass(slots=True)
@@ -34,89 +36,173 @@ class Tally:
     connects: int = 0
 
 
-class Outbox:
-    """Messages of one connection, filled by any thread and emptied by one."""
+@dataclass(slots=True)
+class _Message:
+    """One on its way.
 
-    def __init__(self, max_bytes: int, tally: Tally, *, beat_gap_s: float = BEAT_GAP_S) -> None:
+    Attributes:
+        number: of its place among the others.
+        buffers: what of it was not sent yet.
+        length_bytes: of the message itself; 0: it is a ping.
+    """
+
+    number: int
+    buffers: Sequence[Part]
+    length_bytes: int
+
+
+class Outbox:
+    """Messages of one connection, sent by any thread; none of them waits."""
+
+    def __init__(
+        self, channel: Channel, max_bytes: int, tally: Tally, *, wake: Callable[[], object]
+    ) -> None:
         """Empty.
 
         Args:
+            channel: where to; nobody else sends on it.
             max_bytes: how much may wait; one message fits whatever its size.
             tally: where sent and dropped messages are counted.
-            beat_gap_s: how long after a beat the next one is given out at the earliest.
+            wake: called, with a lock held, when something begins to wait.
         """
+        self._channel = channel
         self._max_bytes = max_bytes
         self._tally = tally
-        self._condition = threading.Condition()
+        self._wake = wake
+        self._lock = threading.Lock()
         # With ascending numbers, by which a beat knows its place between the others.
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._beat: tuple[int, bytes] | None = None
-        self._beat_gap_s = beat_gap_s
-        self._next_beat_s = 0.0
+        self._waiting: deque[_Message] = deque()
+        self._beat: _Message | None = None
         self._number = 0
         self._bytes = 0
+        self._sent_s = time.monotonic()
         self._is_closed = False
 
-    def put(self, data: bytes, *, is_beat: bool) -> None:
-        """Takes a message, or drops it. A beat takes the place of one that still waits.
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for room."""
+        return bool(self._waiting) or self._beat is not None
+
+    def put(self, parts: Sequence[Part], *, is_beat: bool) -> None:
+        """Sends a message, or keeps it, or drops it. A beat takes the place of one that waits.
 
         Its place in the order is the end: it says what was true after all that went before.
         """
-        with self._condition:
-            if self._beat is not None and is_beat:
-                self._bytes -= len(self._beat[1])
+        head = head_of(parts)
+        length_bytes = sum(map(len, parts))
+        with self._lock:
+            if is_beat and self._beat is not None:
+                self._bytes -= self._beat.length_bytes
                 self._beat = None
                 self._tally.superseded += 1
-            full = self._bytes and self._bytes + len(data) > self._max_bytes
+            full = self._bytes and self._bytes + length_bytes > self._max_bytes
             if self._is_closed or full:
-                self._drop(data)
+                self._drop(length_bytes)
                 return
-            self._number += 1
-            self._bytes += len(data)
-            if is_beat:
-                self._beat = self._number, data
-            else:
-                self._waiting.append((self._number, data))
-            self._condition.notify()
+            self._keep((head, *parts), length_bytes, is_beat=is_beat)
 
-    def taken(self) -> Iterator[bytes]:
-        """Each message when its turn has come; ends when the outbox is closed."""
-        while (data := self._take()) is not None:
-            yield data
+    def flush(self) -> None:
+        """Sends what waits, as far as there is room."""
+        with self._lock:
+            self._flush()
+
+    def ping(self, idle_s: float) -> float:
+        """Says that the node lives, if nothing was said for so long; how long until it should."""
+        with self._lock:
+            left_s = self._sent_s + idle_s - time.monotonic()
+            if left_s > 0:
+                return left_s
+            if not self._is_closed and not self.waits:
+                self._keep((PING,), 0, is_beat=False)
+            return idle_s
+
+    def end(self) -> None:
+        """Ends the connection: its thread sees it."""
+        self._channel.end()
 
     def close(self) -> None:
-        """Drops what still waits, and whatever comes."""
-        with self._condition:
-            self._is_closed = True
-            for _, data in self._waiting:
-                self._drop(data)
-            self._waiting.clear()
-            if self._beat is not None:
-                self._drop(self._beat[1])
+        """Drops what still waits, and whatever comes; nothing is sent any more."""
+        with self._lock:
+            self._close()
+
+    # --- with the lock held
+
+    def _keep(self, buffers: Sequence[Part], length_bytes: int, *, is_beat: bool) -> None:
+        waited = self.waits
+        self._number += 1
+        self._bytes += length_bytes
+        message = _Message(self._number, buffers, length_bytes)
+        if is_beat:
+            self._beat = message
+        else:
+            self._waiting.append(message)
+        if not waited:
+            self._flush()
+            if self.waits:
+                self._wake()
+
+    def _flush(self) -> None:
+        while (message := self._first()) is not None:
+            count = self._write(message.buffers)
+            if not count:
+                return
+            message.buffers = _without(count, message.buffers)
+            if message is self._beat:
                 self._beat = None
-            self._condition.notify()
+                if message.buffers:
+                    # It has begun, so none may take its place: it waits as the others do.
+                    self._waiting.appendleft(message)
+            elif not message.buffers:
+                self._waiting.popleft()
+            if not message.buffers:
+                self._went(message)
 
-    def _take(self) -> bytes | None:
-        with self._condition:
-            while not self._is_closed:
-                beat, waiting = self._beat, self._waiting
-                if waiting and (beat is None or waiting[0][0] < beat[0]):
-                    return self._sent(waiting.popleft()[1])
-                # What came after a beat waits with it: nothing overtakes it.
-                now_s = time.monotonic()
-                if beat is not None and now_s >= self._next_beat_s:
-                    self._beat = None
-                    self._next_beat_s = now_s + self._beat_gap_s
-                    return self._sent(beat[1])
-                self._condition.wait(None if beat is None else self._next_beat_s - now_s)
-            return None
+    def _first(self) -> _Message | None:
+        beat, waiting = self._beat, self._waiting
+        if waiting and (beat is None or waiting[0].number < beat.number):
+            return waiting[0]
+        return beat
 
-    def _sent(self, data: bytes) -> bytes:
-        self._bytes -= len(data)
-        self._tally.sent += 1
-        self._tally.sent_bytes += len(data)
-        return data
+    def _write(self, buffers: Sequence[Part]) -> int:
+        """How much the kernel took; nothing, too, where the connection broke."""
+        try:
+            count = self._channel.socket.sendmsg(buffers[:_MOST_BUFFERS], (), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._close()
+            return 0
+        self._sent_s = time.monotonic()
+        return count
 
-    def _drop(self, data: bytes) -> None:
-        self._tally.dropped += 1
-        self._tally.dropped_bytes += len(data)
+    def _went(self, message: _Message) -> None:
+        self._bytes -= message.length_bytes
+        if message.length_bytes:
+            self._tally.sent += 1
+            self._tally.sent_bytes += message.length_bytes
+
+    def _close(self) -> None:
+        self._is_closed = True
+        for message in self._waiting:
+            self._drop(message.length_bytes)
+        if self._beat is not None:
+            self._drop(self._beat.length_bytes)
+        self._waiting.clear()
+        self._beat = None
+
+    def _drop(self, length_bytes: int) -> None:
+        if length_bytes:
+            self._tally.dropped += 1
+            self._tally.dropped_bytes += length_bytes
+
+
+def _without(count: int, buffers: Sequence[Part]) -> list[Part]:
+    """What is left of them behind so many bytes."""
+    left: list[Part] = []
+    for buffer in buffers:
+        if count < len(buffer):
+            left.append(memoryview(buffer)[count:] if count else buffer)
+            count = 0
+        else:
+            count -= len(buffer)
+    return left

@@ -7,20 +7,30 @@
 | further streams end, nothing was heard in between | nothing |
 | a stream ends whose place was taken | nothing more |
 
+A peer of which no stream is left gets none either: it has died, or has found this node silent, and
+what is between the two may not tell.
+
 So after the last message of a process that died there is always a word that it is gone: also when
 messages are still read that it had sent before.
 """
 
 import threading
 import time
-from collections.abc import Callable
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from delaywheel_replica.logs import get_logger
+from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
 from delaywheel_replica.peers.outbox import Outbox, Tally
-from delaywheel_replica.peers.states import Connection, Counters, PeerRefusal, PeerState
+from delaywheel_replica.peers.states import (
+    Connection,
+    Counters,
+    PeerRefusal,
+    PeerState,
+    Stream,
+    Way,
+)
 
 REFUSAL_FRESH_S: Final = 5.0
 """Refused streams are opened again and again: a refusal not repeated for so long is over."""
@@ -29,20 +39,6 @@ MOST_LOGGED: Final = 100
 """So many different refusals are logged, once each, until the peer is connected."""
 
 _log = get_logger(__name__)
-
-
-class Stream(StrEnum):
-    """The streams from one node to another, named as in peer.proto."""
-
-    CONTROL = "Control"
-    DATA = "Data"
-
-
-class Way(StrEnum):
-    """Who opened a stream."""
-
-    OUT = "out"
-    IN = "in"
 
 
 Cancel = Callable[[], object]
@@ -98,11 +94,11 @@ class Peer:
         self.tallies[Way.OUT, stream].dropped += 1
         return False
 
-    def send(self, stream: Stream, data: bytes, *, is_beat: bool) -> None:
+    def send(self, stream: Stream, parts: Sequence[Part], *, is_beat: bool) -> None:
         """Sends a message, or drops it."""
         outbox = self._out.get(stream)
         if outbox is not None:
-            outbox.put(data, is_beat=is_beat)
+            outbox.put(parts, is_beat=is_beat)
 
     def heard(self) -> None:
         """A message came: a break from now on is worth a word."""
@@ -161,14 +157,17 @@ class Peer:
                 return
             del self._in[stream]
             told = self._broke()
+            ends = [] if self._in else [outbox.end for outbox in self._out.values()]
+        for end in ends:
+            end()
         self._tell(told)
 
     def end(self) -> None:
-        """Ends the streams that the peer opened."""
+        """Ends all streams: who is silent on one hangs, and does not read on the others."""
         with self._lock:
-            cancels = list(self._in.values())
-        for cancel in cancels:
-            cancel()
+            ends = [*self._in.values(), *(outbox.end for outbox in self._out.values())]
+        for end in ends:
+            end()
 
     # --- states
 

@@ -16,6 +16,20 @@ class Connection(StrEnum):
     REFUSED = "refused"
 
 
+class Stream(StrEnum):
+    """What one node tells another: two connections, so that no frame stands before a beat."""
+
+    CONTROL = "Control"
+    DATA = "Data"
+
+
+class Way(StrEnum):
+    """Who opened a stream."""
+
+    OUT = "out"
+    IN = "in"
+
+
 class PeerReason(StrEnum):
     """Why a peer is refused. Names are stable; docs/OPERATIONS.md says what to do."""
 
@@ -51,11 +65,12 @@ class Counters:
     """Since the network was made. Bytes are those of encoded messages.
 
     Attributes:
-        sent: messages given to gRPC.
+        sent: messages given to the kernel as a whole.
         sent_bytes: of these.
-        received: messages taken from gRPC.
+        received: messages read as a whole.
         received_bytes: of these.
-        dropped: messages not sent: the peer was not connected, or its queue was full.
+        dropped: messages not sent, or not as a whole: the peer was not connected, its connection
+            broke, or its queue was full.
         dropped_bytes: of these, where they had been encoded.
         malformed: messages that could not be read or cannot be so; each ended its stream.
         superseded: Gossip that a newer one replaced before it was sent; not a loss.

@@ -18,7 +18,6 @@ from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.member_events import DiskState, MemberConfig
 from delaywheel_replica.core.status import CleanerStatus
-from delaywheel_replica.defects import fatal
 from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready
 from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.logs import get_logger
@@ -291,8 +290,8 @@ class Server:
         network = PeerNetwork(
             me,
             config.members,
-            on_message=fatal(self._driver.received),
-            on_disconnected=fatal(self._driver.disconnected),
+            on_message=self._driver.received,
+            on_disconnected=self._driver.disconnected,
         )
         self._surroundings.network = network
         network.start(config.listens_for_peers)

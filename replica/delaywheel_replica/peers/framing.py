@@ -1,0 +1,120 @@
+"""Messages on a connection: eight bytes that say what this is, then each after its length.
+
+| bytes | |
+|---|---|
+| 8 | `PREFACE`, from both sides, before all else: whoever has another one is no node |
+| 4, little-endian | the length of a message; 0: nothing is told, but that the node lives |
+| as many | the message: a `ToPeer`, and of the side that was dialled one `Answer` |
+
+These never change: by them nodes of different protocols tell each other so (handshake.py).
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from delaywheel_replica.core.fields import MalformedError
+
+PREFACE: Final = b"dwpeers\n"
+
+Part = bytes | bytearray | memoryview
+"""Of a message; in a view each item is one byte. It must not change any more."""
+
+_LENGTH: Final = struct.Struct("<I")
+
+PING: Final = _LENGTH.pack(0)
+"""A message of length 0."""
+
+BUFFER_BYTES: Final = 64 << 10
+"""What is read at once, and kept of each connection."""
+
+_PIECE_BYTES: Final = 1 << 20
+"""A longer message is read in pieces of so much: what is said to come takes no memory yet."""
+
+
+def head_of(parts: Sequence[Part]) -> bytes:
+    """What goes before a message that consists of these parts.
+
+    Raises:
+        ValueError: 4 GiB or more are no message.
+    """
+    length_bytes = sum(map(len, parts))
+    if length_bytes >> 32:
+        raise ValueError(f"a message of {length_bytes} bytes")
+    return _LENGTH.pack(length_bytes)
+
+
+class Incoming:
+    """What comes on one connection, read by one thread.
+
+    Of a message it holds what came: the longest one twice, for as long as it is put together.
+    """
+
+    def __init__(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
+        """Nothing was read yet.
+
+        Args:
+            receive_into: waits for bytes, writes them there, returns how many; 0: there are no
+                more. What it raises comes out of the calls below.
+            most_bytes: of one message.
+        """
+        self._receive_into = receive_into
+        self._most_bytes = most_bytes
+        self._view = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0
+
+    def go_on(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
+        """From now on, with what was read already: see the arguments of the same name."""
+        self._receive_into = receive_into
+        self._most_bytes = most_bytes
+
+    def take(self, count: int) -> bytes | None:
+        """So many bytes, `BUFFER_BYTES` at most; None: they do not come any more."""
+        while self._end - self._start < count:
+            if not self._receive():
+                return None
+        return self._taken(count)
+
+    def message(self) -> bytes | None:
+        """The next message, empty for a ping; None: it does not come any more.
+
+        Raises:
+            MalformedError: it is said to be longer than any may be.
+        """
+        while self._end - self._start < _LENGTH.size:
+            if not self._receive():
+                return None
+        (length_bytes,) = _LENGTH.unpack_from(self._view, self._start)
+        if length_bytes > self._most_bytes:
+            raise MalformedError(f"a message of {length_bytes} bytes, {self._most_bytes} at most")
+        self._start += _LENGTH.size
+        return self.take(length_bytes) if length_bytes <= BUFFER_BYTES else self._long(length_bytes)
+
+    def _long(self, length_bytes: int) -> bytes | None:
+        pieces: list[Part] = [self._taken(min(length_bytes, self._end - self._start))]
+        left = length_bytes - len(pieces[0])
+        while left:
+            piece = memoryview(bytearray(min(left, _PIECE_BYTES)))
+            filled = 0
+            while filled < len(piece):
+                count = self._receive_into(piece[filled:])
+                if not count:
+                    return None
+                filled += count
+            pieces.append(piece)
+            left -= filled
+        return b"".join(pieces)
+
+    def _taken(self, count: int) -> bytes:
+        start, self._start = self._start, self._start + count
+        return bytes(self._view[start : self._start])
+
+    def _receive(self) -> int:
+        """Reads what there is behind what was not taken yet."""
+        waiting = self._end - self._start
+        if self._start:
+            self._view[:waiting] = self._view[self._start : self._end]
+            self._start, self._end = 0, waiting
+        count = self._receive_into(self._view[waiting:])
+        self._end += count
+        return count

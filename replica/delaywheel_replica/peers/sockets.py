@@ -1,0 +1,149 @@
+"""How sockets between nodes are set up. Times in seconds, lengths in bytes.
+
+A peer that hangs (stopped, or its machine is cut off) keeps its connections. So each node says
+something on each connection that it opened, at least every `PING_S`, and ends the one on which it
+hears nothing for `SILENCE_S`, with all others of that peer. What it said itself and what is not
+taken for `_UNTAKEN_MS` breaks its connection, too: a peer that reads no more is none. Elections do
+not wait for any of that: a leader is not heard any more when its beats stay away for a second.
+"""
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+PING_S: Final = 1.0
+SILENCE_S: Final = 3.0
+_UNTAKEN_MS: Final = 3_000
+
+_CONNECT_S: Final = 1.0
+
+_CONTROL_WINDOW_BYTES: Final = 128 << 10
+"""What the kernel holds of a control stream at either end: beats that wait there are stale ones,
+and no newer one takes their place. The kernel's own measure for data streams is megabytes."""
+
+_LEAST_FRAME_BYTES: Final = 64 << 20
+"""Room for frames of before, which were made with greater settings than today's."""
+
+_BESIDE_FRAME_BYTES: Final = 16 << 20
+"""What a message carries beside a frame's rows: topics, the wheel's card. No other message is as
+long: many frames go in one as far as they are short, beats tell some bytes of each wheel."""
+
+CONTROL_BYTES: Final = 8 << 20
+"""Of one message on a control stream: a beat tells some hundred bytes of each wheel."""
+
+
+def data_bytes(frame_bytes: int) -> int:
+    """Of one message on a data stream, at most.
+
+    It is held in memory: so that follows from the settings, and is no more than it must be.
+
+    Args:
+        frame_bytes: the greatest frame that a node may make: `transaction_bytes`.
+    """
+    return max(frame_bytes, _LEAST_FRAME_BYTES) + _BESIDE_FRAME_BYTES
+
+
+class Channel:
+    """One connection: any thread may end it, and the one that reads from it closes it.
+
+    Attributes:
+        socket: the connection's.
+        remote: the other side's address, without its port.
+    """
+
+    def __init__(self, connected: socket.socket, remote: str) -> None:
+        self.socket = connected
+        self.remote = remote
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def until(self, deadline_s: float) -> Callable[[memoryview], int]:
+        """What reads from it by a moment of the monotonic clock, or raises TimeoutError."""
+
+        def receive_into(view: memoryview) -> int:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left_s)
+            return self.socket.recv_into(view)
+
+        return receive_into
+
+    def unless_silent(self) -> Callable[[memoryview], int]:
+        """What reads from it, and raises BlockingIOError when nothing comes for too long.
+
+        It is the kernel that waits: with Python's own time-out each read is two calls of it.
+        """
+        self.socket.settimeout(None)
+        silence = struct.pack("ll", int(SILENCE_S), int(SILENCE_S % 1 * 1e6))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, silence)
+        return self.socket.recv_into
+
+    def is_control(self) -> None:
+        """Little is to wait in it."""
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            self.socket.setsockopt(socket.SOL_SOCKET, buffer, _CONTROL_WINDOW_BYTES)
+
+    def end(self) -> None:
+        """Whoever waits at either end sees it; any thread."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self._is_closed:
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Its number is free for others after that: no thread may use the socket any more."""
+        with self._lock:
+            self._is_closed = True
+            self.socket.close()
+
+
+def dial(address: str) -> Channel:
+    """Connects.
+
+    Raises:
+        OSError: nobody is there, or the address is none.
+    """
+    connected = socket.create_connection(_host_and_port(address), timeout=_CONNECT_S)
+    channel = Channel(connected, address)
+    try:
+        _set_up(connected)
+    except OSError:
+        channel.close()
+        raise
+    return channel
+
+
+def _set_up(connected: socket.socket) -> None:
+    if connected.getsockname() == connected.getpeername():
+        # Where nobody listens the kernel may have given this end that very port.
+        raise ConnectionRefusedError("the connection leads to itself")
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+
+
+def listen(address: str) -> socket.socket:
+    """Listens on host:port; port 0: any free one.
+
+    Raises:
+        OSError: it is in use, or none of this machine's.
+    """
+    host, port = _host_and_port(address)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, bound = found[0]
+    both = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((str(bound[0]), int(bound[1])), family=family, dualstack_ipv6=both)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise OSError(f"{address}: {error}") from error
+    if int(port) >> 16:
+        raise OSError(f"{address}: there is no such port")
+    return host.strip("[]"), int(port)
