@@ -88,6 +88,9 @@ if ! is_installed; then
   (flock 9 && install) 9>"$DELAYWHEEL_CACHE/install.lock"
 fi
 export PATH="$venv/bin:$PATH" PYTHONPATH="$root/scripts"
+# Some images forbid Python to keep what it has compiled: each start of a node would compile our
+# modules anew, which is most of what a start takes.
+unset PYTHONDONTWRITEBYTECODE
 
 # --- Java, for the broker --------------------------------------------------------------------
 

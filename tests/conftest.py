@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 
@@ -10,6 +11,10 @@ import pytest
 from hypothesis import settings
 
 from local.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
+
+# As in scripts/: hundreds of processes start here, and most of a start would be compiling.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # For a broker of some minutes the JVM's slower compiler costs more than it gains: the tests of
 # nodes joining and leaving took 38 CPU seconds of their broker with it, and 22 without.

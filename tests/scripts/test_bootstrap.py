@@ -128,6 +128,12 @@ def test_working_folder_stays_the_callers(tree: Tree) -> None:
     assert told.stdout.strip() == str(Path.cwd())
 
 
+def test_python_keeps_what_it_compiled(tree: Tree) -> None:
+    done = tree.source("env", PYTHONDONTWRITEBYTECODE="1")
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout
+
+
 def test_without_a_python_says_what_is_missing(tree: Tree, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
