@@ -39,13 +39,19 @@ def test_a_line_is_logged_once_a_minute_whatever_its_numbers() -> None:
     with capture_logs() as logs:
         for after_ms in range(50):
             say(log, logging.ERROR, "FAIL", f"[thrd:b]: b:9092: refused (after {after_ms}ms)")
+        say(
+            log,
+            logging.ERROR,
+            "FAIL",
+            "b:9092: refused (after 3ms, 9 identical error(s) suppressed)",
+        )
         say(log, logging.ERROR, "FAIL", "c:9092: another broker")
         clock.now += AGAIN_S
         say(log, logging.ERROR, "FAIL", "[thrd:x]: b:9092: refused (after 7ms)")
     assert [(entry["text"], entry.get("repeated")) for entry in logs] == [
         ("b:9092: refused (after 0ms)", None),
         ("c:9092: another broker", None),
-        ("b:9092: refused (after 7ms)", 49),
+        ("b:9092: refused (after 7ms)", 50),
     ]
 
 
@@ -66,6 +72,19 @@ def test_what_the_library_calls_fatal_is_a_detail_of_what_we_say(
     with capture_logs() as logs:
         say(ClientLog(Clock()), level, kind, "text")
     assert [entry["log_level"] for entry in logs] == [logged]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("TXNERR", "Fatal transaction error: This instance has been fenced by a newer instance"),
+        ("ADDPARTS", "Broker: Producer attempted an operation with an old epoch"),
+    ],
+)
+def test_nor_is_what_comes_of_having_been_fenced(kind: str, text: str) -> None:
+    with capture_logs() as logs:
+        say(ClientLog(Clock()), logging.ERROR, kind, text)
+    assert [entry["log_level"] for entry in logs] == ["info"]
 
 
 def test_a_real_client_says_nothing_past_it(capfd: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +136,16 @@ def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
         moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error="denied")
     warned = [entry["error"] for entry in logs if entry["log_level"] == "warning"]
     assert warned == ["away", "denied", "denied"]
+
+
+def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
+    clock = Clock()
+    log = OfficeLog(clock)
+    with capture_logs() as logs:
+        for _ in range(3):
+            moved(log, Phase.MARKING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED")
+            clock.now += FAILED_AGAIN_S / 2
+    assert [entry["log_level"] for entry in logs] == ["info", "debug", "warning"]
 
 
 def test_dead_letters_are_told_together_and_lost_frames_as_an_error() -> None:

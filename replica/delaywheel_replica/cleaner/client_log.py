@@ -7,6 +7,7 @@ client several times a second. Its lines are a detail of what the cleaner tells 
 | the library says | it is logged as |
 |---|---|
 | that it cannot go on: FATAL, FENCE | info: it was fenced, which is told as `office lost` |
+| anything else that comes of having been fenced | info, likewise |
 | error, critical | warning |
 | warning | info |
 | anything else | debug |
@@ -32,7 +33,9 @@ _MOST_KNOWN: Final = 256
 """So many different lines are known at once; more are as good as new."""
 
 _FENCED: Final = frozenset({"FATAL", "FENCE"})
+_OF_A_FENCED: Final = ("fenced by a newer instance", "with an old epoch")
 _DIGITS: Final = re.compile(r"[0-9]+")
+_SUPPRESSED: Final = re.compile(r", [0-9]+ identical error\(s\) suppressed")
 _THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]:? ")
 
 _log = get_logger(__name__)
@@ -54,7 +57,7 @@ class ClientLog(logging.Handler):
         kind, client, text = _parts(record)
         now = self._monotonic()
         with self._guard:
-            key = kind, _DIGITS.sub("#", text)
+            key = kind, _DIGITS.sub("#", _SUPPRESSED.sub("", text))
             at, repeated = self._said.get(key, (None, 0))
             if at is not None and now - at < AGAIN_S:
                 self._said[key] = at, repeated + 1
@@ -63,7 +66,7 @@ class ClientLog(logging.Handler):
                 self._said.clear()
             self._said[key] = now, 0
         more = {"repeated": repeated} if repeated else {}
-        level = _level(kind, record.levelno)
+        level = _level(kind, text, record.levelno)
         _log.log(level, "kafka client says", kind=kind, client=client, text=text, **more)
 
 
@@ -76,8 +79,8 @@ def _parts(record: logging.LogRecord) -> tuple[str, str, str]:
     return kind, client, _THREAD.sub("", text)
 
 
-def _level(kind: str, level: int) -> int:
-    if kind in _FENCED:
+def _level(kind: str, text: str, level: int) -> int:
+    if kind in _FENCED or any(words in text for words in _OF_A_FENCED):
         return logging.INFO
     if level >= logging.ERROR:
         return logging.WARNING

@@ -4,7 +4,7 @@
 |---|---|---|
 | `office taken`, `leading` | info | each time |
 | `office lost` | warning; info when the node stops | each time |
-| `candidacy failed` | warning | once a minute for one reason, else debug |
+| `candidacy failed` | warning; info where another node was first | once a minute for one reason |
 | `messages dead-lettered` | warning | once in ten seconds, with how many |
 | `frames lost` | error | each time |
 | any other change of phase: `phase` | debug | |
@@ -89,8 +89,11 @@ class OfficeLog:
 
     def _candidacy_failed(self, why: str | None, error: str | None) -> None:
         now, failed = self._monotonic(), self._failed
-        is_same = failed is not None and failed[0] == (why, error)
-        is_known = is_same and failed is not None and now - failed[1] < FAILED_AGAIN_S
-        if not is_known:
-            self._failed = (why, error), now
-        (_log.debug if is_known else _log.warning)("candidacy failed", reason=why, error=error)
+        is_again = failed is not None and failed[0] == (why, error)
+        if is_again and failed is not None and now - failed[1] < FAILED_AGAIN_S:
+            _log.debug("candidacy failed", reason=why, error=error)
+            return
+        self._failed = (why, error), now
+        # Of two that stand at once one fences the other, in health. For a minute it is no trouble.
+        is_health = why == Reason.FENCED and not is_again
+        (_log.info if is_health else _log.warning)("candidacy failed", reason=why, error=error)

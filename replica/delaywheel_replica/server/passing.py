@@ -144,7 +144,7 @@ class Passing:
             return await call(self._channel(address))
         except grpc.aio.AioRpcError as error:
             reason = _reason_of(error) or unknown
-            _log.info("passed call refused", address=address, reason=reason.value)
+            _log.debug("passed call refused", address=address, reason=reason.value)
             words = (error.details() or "").removesuffix(reason.advice).strip(" .")
             raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
 
