@@ -22,8 +22,8 @@ import numpy as np
 
 from delaywheel.columns import Columns, content_starts
 from delaywheel.disk import PosixDisk
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_replica.server.ledger import Ledger
 

@@ -21,8 +21,10 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from delaywheel.bundle import FrameBundle
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
+from delaywheel.rows import index_row
 from delaywheel_replica.core.peers import Applied, Frames, PeerMessage, WheelCard
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
@@ -84,7 +86,8 @@ class Asker:
     def __init__(self, members: dict[str, str], orders: Connection, length_bytes: int) -> None:
         """Connected when this returns."""
         self._orders = orders
-        self._frames = (FrameCopy(1, bytes(16), bytes(length_bytes)),)
+        row = index_row(1, 0, length_bytes, 1, are_cancels=False)
+        self._frames = FrameBundle.of_copies([FrameCopy(1, row, bytes(length_bytes))])
         self._heard = threading.Event()
         self._network = PeerNetwork(
             identity("n1"), members, on_message=self._hear, on_disconnected=lambda _: None

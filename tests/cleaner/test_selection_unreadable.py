@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from delaywheel import layout
-from delaywheel.format import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.identity import WheelId
+from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel_replica.cleaner.rows import LostFrame
 from delaywheel_replica.core.frames import FrameSet
 from support.due_leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until

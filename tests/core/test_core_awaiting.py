@@ -1,5 +1,6 @@
 """What was asked for and is not answered."""
 
+from delaywheel.bundle import NO_BUNDLE
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.awaiting import Awaiting
 from delaywheel_replica.core.member_events import (
@@ -27,7 +28,7 @@ def asked(*lists: list[Effect]) -> Awaiting:
 
 def test_an_answer_takes_out_the_oldest_of_its_kind_and_wheel() -> None:
     card = held_of(B1, 0).card
-    first, second = Mirror(card, ()), Repair(card, ())
+    first, second = Mirror(card, NO_BUNDLE), Repair(card, NO_BUNDLE)
     awaiting = asked([first, second, CloseWheel(B2, 3)])
     assert awaiting.is_writing(B1)
     assert awaiting.done(Mirror, Repair, wheel=B2) is None

@@ -131,7 +131,7 @@ def test_frames_that_come_while_others_are_written_follow_on() -> None:
     assert isinstance(mirror, Mirror)
     node.store.mirror(mirror)
     second = node.machine.step(_mirrored(node, B1))
-    assert [f.seq for e in second if isinstance(e, Mirror) for f in e.frames] == [3, 4]
+    assert [f.seq for e in second if isinstance(e, Mirror) for f in e.frames.copies()] == [3, 4]
 
 
 def test_a_mirror_answers_with_its_storage_and_boot() -> None:
@@ -501,7 +501,7 @@ def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode
     """Node a with some frames of b's wheel."""
     store = FakeStore(state_of("a", incomplete=incomplete))
     if held:
-        store.frames[B1] = {frame.seq: frame for frame in frames_of(B1, 1, held).frames}
+        store.frames[B1] = {frame.seq: frame for frame in frames_of(B1, 1, held).frames.copies()}
         store.cards[B1] = held_of(B1, 0).card
     node = FakeNode("a", store=store)
     node.told(node.cleaner({B1: record_of()}))

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.mirroring import Verdict, judge
 from delaywheel_replica.core.peers import Frames, WheelCard
+from support.copies import bundled, copy_of
 
 A2 = WheelId("a", 2)
 CARD = WheelCard(A2, {"a": "disk-a", "b": "disk-b"}, 2, 7200)
@@ -18,7 +19,7 @@ PUSHED, FETCHED = 0, 9
 
 
 def frames_of(seqs: Sequence[int], request: int) -> Frames:
-    return Frames(CARD, tuple(FrameCopy(seq, b"row", b"%d" % seq) for seq in seqs), request)
+    return Frames(CARD, bundled([copy_of(seq, b"%d" % seq) for seq in seqs]), request)
 
 
 def judged(
@@ -47,8 +48,8 @@ def judged(
     )
 
 
-def seqs_of(frames: tuple[FrameCopy, ...]) -> list[int]:
-    return [frame.seq for frame in frames]
+def seqs_of(frames: FrameBundle) -> list[int]:
+    return frames.seqs.tolist()  # type: ignore[no-any-return]  # numpy's stubs
 
 
 @pytest.mark.parametrize("applied", [None, 0])

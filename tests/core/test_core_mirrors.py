@@ -1,9 +1,9 @@
 """Frames that come while the store writes others of their wheel: they wait, within bounds."""
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.member_events import Effect, Mirror, Mirrored, Received
 from delaywheel_replica.core.peers import Frames
+from support.copies import bundled, copy_of
 from support.member_world import FakeNode, frames_of, held_of, record_of
 
 B1 = WheelId("b", 1)
@@ -20,8 +20,8 @@ class Mirroring:
 
     def receive(self, seq: int, mib: int) -> None:
         """The origin pushes a frame."""
-        frame = FrameCopy(seq, b"row", bytes(mib * MIB))
-        pushed = Frames(held_of(B1, 0).card, (frame,))
+        frame = copy_of(seq, bytes(mib * MIB))
+        pushed = Frames(held_of(B1, 0).card, bundled([frame]))
         self.step(Received("b", pushed, self.node.now_ms, self.node.wall_ms))
 
     def step(self, event: Received | Mirrored) -> None:

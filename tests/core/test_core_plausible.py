@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.format import HOLE_ROW, INDEX_ROW, Kind, _index_row, decode_rows
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
+from delaywheel.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.rows import index_row as row_of
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.member_events import (
@@ -34,6 +35,7 @@ from delaywheel_replica.core.peers import (
     WheelCard,
 )
 from delaywheel_replica.core.plausible import MOST, check, tempered
+from support.copies import bundled, copy_of
 from support.member_talk import beat_of, wheel_beat
 from support.member_world import (
     WALL_MS,
@@ -53,7 +55,7 @@ HUGE = 1 << 62
 
 
 def index_row(slot: int) -> bytes:
-    return _index_row(Kind.MESSAGES, slot, 0, 8, 1)
+    return row_of(slot, 0, 8, 1, are_cancels=False)
 
 
 def of_b(**values: Any) -> Gossip:
@@ -63,7 +65,7 @@ def of_b(**values: Any) -> Gossip:
 def frames_with(
     card: WheelCard = CARD, *, request: int = 0, seqs: tuple[int, ...] = (1,)
 ) -> Frames:
-    return Frames(card, tuple(FrameCopy(seq, bytes(16), b"x") for seq in seqs), request)
+    return Frames(card, bundled([copy_of(seq, b"x") for seq in seqs]), request)
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ def frames_with(
         (frames_with(replace(CARD, members={"NO": "disk"})), "node id"),
         (frames_with(replace(CARD, span_seconds=0)), "span"),
         (frames_with(replace(CARD, span_seconds=HUGE)), "span"),
-        (frames_with(seqs=(0,)), "frame 0"),
-        (frames_with(seqs=(2, 2)), "frame 2"),
-        (frames_with(seqs=(HUGE,)), "behind frame 0"),
+        (frames_with(seqs=(0,)), "do not ascend"),
+        (frames_with(seqs=(2, 2)), "do not ascend"),
+        (frames_with(seqs=(HUGE,)), "do not ascend"),
         (Fetch(0, B1, 1, 9), "request"),
         (Fetch(1, B1, 0, 9), "first seq"),
         (Fetch(1, B1, 9, 8), "last seq"),
@@ -216,11 +218,11 @@ def test_frames_with_a_card_that_is_not_the_wheels_are_not_taken(
 @pytest.mark.parametrize(
     ("slot", "content", "is_taken"),
     [
-        (NOW_SLOT, b"x", True),
+        (NOW_SLOT, b"8 bytes.", True),
         (NOW_SLOT, b"", False),
         (NOW_SLOT - LATE_WINDOW_S - 1, b"", True),
-        (NOW_SLOT + 7_200 + 80_000, b"x", True),
-        (NOW_SLOT + 7_200 + 90_000, b"x", False),
+        (NOW_SLOT + 7_200 + 80_000, b"8 bytes.", True),
+        (NOW_SLOT + 7_200 + 90_000, b"8 bytes.", False),
         (0xFFFF_FFFF, b"", False),
     ],
 )
@@ -229,20 +231,13 @@ def test_frames_of_seconds_that_cannot_be_are_not_taken(
 ) -> None:
     node = registered()
     frame = FrameCopy(4, index_row(slot), content)
-    effects = node.receive("b", Frames(CARD, (frame,)))
+    effects = node.receive("b", Frames(CARD, bundled([frame])))
     assert is_taken == any(isinstance(effect, Mirror) for effect in effects)
-
-
-def test_a_frame_knows_its_place_as_its_row_has_it() -> None:
-    row = index_row(NOW_SLOT)
-    (told,) = decode_rows(row)
-    assert FrameCopy(1, row, b"").place() == (told["slot"], told["length"]) == (NOW_SLOT, 8)
-    assert FrameCopy(1, row[:-1], b"").place() == (0, 0)
 
 
 def test_holes_and_rows_of_deleted_segments_have_no_second() -> None:
     node = registered()
-    frames = (FrameCopy(4, HOLE_ROW, b""), FrameCopy(5, bytes(INDEX_ROW.itemsize), b""))
+    frames = bundled([FrameCopy(4, HOLE_ROW, b""), FrameCopy(5, bytes(INDEX_ROW.itemsize), b"")])
     (mirror, *_) = (e for e in node.receive("b", Frames(CARD, frames)) if isinstance(e, Mirror))
     assert mirror.frames == frames
 
@@ -251,7 +246,7 @@ def test_what_is_finished_here_may_come_without_content_whatever_the_clock() -> 
     node = registered()
     node.told(node.cleaner(FIRST, floor=NOW_SLOT + 50))
     frame = FrameCopy(4, index_row(NOW_SLOT + 49), b"")
-    assert any(isinstance(e, Mirror) for e in node.receive("b", Frames(CARD, (frame,))))
+    assert any(isinstance(e, Mirror) for e in node.receive("b", Frames(CARD, bundled([frame]))))
 
 
 # --- any message: of each field mostly what a node says, and now and then what none can mean
@@ -308,14 +303,17 @@ cards = st.builds(
     mostly(2, odd=(0, 1, 3)),
     mostly(7_200, odd=(0, HUGE)),
 )
-copies = st.builds(
+filled = st.builds(
     FrameCopy,
     seq=mostly(1, 4, 5, odd=(0, HUGE)),
-    row=st.sampled_from([index_row(1), index_row(NOW_SLOT), index_row(0xFFFF_FFFF), HOLE_ROW]),
-    content=st.sampled_from([b"", b"x"]),
+    row=st.sampled_from([index_row(1), index_row(NOW_SLOT), index_row(0xFFFF_FFFF)]),
+    content=st.sampled_from([b"", b"8 bytes."]),
 )
-lists = st.lists(copies, max_size=3, unique_by=lambda copy: copy.seq).map(
-    lambda found: tuple(sorted(found))
+holes = st.builds(
+    FrameCopy, seq=mostly(1, 4, 5, odd=(0,)), row=st.just(HOLE_ROW), content=st.just(b"")
+)
+lists = st.lists(filled | holes, max_size=3, unique_by=lambda copy: copy.seq).map(
+    lambda found: bundled(sorted(found))
 )
 
 

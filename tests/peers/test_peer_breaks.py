@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.peers import Applied, Frames, Vote, VoteAsk, WheelCard
 from delaywheel_replica.peers import sockets
@@ -16,6 +15,7 @@ from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import encode_answer
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.kafka import free_ports
+from support.copies import bundled, copy_of
 from support.peer_process import FAILED, PeerProcess
 from support.peer_raw import Raw
 from support.peer_site import Site, identity
@@ -53,7 +53,7 @@ def ask(site: Site, number: int) -> None:
     def is_answered() -> bool:
         """It is asked again: until the peer knows that it is welcome, its answers are dropped."""
         site.network.send("n2", VoteAsk(number, 1))
-        site.network.send("n2", Frames(CARD, (FrameCopy(number, bytes(16), b"frame"),)))
+        site.network.send("n2", Frames(CARD, bundled([copy_of(number, b"frame")])))
         return {Vote(number), applied} <= {*site.from_("n2")}
 
     site.wait("answers", is_answered)
@@ -131,7 +131,7 @@ def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
         one.wait_connected("n2")
         other.pause()
         for seq in range(1, 101):
-            one.network.send("n2", Frames(CARD, (FrameCopy(seq, bytes(16), bytes(1 << 20)),)))
+            one.network.send("n2", Frames(CARD, bundled([copy_of(seq, bytes(1 << 20))])))
         # Nothing but its silence finds it out.
         wait_broken(one, 1)
         peer = one.network._peers["n2"]
@@ -247,7 +247,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
 
         other.on_message = hold
         for seq in range(1, 101):
-            one.network.send("n2", Frames(CARD, (FrameCopy(seq, bytes(16), bytes(1 << 20)),)))
+            one.network.send("n2", Frames(CARD, bundled([copy_of(seq, bytes(1 << 20))])))
         assert one.state("n2").counters.dropped > 80
         wait_broken(one, 1)
         # It is dialled anew, and beats never stopped.

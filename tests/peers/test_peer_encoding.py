@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
@@ -23,6 +23,7 @@ from delaywheel_replica.core.peers import (
 )
 from delaywheel_replica.core.plausible import check
 from delaywheel_replica.peers.encoding import decode, encode
+from support.copies import bundled, copy_of
 from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_ids
 
 texts = st.text(max_size=8)
@@ -33,15 +34,21 @@ cards = st.builds(
     min_insync=st.integers(1, 5),
     span_seconds=st.integers(1, 366 * 86_400),
 )
-frame_copies = st.builds(
-    FrameCopy,
-    seq=st.integers(0, 2**64 - 1),
-    row=st.binary(min_size=16, max_size=16),
-    content=st.binary(max_size=300),
+frame_copies = st.tuples(st.booleans(), st.binary(max_size=300)).map(
+    lambda drawn: copy_of(0, drawn[1]) if drawn[0] else copy_of(0, drawn[1])._replace(content=b"")
 )
-frames = st.builds(
-    Frames, card=cards, frames=st.lists(frame_copies, max_size=5).map(tuple), request=seqs
-)
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> FrameBundle:
+    """Any frames, perhaps without gaps, some without content."""
+    frames = draw(st.lists(frame_copies, max_size=5))
+    gaps = draw(st.just(1) | st.integers(1, 2**40))
+    first = draw(st.integers(0, 2**53))
+    return bundled([each._replace(seq=first + gaps * n) for n, each in enumerate(frames)])
+
+
+frames = st.builds(Frames, card=cards, frames=bundles(), request=seqs)
 messages: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Gossip, beats, st.lists(beats, max_size=3).map(tuple)),
     frames,
@@ -89,13 +96,16 @@ def test_frames_put_together_by_hand_are_what_protobuf_reads_and_writes(message:
     written = encode(message)
     again = pb.ToPeer.FromString(written)
     assert decode(again.SerializeToString()) == message
-    assert [(f.seq, f.row, f.content) for f in again.frames.frames] == list(message.frames)
+    assert (again.frames.rows, again.frames.content) == (
+        message.frames.rows.tobytes(),
+        bytes(message.frames.content),
+    )
 
 
 @pytest.mark.parametrize("size", [0, 127, 128, 16_383, 16_384, 1 << 22])
 def test_frames_of_any_length(size: int) -> None:
     content = os.urandom(size)
-    message = Frames(CARD, (FrameCopy(1, bytes(16), content), FrameCopy(2, bytes(16), b"next")))
+    message = Frames(CARD, bundled([copy_of(1, content), copy_of(2, b"next")]))
     assert decode(encode(message)) == message
 
 
@@ -104,8 +114,7 @@ def test_frames_of_any_length(size: int) -> None:
     [
         Vote(-1),
         Vote(2**64),
-        Frames(CARD, (FrameCopy(-1, bytes(16), b""),)),
-        Frames(CARD, (FrameCopy(2**64, bytes(16), b""),)),
+        Frames(CARD, bundled([copy_of(-1, b"")])),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused_where_they_are_sent(message: PeerMessage) -> None:
@@ -122,7 +131,19 @@ def test_numbers_that_do_not_fit_are_refused_where_they_are_sent(message: PeerMe
         pb.ToPeer(hello=pb.Hello(to="a")).SerializeToString(),
         pb.ToPeer(fetch=pb.Fetch(wheel="no wheel")).SerializeToString(),
         pb.ToPeer(gossip=pb.Gossip(beat=pb.Beat(open="a.0"))).SerializeToString(),
-        encode(Frames(CARD, (FrameCopy(1, bytes(16), b"content"),)))[:-1],
+        encode(Frames(CARD, bundled([copy_of(1, b"content")])))[:-1],
+        *(
+            pb.ToPeer(frames=pb.Frames(**frames)).SerializeToString()
+            for frames in (
+                {"rows": bytes(15)},
+                {"rows": bytes(16), "content": b"x"},
+                {"rows": copy_of(1, b"xx").row, "content": b"x"},
+                {"rows": copy_of(1, b"x").row, "content": b"x", "bare": b"\1"},
+                {"rows": copy_of(1, b"x").row, "bare": b"\1\1"},
+                {"rows": bytes(32), "seqs": bytes(8)},
+                {"rows": bytes(16), "first_seq": 2**64 - 1},
+            )
+        ),
     ],
 )
 def test_what_is_no_message_is_named(data: bytes) -> None:

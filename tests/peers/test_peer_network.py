@@ -12,7 +12,6 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Fence, FenceAnswer
 from delaywheel_replica.core.peers import (
@@ -33,6 +32,7 @@ from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.kafka import free_ports
+from support.copies import bundled, copy_of
 from support.core_values import beat, wheel_beat
 from support.peer_raw import Raw
 from support.peer_site import SETTINGS, Site, identity
@@ -45,7 +45,7 @@ ALL = (
     Vote(2),
     Promise(FenceAnswer("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4})),
     Refused("n2", 3),
-    Frames(CARD, (FrameCopy(1, b"r" * 16, b"frame"),)),
+    Frames(CARD, bundled([copy_of(1, b"frame")])),
     Applied(WHEEL, "disk-n1", "boot", 1),
     Fetch(1, WHEEL, 2, 3),
     Lacks(1, WHEEL, "disk-n1", (2, 3)),
@@ -57,7 +57,7 @@ def members_of(count: int) -> dict[str, str]:
 
 
 def frames(size: int, seq: int = 1) -> Frames:
-    return Frames(CARD, (FrameCopy(seq, bytes(16), bytes(size)),))
+    return Frames(CARD, bundled([copy_of(seq, bytes(size))]))
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
         slow.set()
         taken = 300 - counters.dropped
         other.wait("the rest", lambda: len(other.came) == 100 + taken)
-        seqs = [m.frames[0].seq for m in other.from_("n1") if isinstance(m, Frames)]
+        seqs = [m.frames.first_seq for m in other.from_("n1") if isinstance(m, Frames)]
         assert seqs == sorted(set(seqs))
         assert not one.broken
 

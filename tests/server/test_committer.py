@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from delaywheel.columns import Columns
-from delaywheel.format import Kind, encode_group
+from delaywheel.encode import encode_group
+from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_replica.core.beat import Beat

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel.bundle import NO_BUNDLE
 from delaywheel.format import Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Office
 from delaywheel_replica.core.control import WheelRecord
@@ -36,7 +37,7 @@ from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks,
 from delaywheel_replica.core.status import Role
 from delaywheel_replica.server.committer import Request
 from sim.disk import Crash, Fault, SimulatedDisk
-from support.copies import copies_of
+from support.copies import bundled, copies_of
 from support.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
 from support.messages import BASE_SLOT, Message, columns_of, message
 
@@ -317,12 +318,12 @@ CARD = WheelCard(WheelId("n2", 1), {"n1": "s", "n2": "s2"}, 1, 7200)
 
 def test_what_cannot_fail_is_done_while_jobs_wait(ready: Driven, script: Script) -> None:
     refused = Refused("n2", 1)
-    script.effects = [Tell(), Send("n2", refused), Mirror(CARD, ())]
+    script.effects = [Tell(), Send("n2", refused), Mirror(CARD, NO_BUNDLE)]
     ready.sent.clear()
     ready.words = 0
     ready.driver.tick()
     assert (ready.sent, ready.words) == ([("n2", refused)], 1)
-    assert list(ready.jobs) == [deque([Mirror(CARD, ())])]
+    assert list(ready.jobs) == [deque([Mirror(CARD, NO_BUNDLE)])]
     assert script.told == []
 
 
@@ -345,11 +346,11 @@ def refuse(*_: object, **__: object) -> Held:
 def test_jobs_are_done_in_the_order_of_the_steps(ready: Driven, script: Script) -> None:
     script.effects = [Sweep(1)]
     ready.driver.tick()
-    script.effects = [Mirror(CARD, ()), Sweep(2)]
+    script.effects = [Mirror(CARD, NO_BUNDLE), Sweep(2)]
     ready.driver.tick()
     assert [effect for job in ready.jobs for effect in job] == [  # type: ignore[union-attr]
         Sweep(1),
-        Mirror(CARD, ()),
+        Mirror(CARD, NO_BUNDLE),
         Sweep(2),
     ]
 
@@ -419,7 +420,7 @@ def test_a_message_is_acknowledged_when_the_mirror_says_so(pair: Driven) -> None
     asked = pair.produce(message(1))
     assert asked.said == "nothing yet"
     (pushed,) = [told for _, told in pair.sent if isinstance(told, Frames)]
-    assert [frame.seq for frame in pushed.frames] == [1]
+    assert pushed.frames.seqs.tolist() == [1]
     pair.driver.received("n2", Applied(ONE, "s2", "b2", 1))
     assert asked.said == "n1.1"
 
@@ -432,7 +433,7 @@ def test_what_is_pushed_is_sent_as_a_whole_in_messages_of_bounded_size(pair: Dri
     """What is pushed counts as under way: a part that is not sent would be waited for in vain."""
     pair.produce(*nine_seconds())
     pushed = [told for _, told in pair.sent if isinstance(told, Frames)]
-    assert [frame.seq for told in pushed for frame in told.frames] == list(range(1, 10))
+    assert [seq for told in pushed for seq in told.frames.seqs.tolist()] == list(range(1, 10))
     assert [told.request for told in pushed] == [0] * len(pushed)
     assert len(pushed) == 3
 
@@ -444,7 +445,7 @@ def test_a_fetch_is_answered_with_one_message(pair: Driven) -> None:
     pair.driver.received("n2", Fetch(6, ONE, 10, 12))
     pair.work()
     (answer,) = [told for _, told in pair.sent if isinstance(told, Frames)]
-    assert (answer.request, answer.frames[0].seq) == (5, 2)
+    assert (answer.request, answer.frames.first_seq) == (5, 2)
     assert 1 < len(answer.frames) < 8
     assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
         Lacks(6, ONE, pair.state.storage, (10, 11, 12))
@@ -476,7 +477,7 @@ def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
     )
     node.driver.received("n2", Gossip(peer_beat()))
     node.work()
-    node.driver.received("n2", Frames(card, tuple(copies_of(other, DATA, wheel))))
+    node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
     assert [told for _, told in node.sent if isinstance(told, Applied)] == []
     node.work()
     (applied,) = [told for _, told in node.sent if isinstance(told, Applied)]
@@ -553,7 +554,7 @@ def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) ->
     OriginWheel.create(
         other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
     ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
-    frames = Frames(card, tuple(copies_of(other, DATA, wheel)))
+    frames = Frames(card, bundled(copies_of(other, DATA, wheel)))
     node.driver.received("n2", Gossip(peer_beat()))
     node.store.room.refused(node.clock_ms)
     node.tick()

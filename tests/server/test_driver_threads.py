@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.seal import Seal
 from delaywheel_replica.server.committer import Committed, Outcome, Request
 from delaywheel_replica.server.jobs import Job
@@ -51,11 +50,11 @@ class Threaded(Driven):
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Takes its time."""
-        super().enter(wheel, columns, places, accepted_at_ms)
+        super().enter(wheel, columns, group, accepted_at_ms)
         time.sleep(WRITING_S)
 
     def pass_a_second(self) -> Seal:

@@ -20,9 +20,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel.dial import Dial
 from delaywheel.disk import PosixDisk
+from delaywheel.handles import HandleCache
 from delaywheel.reasons import Reason
 from delaywheel.row import RowWriter
-from delaywheel.slotfiles import HandleCache
 from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus

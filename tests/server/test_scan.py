@@ -15,9 +15,9 @@ import pytest
 
 from delaywheel.dial import Dial
 from delaywheel.format import Frame, Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus

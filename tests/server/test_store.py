@@ -11,11 +11,12 @@ from structlog.testing import capture_logs
 
 from delaywheel import layout
 from delaywheel.dial import DialView
-from delaywheel.format import HOLE_ROW, Kind
+from delaywheel.format import Kind
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
+from delaywheel.rows import HOLE_ROW
 from delaywheel.wheel import (
     WheelBroken,
     WheelExists,
@@ -29,7 +30,7 @@ from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
-from support.copies import copies_of, flipped, rows_of, slots_of
+from support.copies import bundled, copies_of, flipped, rows_of, slots_of
 from support.messages import BASE_SLOT, columns_of, message
 from support.wheels import ACCEPTED_AT_MS, append, ignored, new_wheel
 
@@ -96,7 +97,7 @@ def read(
     store: Store, wheel: WheelId, first: int, last: int, *, max_bytes: int = 10_000, floor: int = 0
 ) -> tuple[list[int], list[int]]:
     frames, absent = store.read(wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor)
-    return [copy.seq for copy in frames], absent
+    return frames.seqs.tolist(), absent
 
 
 # --- the start
@@ -117,7 +118,7 @@ def test_every_start_is_counted_and_durable() -> None:
 def test_a_new_boot_makes_incomplete_at_whichever_effect_it_ends() -> None:
     for effects in range(40):
         disk = SimulatedDisk()
-        opened(disk).mirror(CARD, written_elsewhere())
+        opened(disk).mirror(CARD, bundled(written_elsewhere()))
         disk.restart()
         disk.crash_after(effects)
         try:
@@ -236,11 +237,11 @@ def test_what_was_written_last_is_sent_as_it_was_written() -> None:
     on_disk = copies_of(disk, DATA, OWN)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 2), 700)
     frames, absent = store.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
-    assert (frames, absent) == (on_disk, [])
+    assert (frames, absent) == (bundled(on_disk), [])
     assert read(store, OWN, 4, 9) == ([4, 5], [])
     # What is finished is sent without content, as from the disk.
     frames, _ = store.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
-    assert frames == [on_disk[0]._replace(content=b""), *on_disk[1:3]]
+    assert frames == bundled([on_disk[0]._replace(content=b""), *on_disk[1:3]])
     # Of a wheel that was left nothing is kept.
     store.leave_wheel()
     assert read(store, OWN, 1, 5) == ([1, 2, 3], [4])
@@ -255,7 +256,7 @@ def test_what_was_written_before_is_read_again() -> None:
     on_disk = copies_of(disk, DATA, OWN)
     assert len(on_disk[0].content) < 300 < 4 * len(on_disk[0].content)
     frames, absent = store.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
-    assert (frames, absent) == (on_disk, [])
+    assert (frames, absent) == (bundled(on_disk), [])
 
 
 # --- copies
@@ -264,7 +265,7 @@ def test_what_was_written_before_is_read_again() -> None:
 def test_a_copy_is_made_with_its_first_frames() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
-    held = store.mirror(CARD, written_elsewhere()[:2])
+    held = store.mirror(CARD, bundled(written_elsewhere()[:2]))
     assert held == Held(CARD, 2, BASE_SLOT + 1) == store.held(WHEEL)
     meta = load_meta(disk, DATA, WHEEL)
     assert (meta.members, meta.min_insync, meta.span_seconds) == (MEMBERS, 2, 7200)
@@ -277,7 +278,7 @@ def test_no_frame_is_there_before_its_wheel_is_durable() -> None:
         store = opened(disk)
         disk.crash_after(effects)
         with pytest.raises(Crash):
-            store.mirror(CARD, written_elsewhere())
+            store.mirror(CARD, bundled(written_elsewhere()))
         lies_there = [path for path in disk.paths() if path.suffix == ".slot"]
         meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
         assert not lies_there or str(meta) not in disk._unsynced_names
@@ -286,11 +287,11 @@ def test_no_frame_is_there_before_its_wheel_is_durable() -> None:
 def test_frames_whose_meta_is_lost_are_held_again() -> None:
     disk = SimulatedDisk()
     copies = written_elsewhere()
-    opened(disk).mirror(CARD, copies)
+    opened(disk).mirror(CARD, bundled(copies))
     disk.delete(layout.meta_path(layout.wheel_folder(DATA, WHEEL)))
     store = restarted(disk)
     assert store.held_wheels() == {}
-    assert store.mirror(CARD, []).applied == 5
+    assert store.mirror(CARD, bundled([])).applied == 5
     assert rows_of(disk, DATA, WHEEL) == [copy.row for copy in copies]
     counted = {int(row["slot"]): int(row["frames"]) for row in DialView(disk, DATA).rows()}
     assert counted == {BASE_SLOT: 3, BASE_SLOT + 1: 1, BASE_SLOT + 2: 1}
@@ -303,8 +304,8 @@ def test_a_wheel_made_by_a_life_that_ended_is_durable_before_its_first_frame() -
         store = opened(disk)
         disk.crash_after(effects)
         with pytest.raises(Crash):
-            store.mirror(CARD, written_elsewhere())
-        restarted(disk).mirror(CARD, written_elsewhere())
+            store.mirror(CARD, bundled(written_elsewhere()))
+        restarted(disk).mirror(CARD, bundled(written_elsewhere()))
         assert str(meta) not in disk._unsynced_names
 
 
@@ -314,7 +315,7 @@ def test_with_synced_groups_what_a_life_left_is_synced_before_it_is_told() -> No
         store = opened(disk, sync_groups=True)
         disk.crash_after(effects)
         with suppress(Crash):
-            store.mirror(CARD, written_elsewhere())
+            store.mirror(CARD, bundled(written_elsewhere()))
         disk.restart()
         told = opened(disk, sync_groups=True).held_wheels().get(WHEEL)
         for content in disk._files.values():
@@ -333,7 +334,7 @@ def test_making_that_failed_half_way_is_gone_on_with() -> None:
             disk.faults.append(Fault(operation, countdown=countdown))
             for _ in range(2):
                 try:
-                    held = store.mirror(CARD, copies)
+                    held = store.mirror(CARD, bundled(copies))
                 except OSError:
                     continue
             assert held.applied == 5
@@ -342,7 +343,7 @@ def test_making_that_failed_half_way_is_gone_on_with() -> None:
 
 def test_a_wrong_frame_ends_the_list_and_what_came_before_counts() -> None:
     store = opened(SimulatedDisk())
-    assert store.mirror(CARD, flipped(written_elsewhere(), 3, 70)).applied == 3
+    assert store.mirror(CARD, bundled(flipped(written_elsewhere(), 3, 70))).applied == 3
 
 
 def test_what_the_medium_took_counts_after_a_refusal() -> None:
@@ -351,16 +352,16 @@ def test_what_the_medium_took_counts_after_a_refusal() -> None:
     copies = written_elsewhere()
     disk.faults.append(Fault("write", path_part=".slot", countdown=2))
     with pytest.raises(OSError, match="Input/output"):
-        store.mirror(CARD, copies)
+        store.mirror(CARD, bundled(copies))
     assert store.held(WHEEL).applied == 2
-    assert store.mirror(CARD, copies).applied == 5
+    assert store.mirror(CARD, bundled(copies)).applied == 5
 
 
 def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     copies = written_elsewhere()
-    store.mirror(CARD, copies)
+    store.mirror(CARD, bundled(copies))
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
     assert read(store, WHEEL, 1, 5) == ([1], [2])
     assert read(store, WHEEL, 2, 5) == ([], [2])
@@ -368,14 +369,14 @@ def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
     store.checkpoint(ignored)
     store = restarted(disk)
     assert store.held(WHEEL).lacking == (2,)
-    assert store.repair(CARD, copies[1:2]).lacking == ()
+    assert store.repair(CARD, bundled(copies[1:2])).lacking == ()
     assert restarted(disk).held(WHEEL).lacking == ()
 
 
 def test_what_is_not_here_is_told_as_lacking() -> None:
     store = opened(SimulatedDisk())
     assert read(store, WHEEL, 3, 100) == ([], [3, 4, 5, 6])
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     assert read(store, WHEEL, 4, 9) == ([4, 5], [])
     assert read(store, WHEEL, 6, 7) == ([], [6, 7])
 
@@ -383,7 +384,7 @@ def test_what_is_not_here_is_told_as_lacking() -> None:
 def test_an_answer_is_bounded() -> None:
     store = opened(SimulatedDisk())
     copies = written_elsewhere()
-    store.mirror(CARD, copies)
+    store.mirror(CARD, bundled(copies))
     assert read(store, WHEEL, 1, 5) == ([1, 2, 3, 4], [])
     assert read(store, WHEEL, 1, 5, max_bytes=2 * len(copies[0].content)) == ([1, 2], [])
     assert read(store, WHEEL, 1, 5, max_bytes=1) == ([1], []), "one frame always"
@@ -393,13 +394,15 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     copies = written_elsewhere()
-    store.mirror(CARD, copies)
+    store.mirror(CARD, bundled(copies))
     open_own(store)
     write(store, 0, 1)
     assert list(store.sweep(BASE_SLOT + 1)) == [BASE_SLOT, BASE_SLOT]
     assert list(store.sweep(BASE_SLOT + 1)) == []
     frames, _ = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
-    assert frames == [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
+    assert frames == bundled(
+        [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
+    )
     assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT + 1]
     rows = DialView(disk, DATA).rows()
     assert {int(row["slot"]): int(row["frames"]) for row in rows} == {
@@ -412,7 +415,7 @@ def test_a_frame_without_content_tells_the_floor() -> None:
     store = opened(SimulatedDisk())
     copies = written_elsewhere()
     finished = [copies[0]._replace(content=b""), *copies[1:]]
-    assert store.mirror(CARD, finished).lacking == ()
+    assert store.mirror(CARD, bundled(finished)).lacking == ()
     assert read(store, WHEEL, 1, 3) == ([1, 2, 3], [])
     assert store.held(WHEEL).lacking == ()
 
@@ -422,19 +425,19 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     store = opened(disk)
     copies = written_elsewhere()
     holed = [copies[0], FrameCopy(2, HOLE_ROW, b""), *copies[2:]]
-    assert store.mirror(CARD, holed).lacking == (2,)
+    assert store.mirror(CARD, bundled(holed)).lacking == (2,)
     assert read(store, WHEEL, 1, 3) == ([1], [2])
     store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
     assert store.held(WHEEL).lacking == ()
     frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
-    assert (frames, absent) == (holed[:3], []), "what is here goes on, lost or not"
+    assert (frames, absent) == (bundled(holed[:3]), []), "what is here goes on, lost or not"
 
 
 def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     holes = [FrameCopy(seq, HOLE_ROW, b"") for seq in range(1, 301)]
-    store.mirror(CARD, holes[:200])
+    store.mirror(CARD, bundled(holes[:200]))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 1, 150)]))
     assert store.held(WHEEL).lacking == tuple(range(151, 201))
     looked: list[object] = []
@@ -449,7 +452,7 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
         assert len(store.held(WHEEL).lacking) == 50
     assert looked == []
     # What changes is seen: holes that come, frames that are lost.
-    assert store.mirror(CARD, holes[200:]).lacking == tuple(range(151, 301))
+    assert store.mirror(CARD, bundled(holes[200:])).lacking == tuple(range(151, 301))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 200, 400)]))
     assert store.held(WHEEL).lacking == tuple(range(151, 200))
 
@@ -458,9 +461,9 @@ def test_a_closed_copy_is_cut_and_stays_so() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     copies = written_elsewhere()
-    store.mirror(CARD, copies)
+    store.mirror(CARD, bundled(copies))
     assert store.close_wheel(WHEEL, 2) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
-    assert store.mirror(CARD, copies).applied == 2
+    assert store.mirror(CARD, bundled(copies)).applied == 2
     assert restarted(disk).held(WHEEL) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
     with pytest.raises(WheelMissing):
         store.close_wheel(WheelId("node-1", 2), 2)
@@ -473,7 +476,7 @@ def deleted(store: Store) -> list[int]:
 def test_a_deleted_copy_is_gone() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     deleted(store)
     assert store.held_wheels() == {}
     assert list_wheels(disk, DATA) == []
@@ -486,7 +489,7 @@ def test_a_deletion_that_failed_is_done_again() -> None:
     for countdown in range(4):
         disk = SimulatedDisk()
         store = opened(disk)
-        store.mirror(CARD, written_elsewhere())
+        store.mirror(CARD, bundled(written_elsewhere()))
         disk.faults.append(Fault("delete", countdown=countdown))
         with pytest.raises(OSError, match="Input/output"):
             deleted(store)
@@ -514,13 +517,13 @@ def test_nothing_waits_for_the_syncs_of_a_checkpoint(action: str) -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     copies = written_elsewhere()
-    store.mirror(CARD, copies)
+    store.mirror(CARD, bundled(copies))
     open_own(store)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
     actions: dict[str, Callable[[], object]] = {
         "close": lambda: store.close_wheel(WHEEL, 5),
         "close and cut": lambda: store.close_wheel(WHEEL, 2),
-        "repair": lambda: store.repair(CARD, copies[1:2]),
+        "repair": lambda: store.repair(CARD, bundled(copies[1:2])),
         "delete": lambda: deleted(store),
         "leave": store.leave_wheel,
     }
@@ -558,7 +561,7 @@ def test_a_wheel_that_is_left_while_its_sync_fails_is_written_again() -> None:
 def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     disk.faults.append(Fault("sync", path_part=".slot"))
     with pytest.raises(OSError, match="Input/output"):
         store.checkpoint(ignored)
@@ -572,7 +575,7 @@ def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() 
 def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     disk.faults.append(Fault("sync", path_part=".slot"))
     with pytest.raises(OSError, match="Input/output"):
         store.checkpoint(ignored)
@@ -587,7 +590,7 @@ def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -
 def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:
     disk = SimulatedDisk()
     store = opened(disk, sync_groups=True)
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     open_own(store)
     write(store, 0)
     synced: list[Path] = []
@@ -601,7 +604,7 @@ def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:
 def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
-    store.mirror(CARD, written_elsewhere())
+    store.mirror(CARD, bundled(written_elsewhere()))
     open_own(store)
     write(store, 0)
     disk.faults.append(Fault("sync", path_part=str(WHEEL)))

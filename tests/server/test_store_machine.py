@@ -19,12 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
 from delaywheel import layout
+from delaywheel.bundle import FrameBundle
 from delaywheel.dial import DialView
-from delaywheel.format import HOLE_ROW, INDEX_ROW, Frame, Kind, decode_frame
+from delaywheel.format import Frame, Kind, decode_frame
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel.reader import WheelReader
+from delaywheel.rows import HOLE_ROW, INDEX_ROW
 from delaywheel.wheel import WheelBroken
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
@@ -183,7 +185,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = taker.store.held_wheels().get(wheel)
         for seq in () if held is None else held.lacking:
             frames, _ = self._read(giver, wheel, seq, seq)
-            if frames:
+            if len(frames):
                 self._hold(name, taker.store.repair(giver.store.card(wheel), frames))
 
     def _pair(self, name: str) -> tuple[Node, Node]:
@@ -191,15 +193,15 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _read(
         self, node: Node, wheel: WheelId, first: int, last: int
-    ) -> tuple[list[FrameCopy], list[int]]:
+    ) -> tuple[FrameBundle, list[int]]:
         frames, missing = node.store.read(
             wheel, first, last, max_bytes=4000, max_frames=8, floor=node.floor
         )
-        for copy in frames:
+        for copy in frames.copies():
             assert not copy.content or self._see(wheel, copy)
         for seq in missing:
             node.forget(wheel, seq)
-        assert [copy.seq for copy in frames] == list(range(first, first + len(frames)))
+        assert frames.seqs.tolist() == list(range(first, first + len(frames)))
         assert len(frames) <= 8
         return frames, missing
 
@@ -271,7 +273,7 @@ class StoreMachine(RuleBasedStateMachine):
         node.disk.flip_bit(path, 8 * offset + chance.randrange(8 * length))
         node.forget(wheel, seq)
         frames, missing = self._read(node, wheel, seq, seq)
-        assert (frames, missing) == ([], [seq])
+        assert (len(frames), missing) == (0, [seq])
         assert seq in node.store.held(wheel).lacking
         self._mend(name, wheel)
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from delaywheel import layout
+from delaywheel.bundle import FrameBundle
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.slotfiles import HandleCache
 from delaywheel.verify import verify_wheel
 from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels
 from delaywheel_replica.core.member_events import (
@@ -25,7 +26,7 @@ from delaywheel_replica.core.member_events import (
 )
 from delaywheel_replica.core.peers import Frames, Gossip, WheelCard
 from sim.disk import Fault, SimulatedDisk
-from support.copies import copies_of
+from support.copies import bundled, copies_of
 from support.driven import DATA, NOW_MS, Asked, Driven
 from support.member_talk import beat_of
 from support.messages import BASE_SLOT, columns_of, message
@@ -105,7 +106,7 @@ def frames_of(node: Driven, number: int = 1) -> tuple[WheelCard, Frames]:
     OriginWheel.create(elsewhere, DATA, meta, HandleCache(elsewhere, 64)).append(
         columns_of(messages), accepted_at_ms=NOW_MS
     )
-    return card, Frames(card, tuple(copies_of(elsewhere, DATA, wheel)), 0)
+    return card, Frames(card, bundled(copies_of(elsewhere, DATA, wheel)))
 
 
 def with_copy(disk: SlowDisk) -> Driven:
@@ -157,7 +158,7 @@ def test_deleting_a_wheel_holds_up_nobody(disk: SlowDisk) -> None:
 def test_mirroring_what_was_fetched_holds_up_nobody(disk: SlowDisk) -> None:
     node = with_copy(disk)
     card, frames = frames_of(node, number=2)
-    node.store.mirror(card, frames.frames[:1])
+    node.store.mirror(card, frames.frames.part(0, 1))
     callers = slowly(node, disk)
     node.driver._queue([Mirror(card, frames.frames)])
     assert_not_held(node, callers)
@@ -195,9 +196,10 @@ def test_serving_holds_up_nobody(disk: SlowDisk, request_number: int) -> None:
         node.driver._queue([Serve("n2", OTHER, first_seq, SECONDS, request_number)])
         node.work()
         sent = [told for _, told in node.sent if isinstance(told, Frames)]
-        assert sent[-1].frames[-1].seq >= first_seq
-        first_seq = sent[-1].frames[-1].seq + 1
-    assert [frame.seq for told in sent for frame in told.frames] == list(range(1, SECONDS + 1))
+        assert sent[-1].frames.last_seq >= first_seq
+        first_seq = sent[-1].frames.last_seq + 1
+    bundle = FrameBundle.joined([told.frames for told in sent])
+    assert bundle.seqs.tolist() == list(range(1, SECONDS + 1))
     assert_not_held(node, callers)
 
 

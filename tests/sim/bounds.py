@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from delaywheel.format import HOLE_ROW
+from delaywheel.rows import HOLE_ROW
 from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
 from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT
 from delaywheel_replica.core.status import ServerStatus

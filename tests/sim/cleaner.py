@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.deadletters import DeadLetters
@@ -90,10 +90,10 @@ class _OldRow:
     def __init__(self, node: SimNode) -> None:
         self._node = node
 
-    def read(self) -> dict[str, Any] | None:
-        """Its content."""
+    def read(self) -> ServerStatus | None:
+        """What it says."""
         row = self._node.old_row
-        return None if row is None else row.to_json()
+        return None if row is None else ServerStatus.from_json(row.to_json())
 
 
 class SimCleaner:

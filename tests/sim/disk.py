@@ -322,6 +322,11 @@ class SimulatedDisk:
             raise _not_found(path)
         return SimulatedFile(self, path, content, self._era)
 
+    def open_folder(self, path: Path) -> "SimulatedFolder":
+        self._check("open", path)
+        self.make_folder(path)
+        return SimulatedFolder(self, path)
+
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
@@ -587,6 +592,23 @@ class SimulatedFile:
     def _usable(self) -> None:
         assert not self._closed, f"{self._path} is used after close"
         self._disk._alive(self._era)
+
+
+class SimulatedFolder:
+    """``Folder`` in memory: its name, whatever became of what had it when it was opened."""
+
+    def __init__(self, disk: SimulatedDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def open(self, name: str) -> SimulatedFile:
+        if str(self._path) not in self._disk._folders:
+            self._disk._alive()
+            raise _not_found(self._path)
+        return self._disk.open(self._path / name, create=True)
+
+    def close(self) -> None:
+        pass
 
 
 class SimulatedLock:

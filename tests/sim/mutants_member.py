@@ -7,7 +7,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from delaywheel.disk import Buffer
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import layout
 from delaywheel.identity import WheelId
 from delaywheel.index import OpenIndexes
 from delaywheel.nodestate import NodeState
@@ -51,7 +54,7 @@ def answers_before_it_has_written() -> list[Patch]:
 
     def came(self: Mirrors, sender: str, frames: Frames) -> list[Effect]:
         effects = real(self, sender, frames)
-        told = replace(self._applied(frames.card.wheel), prefix=frames.frames[-1].seq)
+        told = replace(self._applied(frames.card.wheel), prefix=frames.frames.last_seq)
         return [Send(sender, told), *effects] if frames.request == 0 else effects
 
     return [instead(Mirrors, "came", came)]
@@ -230,13 +233,25 @@ def sweeps_above_the_floor() -> list[Patch]:
 
 
 def begins_a_deleted_slot_anew() -> list[Patch]:
-    append = SlotFiles.append
+    places = SlotFiles.places
 
-    def where_it_ends(self: SlotFiles, slot: int, buffer: Buffer) -> int:
-        self._ends[slot] = self._handles.length(self._owner, slot, self._folder)
-        return append(self, slot, buffer)
+    def end_of(files: SlotFiles, slot: int) -> int:
+        handle = files._handles._handles.get((files._owner, slot))
+        if handle is not None:
+            return handle.end
+        sizes = files._handles.disk.list_sizes(
+            layout.hour_folder(files._folder, slot // layout.SECONDS_PER_HOUR)
+        )
+        return dict(sizes).get(layout.slot_name(slot), 0)
 
-    return [instead(SlotFiles, "append", where_it_ends)]
+    def where_it_ends(
+        self: SlotFiles, slots: NDArray[np.int64], edges: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        ends = [end_of(self, slot) for slot in slots.tolist()]
+        self._ends.put(slots, np.array(ends, np.int64))
+        return places(self, slots, edges)
+
+    return [instead(SlotFiles, "places", where_it_ends)]
 
 
 def repairs_a_deleted_file() -> list[Patch]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from delaywheel import layout
-from delaywheel.format import INDEX_ROW
 from delaywheel.places import Places, SlotPlaces
+from delaywheel.rows import INDEX_ROW
 from sim.mutant import Mutant, Patch, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))

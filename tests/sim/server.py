@@ -10,16 +10,16 @@ It ends when the disk says so (`Crash`), or after `effects_left` more effects: b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.member import Member
 from delaywheel_replica.core.member_events import (
     Acknowledge,
@@ -294,13 +294,13 @@ class SimServer:
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Frames are written."""
         del columns, accepted_at_ms
         self.world.checks.written(self.node, wheel)
-        self.trace("wrote", wheel, f"up to {places[-1].seq}")
+        self.trace("wrote", wheel, f"up to {group.last_seq}")
 
     def _write_row(self) -> None:
         self.row = self.driver.status()

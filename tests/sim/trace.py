@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel_replica.core.peers import WheelCard
@@ -69,9 +69,14 @@ def _mapping(values: Mapping[Any, Any]) -> str:
     return f"{{{', '.join(f'{_text(name)}: {_text(value)}' for name, value in values.items())}}}"
 
 
+def _frames(bundle: FrameBundle) -> str:
+    filled = zip(bundle.seqs.tolist(), bundle.has_content.tolist(), strict=True)
+    return _list(f"{seq}{'' if has else '-'}" for seq, has in filled)
+
+
 _WORDS: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (WheelId, str),
-    (FrameCopy, lambda frame: f"{frame.seq}{'' if frame.content else '-'}"),
+    (FrameBundle, _frames),
     (WheelCard, lambda card: str(card.wheel)),
     (Spare, lambda spare: f"{spare.wheel} sealed {spare.seal_slot}"),
     (BaseException, repr),

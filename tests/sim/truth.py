@@ -14,16 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from delaywheel import layout
-from delaywheel.format import (
-    INDEX_ROW_LENGTH_BYTES,
-    Frame,
-    FrameDamaged,
-    Kind,
-    decode_frame,
-    decode_rows,
-    index_row_of,
-)
+from delaywheel.format import Frame, FrameDamaged, Kind, decode_frame, index_row_of
 from delaywheel.identity import WheelId
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
 from sim.disk import SimulatedDisk
 
 DATA = Path("/data")

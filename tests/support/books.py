@@ -10,14 +10,15 @@ import pyarrow.parquet as pq
 
 from delaywheel.disk import Disk, PosixDisk
 from delaywheel.format import Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.server.ledger import Ledger, rows_folder
 from delaywheel_replica.server.ledger_duty import Publishable
 from delaywheel_replica.server.ledger_place import Place
 from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
+from support.copies import rows_by_seq
 from support.messages import Message, columns_of
 
 WHEEL = WheelId("n1", 1)
@@ -155,16 +156,16 @@ class Bench:
             at_ms: when it is accepted.
         """
         columns = columns_of(list(messages))
-        places = self.wheel.append(columns, kind=kind, accepted_at_ms=at_ms)
+        group = self.wheel.append(columns, kind=kind, accepted_at_ms=at_ms)
         entered = columns if kind is Kind.MESSAGES else None
         if enter:
-            self.ledger.enter(self.name, entered, places, at_ms)
+            self.ledger.enter(self.name, entered, group, at_ms)
         # What ended before was acknowledged to nobody.
-        self.high_watermark = places[-1].seq
-        for place in places:
-            rows = [messages[row] for row in place.rows.tolist()] if entered is not None else []
+        self.high_watermark = group.last_seq
+        for seq, held in rows_by_seq(group).items():
+            rows = [messages[row] for row in held] if entered is not None else []
             self.written.append(
-                [(m.id, m.due_ms, at_ms, m.topic, str(self.name), place.seq) for m in rows]
+                [(m.id, m.due_ms, at_ms, m.topic, str(self.name), seq) for m in rows]
             )
 
     def restart(self, **books: int) -> None:

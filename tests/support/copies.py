@@ -1,14 +1,16 @@
 """A wheel's origin and its copies, for tests."""
 
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 from delaywheel import layout
+from delaywheel.bundle import FrameBundle, WrittenGroup
 from delaywheel.disk import Disk
-from delaywheel.format import INDEX_ROW_LENGTH_BYTES
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
 from sim.disk import SimulatedDisk
 
 
@@ -49,3 +51,22 @@ def flipped(copies: Sequence[FrameCopy], number: int, byte: int) -> list[FrameCo
         copy._replace(content=bytes(content)) if at == number else copy
         for at, copy in enumerate(copies)
     ]
+
+
+def bundled(copies: Sequence[FrameCopy]) -> FrameBundle:
+    """Frames given one by one, as a bundle."""
+    return FrameBundle.of_copies(copies)
+
+
+def copy_of(seq: int, content: bytes, *, slot: int = 0) -> FrameCopy:
+    """A frame of which nothing but seq, second and length is true."""
+    return FrameCopy(seq, struct.pack("<IIII", slot, 0, len(content), 1), content)
+
+
+def rows_by_seq(group: WrittenGroup) -> dict[int, list[int]]:
+    """Which rows of what was appended each frame holds."""
+    order = iter(group.order.tolist())
+    return {
+        seq: [next(order) for _ in range(count)]
+        for seq, count in zip(group.bundle.seqs.tolist(), group.counts.tolist(), strict=True)
+    }

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.nodefile import load_node_state
 from delaywheel.nodestate import NodeState
 from delaywheel.reader import WheelReader
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
@@ -254,13 +254,13 @@ class Driven:
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Remembers it."""
         del wheel, accepted_at_ms
-        messages = 0 if columns is None else sum(place.messages for place in places)
-        self.entered.append((places[0].seq, places[-1].seq, messages))
+        messages = 0 if columns is None else len(group.order)
+        self.entered.append((group.first_seq, group.last_seq, messages))
 
     def _tell_again(self) -> None:
         """A living cleaner stamps its row again and again, and commits how far time is."""

@@ -13,11 +13,12 @@ from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk
 from delaywheel.format import MAGIC, Kind
+from delaywheel.handles import HandleCache
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
+from support.copies import rows_by_seq
 
 IN_MEMORY = Path("/dev/shm")
 
@@ -109,17 +110,11 @@ class Wheels:
                 self._handles,
                 max_frame_messages=self.max_frame_messages,
             )
-        places = self._origins[wheel].append(columns, kind=kind, accepted_at_ms=now_ms)
+        group = self._origins[wheel].append(columns, kind=kind, accepted_at_ms=now_ms)
+        slots = group.bundle.rows["slot"].tolist()
         written = [
-            Written(
-                wheel,
-                place.seq,
-                place.slot,
-                kind,
-                tuple(rows[row] for row in place.rows.tolist()),
-                now_ms,
-            )
-            for place in places
+            Written(wheel, seq, slot, kind, tuple(rows[row] for row in held), now_ms)
+            for slot, (seq, held) in zip(slots, rows_by_seq(group).items(), strict=True)
         ]
         self.frames += written
         return written

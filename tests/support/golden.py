@@ -11,8 +11,8 @@ import numpy as np
 from delaywheel.columns import Columns
 from delaywheel.disk import Disk, PosixDisk
 from delaywheel.format import Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from support.messages import Message, columns_of
 

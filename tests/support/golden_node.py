@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from delaywheel.bundle import FrameBundle
 from delaywheel.disk import Disk, PosixDisk
 from delaywheel.format import Kind
 from delaywheel.framecopy import FrameCopy
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel.reader import WheelReader
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.store import Store, StoreLimits
@@ -58,7 +59,7 @@ def write_golden_node(disk: Disk, data: Path) -> None:
         (data / name).unlink()
 
 
-def _frames_of_the_other(disk: Disk) -> list[FrameCopy]:
+def _frames_of_the_other(disk: Disk) -> FrameBundle:
     with TemporaryDirectory() as folder:
         data = Path(folder)
         meta = WheelMeta(MIRROR, MEMBERS, 2, 7_200)
@@ -68,7 +69,7 @@ def _frames_of_the_other(disk: Disk) -> list[FrameCopy]:
         reader = WheelReader(disk, data, MIRROR)
         copies = [each for each in reader.copies(1, 1, floor=0) if isinstance(each, FrameCopy)]
         reader.close()
-    return copies
+    return FrameBundle.of_copies(copies)
 
 
 if __name__ == "__main__":

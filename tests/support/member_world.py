@@ -56,6 +56,7 @@ from delaywheel_replica.core.peers import (
 )
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus, VoteWish
+from support.copies import bundled, copy_of
 
 START_MS = 1_000_000
 WALL_MS = 1_700_000_000_000
@@ -106,13 +107,13 @@ def frames_of(
     wheel: WheelId, first: int, last: int, *, nodes: str = "abc", request: int = 0
 ) -> Frames:
     """A message with frames."""
-    frames = tuple(frame_of(wheel, seq) for seq in range(first, last + 1))
+    frames = bundled([frame_of(wheel, seq) for seq in range(first, last + 1)])
     return Frames(held_of(wheel, 0, nodes=nodes).card, frames, request)
 
 
 def frame_of(wheel: WheelId, seq: int, life: str = "") -> FrameCopy:
     """A frame; what was written in another life of its origin has other bytes."""
-    return FrameCopy(seq, b"row", f"{wheel}/{seq}/{life}".encode())
+    return copy_of(seq, f"{wheel}/{seq}/{life}".encode())
 
 
 @dataclass
@@ -179,7 +180,7 @@ class FakeStore:
         assert wheel != self.open
         seqs = self.frames.setdefault(wheel, {})
         self.cards.setdefault(wheel, effect.card)
-        for frame in effect.frames:
+        for frame in effect.frames.copies():
             assert frame.seq == max(seqs, default=0) + 1, f"{wheel} {frame.seq}: a gap"
             seqs[frame.seq] = frame
         return self.held(wheel)
@@ -187,7 +188,7 @@ class FakeStore:
     def repair(self, effect: Repair) -> Held:
         """Puts frames in their places."""
         wheel = effect.card.wheel
-        for frame in effect.frames:
+        for frame in effect.frames.copies():
             assert frame.seq <= max(self.frames[wheel])
             self.frames[wheel][frame.seq] = frame
             self.damaged.discard((wheel, frame.seq))
@@ -390,7 +391,7 @@ class FakeNode:
         frames, lacking = self.store.read(effect)
         if frames:
             card = self.store.cards[effect.wheel]
-            message: PeerMessage = Frames(card, tuple(frames), effect.request)
+            message: PeerMessage = Frames(card, bundled(frames), effect.request)
             self.sent.append((effect.peer, message))
         elif effect.request:
             storage = self.store.state.storage

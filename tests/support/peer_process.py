@@ -65,7 +65,7 @@ class PeerProcess:
 def main(node: str, storage: str, members: dict[str, str]) -> None:
     def answer(peer: str, message: PeerMessage) -> None:
         if isinstance(message, Frames):
-            applied = Applied(message.card.wheel, storage, "boot", message.frames[-1].seq)
+            applied = Applied(message.card.wheel, storage, "boot", message.frames.last_seq)
             network.send(peer, applied)
         elif isinstance(message, VoteAsk):
             network.send(peer, Vote(message.round))

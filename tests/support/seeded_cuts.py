@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from delaywheel import layout
 from delaywheel.disk import PosixDisk
-from delaywheel.format import INDEX_ROW_LENGTH_BYTES, Frame, Kind
+from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import WheelReader
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
 
 
 class Place(NamedTuple):

@@ -6,11 +6,12 @@ from pathlib import Path
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import Frame
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.mirror import MirrorWheel
 from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import OriginWheel, WheelMeta, WheelState, load_meta, save_meta
+from support.copies import rows_by_seq
 from support.messages import Message, columns_of, messages_of
 
 ACCEPTED_AT_MS = 1_763_699_999_000
@@ -48,8 +49,8 @@ def mark_wheel(
 
 def append(wheel: OriginWheel, messages: list[Message]) -> dict[int, list[Message]]:
     """Appends one group; returns what went into each seq."""
-    places = wheel.append(columns_of(messages), accepted_at_ms=ACCEPTED_AT_MS)
-    return {place.seq: [messages[row] for row in place.rows.tolist()] for place in places}
+    group = wheel.append(columns_of(messages), accepted_at_ms=ACCEPTED_AT_MS)
+    return {seq: [messages[row] for row in rows] for seq, rows in rows_by_seq(group).items()}
 
 
 def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] | DamagedFrame]:

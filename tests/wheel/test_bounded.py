@@ -6,7 +6,8 @@ import numpy as np
 
 from delaywheel import format as wheel_format
 from delaywheel.bounded import BoundedTable
-from delaywheel.format import Kind, decode_frame, encode_group
+from delaywheel.encode import encode_group
+from delaywheel.format import Kind, decode_frame
 from delaywheel.identity import WheelId
 from support.messages import columns_of, message
 
@@ -37,7 +38,7 @@ def test_the_memo_of_topics_is_bounded_by_bytes() -> None:
     for number in range(300):
         names = [f"{number}-{topic}-".ljust(249, "x") for topic in range(40)]
         rows = columns_of([replace(message(row), topic=name) for row, name in enumerate(names)])
-        (frame,) = encode_group(
+        group = encode_group(
             rows,
             kind=Kind.MESSAGES,
             wheel=wheel,
@@ -46,7 +47,7 @@ def test_the_memo_of_topics_is_bounded_by_bytes() -> None:
             max_frame_messages=100,
             max_frame_bytes=1 << 20,
         )
-        decoded = decode_frame(bytes(frame.buffer), wheel=wheel, slot=frame.slot, seq=1)
+        decoded = decode_frame(bytes(group.content), wheel=wheel, slot=int(group.slots[0]), seq=1)
         assert np.array_equal(np.sort(decoded.columns.topics), np.sort(names))
         most = max(most, memo.length_bytes)
     assert 1 << 20 < most <= 8 << 20

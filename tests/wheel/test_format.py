@@ -4,42 +4,74 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.columns import Columns
+from delaywheel.encode import encode_group
 from delaywheel.format import (
     HEADER_LENGTH_BYTES,
-    HOLE_ROW,
-    INDEX_ROW_LENGTH_BYTES,
     DamageReason,
-    EncodedFrame,
     Frame,
     FrameDamaged,
     Kind,
     decode_frame,
-    decode_rows,
-    encode_group,
 )
 from delaywheel.identity import WheelId
+from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES, decode_rows, index_rows
 from support.messages import BASE_SLOT, Message, any_messages, columns_of, message, messages_of
+from support.plain_frames import PlainFrame, frames_of, plain_frames
 
 WHEEL = WheelId("node-1", 7)
 NO_LIMIT = 1 << 30
+ACCEPTED_AT_MS = 1_763_699_000_123
 
 
 def encode(
     messages: list[Message], *, max_messages: int = NO_LIMIT, max_bytes: int = NO_LIMIT
-) -> list[EncodedFrame]:
-    return encode_group(
+) -> list[PlainFrame]:
+    group = encode_group(
         columns_of(messages),
         kind=Kind.MESSAGES,
         wheel=WHEEL,
         first_seq=1,
-        accepted_at_ms=1_763_699_000_123,
+        accepted_at_ms=ACCEPTED_AT_MS,
         max_frame_messages=max_messages,
         max_frame_bytes=max_bytes,
     )
+    return frames_of(group, 1)
 
 
-def decode(frame: EncodedFrame) -> Frame:
+def decode(frame: PlainFrame) -> Frame:
     return decode_frame(frame.buffer, wheel=WHEEL, slot=frame.slot, seq=frame.seq)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    any_messages(slots=5, max_size=30),
+    st.sampled_from(Kind),
+    st.integers(1, 8),
+    st.integers(1, 400),
+    st.integers(0, 3),
+)
+def test_frames_made_at_once_are_those_made_one_by_one(
+    messages: list[Message], kind: Kind, max_messages: int, max_bytes: int, offset: int
+) -> None:
+    columns = columns_of(messages)
+    options = {
+        "kind": kind,
+        "wheel": WHEEL,
+        "first_seq": 7,
+        "accepted_at_ms": ACCEPTED_AT_MS,
+        "max_frame_messages": max_messages,
+        "max_frame_bytes": max_bytes,
+    }
+    group = encode_group(columns, **options)  # type: ignore[arg-type]
+    expected = plain_frames(messages, **options)  # type: ignore[arg-type]
+    assert frames_of(group, 7) == expected
+    offsets = np.arange(len(group)) * 8 * offset
+    lengths = group.edges[1:] - group.edges[:-1]
+    rows = index_rows(group.slots, offsets, lengths, group.counts, are_cancels=kind is Kind.CANCELS)
+    assert rows.tobytes() == b"".join(
+        frame.index_row(at, kind) for frame, at in zip(expected, offsets.tolist(), strict=True)
+    )
+    assert decode_rows(rows.tobytes()).tobytes() == rows.tobytes()
 
 
 @settings(deadline=None, max_examples=300)
@@ -54,7 +86,7 @@ def test_any_messages_come_back_the_same(
     for frame in frames:
         assert len(frame.buffer) % 8 == 0
         assert frame.messages <= max_messages
-        assert [messages[row] for row in frame.rows.tolist()] == messages_of(decode(frame).columns)
+        assert [messages[row] for row in frame.rows] == messages_of(decode(frame).columns)
 
 
 @settings(deadline=None)
@@ -124,7 +156,7 @@ def test_a_frame_has_only_its_own_topics() -> None:
 def test_cancels_come_back_the_same() -> None:
     due_ms = np.array([BASE_SLOT * 1000 + 5, (BASE_SLOT + 1) * 1000, BASE_SLOT * 1000])
     ids = np.arange(48, dtype=np.uint8).reshape(3, 16)
-    frames = encode_group(
+    group = encode_group(
         Columns.of_cancels(due_ms, ids),
         kind=Kind.CANCELS,
         wheel=WHEEL,
@@ -133,6 +165,7 @@ def test_cancels_come_back_the_same() -> None:
         max_frame_messages=NO_LIMIT,
         max_frame_bytes=NO_LIMIT,
     )
+    frames = frames_of(group, 5)
     decoded = [decode(frame) for frame in frames]
     assert [frame.kind for frame in decoded] == [Kind.CANCELS] * 2
     assert [frame.columns.due_ms.tolist() for frame in decoded] == [
@@ -140,7 +173,7 @@ def test_cancels_come_back_the_same() -> None:
         [(BASE_SLOT + 1) * 1000],
     ]
     assert decoded[0].columns.ids.tolist() == ids[[0, 2]].tolist()
-    assert frames[0].index_row(0)[15] & 0x80
+    assert frames[0].index_row(0, Kind.CANCELS)[15] & 0x80
 
 
 def test_one_message_longer_than_a_frame_may_be_is_alone() -> None:

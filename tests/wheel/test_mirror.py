@@ -1,6 +1,7 @@
 """A copy of a wheel: what it takes, what it refuses, what it mends, where it ends."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,14 @@ import pytest
 
 from delaywheel import layout
 from delaywheel.dial import Dial, DialView
-from delaywheel.format import HOLE_ROW, INDEX_ROW, DamageReason, Frame, index_row_of
+from delaywheel.format import DamageReason, Frame, FrameDamaged, index_row_of
 from delaywheel.framecopy import FrameCopy
+from delaywheel.handles import HandleCache
 from delaywheel.index import delete_segments_below
 from delaywheel.mirror import MirrorWheel
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Recovered, recover_wheel
-from delaywheel.slotfiles import HandleCache
+from delaywheel.rows import HOLE_ROW, INDEX_ROW
 from delaywheel.verify import verify_wheel
 from delaywheel.wheel import (
     Checkpoint,
@@ -25,7 +27,7 @@ from delaywheel.wheel import (
     make_wheel,
 )
 from sim.disk import Fault, SimulatedDisk
-from support.copies import copies_of, flipped, rows_of, slots_of
+from support.copies import bundled, copies_of, flipped, rows_of, slots_of
 from support.messages import BASE_SLOT, message
 from support.wheels import append, delete_below, mark_wheel, new_wheel
 
@@ -71,6 +73,12 @@ class Pair:
             content.now = bytearray(content.durable)
             content.unsynced.clear()
 
+    def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
+        return self.mirror.append(bundled(copies))
+
+    def repair(self, copies: Sequence[FrameCopy]) -> list[FrameDamaged]:
+        return self.mirror.repair(bundled(copies))
+
     def slot_path(self, ahead: int = 0) -> Path:
         return layout.slot_path(self.folder, BASE_SLOT + ahead)
 
@@ -86,7 +94,7 @@ class Pair:
 
 def test_a_copy_has_the_same_bytes_at_the_same_places() -> None:
     pair = Pair()
-    assert pair.mirror.append(pair.copies) is None
+    assert pair.append(pair.copies) is None
     pair.assert_same()
     assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
     assert not pair.mirror.lacking
@@ -97,19 +105,19 @@ def test_a_copy_has_the_same_bytes_at_the_same_places() -> None:
 
 def test_what_is_held_is_passed_over_and_a_gap_ends_the_list() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:2])
-    pair.mirror.append([*pair.copies[:3], pair.copies[4]])
+    pair.append(pair.copies[:2])
+    pair.append([*pair.copies[:3], pair.copies[4]])
     assert pair.mirror.last_seq == 3
-    pair.mirror.append(pair.copies[1:])
+    pair.append(pair.copies[1:])
     pair.assert_same()
 
 
 @pytest.mark.parametrize("byte", [0, 6, 12, 20, 90])
 def test_a_damaged_frame_ends_the_list(byte: int) -> None:
     pair = Pair()
-    assert pair.mirror.append(flipped(pair.copies, 2, byte)) is not None
+    assert pair.append(flipped(pair.copies, 2, byte)) is not None
     assert pair.mirror.last_seq == 2
-    assert pair.mirror.append(pair.copies) is None
+    assert pair.append(pair.copies) is None
     pair.assert_same()
 
 
@@ -120,10 +128,10 @@ def test_right_bytes_in_a_wrong_place_are_refused() -> None:
     for name, value in (("slot", BASE_SLOT), ("offset", 4), ("length", 8), ("messages", 2)):
         wrong = row.copy()
         wrong[name] = value
-        assert pair.mirror.append([first, second._replace(row=wrong.tobytes())]) is not None
-    assert pair.mirror.append([second._replace(seq=2, content=first.content)]) is not None
-    assert pair.mirror.append([second._replace(row=b"short")]) is not None
-    assert pair.mirror.append([second._replace(row=HOLE_ROW)]) is not None
+        length = int(wrong["length"][0])
+        moved = FrameCopy(2, wrong.tobytes(), second.content[:length])
+        assert pair.append([first, moved]) is not None
+    assert pair.append([second._replace(seq=2, content=first.content)]) is not None
     other = WheelReader(pair.origin_disk, DATA, pair.wheel)
     assert isinstance(other.frame(2), Frame)
     assert pair.mirror.last_seq == 1
@@ -132,15 +140,15 @@ def test_right_bytes_in_a_wrong_place_are_refused() -> None:
 def test_a_frame_is_never_written_over_another_one() -> None:
     """A holder whose index lies about an offset; the bytes themselves are right."""
     pair = Pair()
-    pair.mirror.append(pair.copies[:2])
+    pair.append(pair.copies[:2])
     third = WheelReader(pair.origin_disk, DATA, pair.wheel).frame(3)
     assert isinstance(third, Frame)
-    refused = pair.mirror.append([pair.copies[2]._replace(row=index_row_of(third, 0))])
+    refused = pair.append([pair.copies[2]._replace(row=index_row_of(third, 0))])
     assert refused is not None
     assert refused.reason is DamageReason.MISPLACED
     pair.mirror.note_damaged(2)
-    assert pair.mirror.repair([pair.copies[1]]) == []
-    pair.mirror.append(pair.copies)
+    assert pair.repair([pair.copies[1]]) == []
+    pair.append(pair.copies)
     pair.assert_same()
 
 
@@ -155,7 +163,7 @@ def test_after_a_failed_write_the_same_places_are_written_again(
     failures = 0
     for begin in range(0, 5, 2):
         try:
-            pair.mirror.append(pair.copies[begin : begin + 2])
+            pair.append(pair.copies[begin : begin + 2])
         except OSError:
             failures += 1
         reader = WheelReader(pair.disk, DATA, pair.wheel)
@@ -163,23 +171,23 @@ def test_after_a_failed_write_the_same_places_are_written_again(
         for seq in range(1, reader.last_seq() + 1):
             assert isinstance(reader.frame(seq), Frame)
     assert failures == 1
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.assert_same()
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
 
 
 def test_a_full_disk_gets_its_bytes_back() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:1])
+    pair.append(pair.copies[:1])
     before = slots_of(pair.disk, DATA, pair.wheel)
     pair.disk.capacity_bytes = pair.disk.used_bytes + 40
     with pytest.raises(OSError, match="No space"):
-        pair.mirror.append(pair.copies)
+        pair.append(pair.copies)
     assert {
         slot: content for slot, content in slots_of(pair.disk, DATA, pair.wheel).items() if content
     } == before
     pair.disk.capacity_bytes = None
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.assert_same()
 
 
@@ -187,7 +195,7 @@ def test_finished_slots_have_rows_only() -> None:
     pair = Pair()
     finished = copies_of(pair.origin_disk, DATA, pair.wheel, floor=BASE_SLOT + 1)
     assert [bool(copy.content) for copy in finished] == [False, True, False, True, False]
-    pair.mirror.append(finished)
+    pair.append(finished)
     assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in pair.copies]
     assert not pair.disk.exists(pair.slot_path())
     assert not pair.mirror.lacking
@@ -196,10 +204,10 @@ def test_finished_slots_have_rows_only() -> None:
 
 def test_a_finished_slot_never_gets_its_file_back() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:3])
+    pair.append(pair.copies[:3])
     delete_below(pair.mirror, BASE_SLOT + 1)
-    pair.mirror.append(pair.copies)
-    pair.mirror.repair(pair.copies)
+    pair.append(pair.copies)
+    pair.repair(pair.copies)
     assert list(slots_of(pair.disk, DATA, pair.wheel)) == [BASE_SLOT + 1, BASE_SLOT + 2]
     assert pair.mirror.last_seq == 5
 
@@ -207,7 +215,7 @@ def test_a_finished_slot_never_gets_its_file_back() -> None:
 def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     pair = Pair()
     zeros = [FrameCopy(seq, bytes(16), b"") for seq in (1, 2)]
-    pair.mirror.append([*zeros, *pair.copies[2:]])
+    pair.append([*zeros, *pair.copies[2:]])
     assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [bytes(16), bytes(16), pair.copies[2].row]
     assert not pair.mirror.lacking
     # The file is sparse: what came before is finished, and nobody knows how long it was.
@@ -220,12 +228,12 @@ def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
 def test_a_hole_is_lacking_until_it_is_repaired() -> None:
     pair = Pair()
     hole = FrameCopy(1, HOLE_ROW, b"")
-    pair.mirror.append([hole, *pair.copies[1:]])
+    pair.append([hole, *pair.copies[1:]])
     assert list(pair.mirror.lacking) == [1]
     assert pair.reopened() == Recovered(5, [], [1]), "no restart forgets it"
-    assert pair.mirror.repair([hole]) == []
+    assert pair.repair([hole]) == []
     assert list(pair.mirror.lacking) == [1]
-    assert pair.mirror.repair(pair.copies[:1]) == []
+    assert pair.repair(pair.copies[:1]) == []
     assert not pair.mirror.lacking
     pair.assert_same()
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
@@ -235,8 +243,8 @@ def test_a_hole_is_lacking_until_it_is_repaired() -> None:
 def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
     for row in (bytes(16), Pair().copies[0].row):
         pair = Pair()
-        pair.mirror.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
-        assert pair.mirror.repair([FrameCopy(1, row, b"")]) == []
+        pair.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
+        assert pair.repair([FrameCopy(1, row, b"")]) == []
         assert not pair.mirror.lacking
         assert rows_of(pair.disk, DATA, pair.wheel)[0] == row
 
@@ -244,7 +252,7 @@ def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
 @pytest.mark.parametrize("number", range(5))
 def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     slot, offset, _, _ = np.frombuffer(pair.copies[number].row, dtype=INDEX_ROW)[0].item()
     path = layout.slot_path(pair.folder, slot)
     pair.disk.flip_bit(path, 8 * (offset + 30))
@@ -253,9 +261,9 @@ def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
     pair.mirror.note_damaged(seq)
     pair.mirror.checkpoint()
     assert pair.reopened().damaged == [seq], "no restart forgets it"
-    assert len(pair.mirror.repair(flipped(pair.copies, number, 70))) == 1
+    assert len(pair.repair(flipped(pair.copies, number, 70))) == 1
     assert list(pair.mirror.lacking) == [seq]
-    assert pair.mirror.repair(pair.copies) == []
+    assert pair.repair(pair.copies) == []
     assert not pair.mirror.lacking
     pair.assert_same()
     assert pair.reopened() == Recovered(5, [], [])
@@ -264,36 +272,36 @@ def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
 def test_a_damaged_row_is_repaired_and_hits_no_other_frame() -> None:
     for bit in range(0, 8 * 12, 5):
         pair = Pair()
-        pair.mirror.append(pair.copies)
+        pair.append(pair.copies)
         index = layout.index_path(pair.folder, 0)
         pair.disk.flip_bit(index, 8 * 16 * 2 + bit)
-        assert pair.mirror.repair(pair.copies) == []
+        assert pair.repair(pair.copies) == []
         pair.assert_same()
 
 
 def test_a_repair_goes_to_the_file_that_has_the_name() -> None:
     pair = Pair((0, 0, 0))
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.disk.delete(pair.slot_path())  # behind the back of the mirror, which has it open
     pair.mirror.note_damaged(2)
     for copy in pair.copies:
-        assert pair.mirror.repair([copy]) == []
+        assert pair.repair([copy]) == []
     assert not pair.mirror.lacking
     pair.assert_same()
 
 
 def test_repair_of_what_is_whole_writes_nothing() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     effects = pair.disk.effects
-    assert pair.mirror.repair(pair.copies) == []
+    assert pair.repair(pair.copies) == []
     assert pair.disk.effects == effects
 
 
 @pytest.mark.parametrize("final_seq", range(6))
 def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
     pair, shorter = Pair(), Pair((0, 1, 0, 2, 0)[:final_seq])
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.mirror.checkpoint()
     pair.mirror.note_damaged(5)
     pair.mirror.end_at(final_seq)
@@ -306,7 +314,7 @@ def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
     assert sum(pair.counted().values()) == final_seq
     meta = load_meta(pair.disk, DATA, pair.wheel)
     assert (meta.state, meta.final_seq) == (WheelState.CLOSED, final_seq)
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     assert pair.mirror.last_seq == final_seq, "nothing comes behind the end"
     lacking = [5] if final_seq == 5 else []
     assert pair.mirror.lacking == tuple(lacking)
@@ -319,9 +327,9 @@ def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
 
 def test_a_copy_closed_beyond_what_it_holds_goes_on_up_to_there() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:2])
+    pair.append(pair.copies[:2])
     pair.mirror.end_at(4)
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     assert pair.mirror.last_seq == 4
 
 
@@ -329,7 +337,7 @@ def test_a_cut_that_the_medium_refuses_is_done_the_next_time() -> None:
     for operation in ("sync", "delete", "write"):
         for countdown in range(6):
             pair = Pair()
-            pair.mirror.append(pair.copies)
+            pair.append(pair.copies)
             pair.disk.faults.append(Fault(operation, countdown=countdown))
             for _ in range(2):
                 try:
@@ -343,12 +351,12 @@ def test_a_cut_that_the_medium_refuses_is_done_the_next_time() -> None:
 
 def test_a_checkpoint_says_what_is_on_the_medium() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:3])
+    pair.append(pair.copies[:3])
     pair.mirror.note_damaged(2)
     pair.mirror.checkpoint()
     assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(3, (2,))
-    pair.mirror.repair(pair.copies)
-    pair.mirror.append(pair.copies)
+    pair.repair(pair.copies)
+    pair.append(pair.copies)
     pair.mirror.checkpoint()
     assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(5)
     effects = pair.disk.effects
@@ -358,7 +366,7 @@ def test_a_checkpoint_says_what_is_on_the_medium() -> None:
 
 def test_a_new_process_syncs_what_the_last_one_wrote() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.reopened()
     pair.mirror.checkpoint()
     assert load_checkpoint(pair.disk, pair.folder).seq == 5
@@ -371,11 +379,11 @@ def test_a_new_process_syncs_what_the_last_one_wrote() -> None:
 def test_after_a_failed_sync_everything_is_written_again() -> None:
     """The kernel drops the pages that it could not write, and takes them as clean."""
     pair = Pair()
-    pair.mirror.append(pair.copies[:2])
+    pair.append(pair.copies[:2])
     pair.mirror.checkpoint()
     pair.disk.flip_bit(pair.slot_path(1), 700)
-    pair.mirror.repair(pair.copies[:2])
-    pair.mirror.append(pair.copies[:4])
+    pair.repair(pair.copies[:2])
+    pair.append(pair.copies[:4])
     pair.disk.faults.append(Fault("sync", path_part="slot"))
     with pytest.raises(OSError, match="Input/output"):
         pair.mirror.sync()
@@ -392,9 +400,9 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
 
 def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies[:1])
+    pair.append(pair.copies[:1])
     pair.mirror.sync()
-    pair.mirror.append(pair.copies[1:2])
+    pair.append(pair.copies[1:2])
     pair.disk.faults.append(Fault("sync", path_part="slot"))
     with pytest.raises(OSError, match="Input/output"):
         pair.mirror.sync()
@@ -405,20 +413,20 @@ def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> 
 
 def test_a_repair_that_a_crash_of_the_machine_undoes_is_lacking_again() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.mirror.checkpoint()
     pair.disk.flip_bit(pair.slot_path(1), 700)
-    pair.mirror.repair(pair.copies)
+    pair.repair(pair.copies)
     pair.lose_unsynced()
     assert pair.reopened(os_crashed=True).damaged == [2]
 
 
 def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.mirror.checkpoint()
     pair.disk.flip_bit(pair.slot_path(1), 700)
-    pair.mirror.repair(pair.copies)
+    pair.repair(pair.copies)
     assert pair.reopened() == Recovered(5, [], [])
     pair.mirror.checkpoint()
     pair.lose_unsynced()
@@ -429,7 +437,7 @@ def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
 def test_a_cut_that_a_crash_kept_from_beginning_is_made_by_recovery() -> None:
     for os_crashed in (False, True):
         pair = Pair()
-        pair.mirror.append(pair.copies)
+        pair.append(pair.copies)
         mark_wheel(pair.disk, DATA, pair.wheel, WheelState.CLOSED, final_seq=2)
         assert pair.reopened(os_crashed=os_crashed).last_seq == 2
         assert list(slots_of(pair.disk, DATA, pair.wheel)) == [BASE_SLOT, BASE_SLOT + 1]
@@ -439,10 +447,10 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("index", "recovery", "medium"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 2)
     pair = Pair()
-    pair.mirror.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
+    pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
     floor = BASE_SLOT + 3
     assert delete_segments_below(pair.disk, pair.folder, floor) == []
-    pair.mirror.repair(pair.copies)
+    pair.repair(pair.copies)
     delete_below(pair.mirror, floor)
     assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [bytes(16)] * 4
     assert pair.mirror.last_seq == 5
@@ -451,7 +459,7 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_lacking_frames_below_the_floor_are_finished() -> None:
     pair = Pair()
-    pair.mirror.append(pair.copies)
+    pair.append(pair.copies)
     pair.mirror.note_damaged(1)
     pair.mirror.note_damaged(2)
     delete_below(pair.mirror, BASE_SLOT + 1)

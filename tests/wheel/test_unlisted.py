@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel import layout
-from delaywheel.format import INDEX_ROW_LENGTH_BYTES, Frame
+from delaywheel.format import Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, Message, message, messages_of
 from support.wheels import append, new_wheel

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel import layout
-from delaywheel.format import HOLE_ROW
+from delaywheel.rows import HOLE_ROW
 from delaywheel.verify import Problem, verify_folder
 from delaywheel.wheel import OriginWheel
 from sim.disk import SimulatedDisk

@@ -10,10 +10,12 @@ import pytest
 from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.disk import PosixDisk
-from delaywheel.format import DamageReason, Frame, Kind, cancel_counts, message_counts
+from delaywheel.format import DamageReason, Frame, Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.slotfiles import HandleCache, SlotFiles, SlotFull, list_slots
+from delaywheel.rows import cancel_counts, message_counts
+from delaywheel.slotfiles import SlotFiles, SlotFull, list_slots
 from delaywheel.slottable import load_head
 from delaywheel.wheel import (
     MetaDamaged,
@@ -31,6 +33,7 @@ from delaywheel.wheel import (
     load_meta,
 )
 from sim.disk import Crash, Fault, SimulatedDisk
+from support.copies import rows_by_seq
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels import ACCEPTED_AT_MS, append, delete_below, mark_wheel, new_wheel, read_all
 
@@ -66,14 +69,21 @@ def test_near_slots_keep_their_handles_while_far_ones_come_and_go() -> None:
     handles = HandleCache(disk, 4)
     handles.pointer_slot = BASE_SLOT
     slots = SlotFiles(DATA, handles)
-    slots.append(BASE_SLOT + 1, b"near")
+
+    def append(slot: int, content: bytes) -> None:
+        edges = np.array([0, len(content)])
+        offsets = slots.places(np.array([slot]), edges)
+        wrote = slots.append(np.array([slot]), offsets, edges, memoryview(content))
+        assert (wrote.frames, wrote.failure) == (1, None)
+
+    append(BASE_SLOT + 1, b"near")
     for ahead in range(1000, 1010):
-        slots.append(BASE_SLOT + ahead, b"far")
+        append(BASE_SLOT + ahead, b"far")
         assert len(handles) <= 4
     assert (1, BASE_SLOT + 1) in handles._handles
     # When all are near, the one longest not used goes: the bound comes first.
     for ahead in range(10):
-        slots.append(BASE_SLOT + ahead, b"near")
+        append(BASE_SLOT + ahead, b"near")
     assert len(handles) == 4
 
 
@@ -130,7 +140,7 @@ def test_after_a_failed_write_only_frames_with_rows_count(
         append(wheel, group)
     # Three writes of frames come first; the fourth is the one of their rows.
     expected = countdown if countdown < 3 else written_bytes // 16
-    assert [place.seq for place in broken.value.done] == list(range(2, 2 + expected))
+    assert list(rows_by_seq(broken.value.done)) == list(range(2, 2 + expected))
     assert wheel.last_seq == 1 + expected
     found = read_all(disk, DATA, wheel.wheel)
     assert found == first | {2 + row: [group[row]] for row in range(expected)}

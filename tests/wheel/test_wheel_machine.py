@@ -13,13 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from delaywheel import layout
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial, DialView
-from delaywheel.format import Kind, message_counts
+from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import recover_wheel
+from delaywheel.rows import message_counts
 from delaywheel.verify import Problem, verify_folder
 from delaywheel.wheel import OriginWheel, WheelBroken, delete_wheel_below, list_wheels
 from sim.disk import Crash, Fault, SimulatedDisk
+from support.copies import rows_by_seq
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels import ACCEPTED_AT_MS, append, delete_below, new_wheel, read_all
 
@@ -139,9 +141,8 @@ class WheelMachine(RuleBasedStateMachine):
         try:
             self.append(messages)
         except WheelBroken as broken:
-            done = {
-                place.seq: [messages[row] for row in place.rows.tolist()] for place in broken.done
-            }
+            held = rows_by_seq(broken.done)
+            done = {seq: [messages[row] for row in rows] for seq, rows in held.items()}
             self._promise(self.wheel.wheel, done)
         self.disk.faults.clear()
         self.wheel.close()
@@ -254,4 +255,4 @@ def test_groups_and_cancels_share_one_run_of_seqs() -> None:
     first = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
     cancels = Columns.of_cancels(columns.due_ms, columns.ids)
     second = wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
-    assert [place.seq for place in (*first, *second)] == [1, 2]
+    assert [*rows_by_seq(first), *rows_by_seq(second)] == [1, 2]

@@ -180,9 +180,10 @@ class Columns:
         ends = begins + lengths
         if not len(rows):
             return b"", begins
-        breaks = np.flatnonzero(begins[1:] != ends[:-1])
-        firsts = begins[np.concatenate(([0], breaks + 1))].tolist()
-        lasts = ends[np.concatenate((breaks, [len(rows) - 1]))].tolist()
+        is_new = np.empty(len(rows) + 1, bool)
+        is_new[0] = is_new[-1] = True
+        np.not_equal(begins[1:], ends[:-1], out=is_new[1:-1])
+        firsts, lasts = begins[is_new[:-1]].tolist(), ends[is_new[1:]].tolist()
         view = memoryview(self.blob)
         pieces = [view[first:last] for first, last in zip(firsts, lasts, strict=True)]
         return b"".join(pieces), content_starts(lengths)

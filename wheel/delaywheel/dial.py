@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import cancel_counts, checked_rows, message_counts
 from delaywheel.identity import WheelId
 from delaywheel.index import read_raw_rows
 from delaywheel.places import rows_of_slots
+from delaywheel.rows import cancel_counts, checked_rows, message_counts
 from delaywheel.slottable import UNIT_BYTES, load_head, read_entries
 
 DIAL_ROW: Final[np.dtype[Any]] = np.dtype(

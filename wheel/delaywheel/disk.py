@@ -51,6 +51,20 @@ class File(Protocol):
         """Ends the use of this object."""
 
 
+class Folder(Protocol):
+    """An open folder: its files are found without looking for the folders above it."""
+
+    def open(self, name: str) -> File:
+        """Opens a file for reading and writing; it is made if it is missing.
+
+        Raises:
+            FileNotFoundError: the folder was deleted.
+        """
+
+    def close(self) -> None:
+        """Ends the use of this object, not that of files opened by it."""
+
+
 class Lock(Protocol):
     """A held lock."""
 
@@ -74,6 +88,9 @@ class Disk(Protocol):
         Raises:
             FileNotFoundError: it is not there.
         """
+
+    def open_folder(self, path: Path) -> Folder:
+        """Opens a folder, which is made, with those above it, where missing."""
 
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
@@ -191,6 +208,26 @@ class PosixFile:
             os.close(descriptor)
 
 
+class PosixFolder:
+    """A folder's descriptor."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def open(self, name: str) -> PosixFile:
+        """See ``Folder``."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        return PosixFile(os.open(name, flags, 0o644, dir_fd=self._descriptor))
+
+    def close(self) -> None:
+        """See ``Folder``; closing twice is harmless."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
 class PosixLock:
     """A flock: the kernel releases it when the process ends, however it ends."""
 
@@ -221,6 +258,15 @@ class PosixDisk:
     def open_read(self, path: Path) -> PosixFile:
         """See ``Disk``."""
         return PosixFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def open_folder(self, path: Path) -> PosixFolder:
+        """See ``Disk``."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return PosixFolder(os.open(path, flags))
+        except FileNotFoundError:
+            path.mkdir(parents=True, exist_ok=True)
+            return PosixFolder(os.open(path, flags))
 
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool

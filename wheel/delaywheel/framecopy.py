@@ -1,10 +1,6 @@
-"""A frame on its way from one copy of a wheel to another."""
+"""One frame on its way from one copy of a wheel to another; many are a bundle (bundle.py)."""
 
-import struct
-from typing import Final, NamedTuple
-
-_PLACE: Final = struct.Struct("<I4xI4x")
-"""Slot and length of an index row, for those who decide without reading what a frame holds."""
+from typing import NamedTuple
 
 
 class FrameCopy(NamedTuple):
@@ -21,7 +17,3 @@ class FrameCopy(NamedTuple):
     seq: int
     row: bytes
     content: bytes
-
-    def place(self) -> tuple[int, int]:
-        """Slot and length in bytes, as the row says; (0, 0) when it is no row at all."""
-        return _PLACE.unpack(self.row) if len(self.row) == _PLACE.size else (0, 0)

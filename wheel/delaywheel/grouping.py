@@ -1,21 +1,17 @@
-"""How a sorted group is cut into frames, before any byte is made of it (see format.py)."""
-
-from itertools import pairwise
+"""How a sorted group is cut into frames, before any byte is made of it (see encode.py)."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.columns import Columns
 
-
-def frame_bounds(
+def frame_firsts(
     slots: NDArray[np.int64],
     lengths_bytes: NDArray[np.int64],
     *,
     max_messages: int,
     max_bytes: int,
-) -> list[tuple[int, int]]:
-    """First and last row (exclusive) of each frame: one a slot, cut where it gets too much.
+) -> NDArray[np.int64]:
+    """The first row of each frame: one a slot, cut where it gets too much.
 
     Args:
         slots: of each row, ascending; at least one.
@@ -24,45 +20,60 @@ def frame_bounds(
         max_bytes: in one frame, unless a single row is longer.
     """
     rows = len(slots)
-    changes = (np.flatnonzero(slots[1:] != slots[:-1]) + 1).tolist()
-    whole = list(pairwise([0, *changes, rows]))
+    begins = np.empty(rows, bool)
+    begins[0] = True
+    np.not_equal(slots[1:], slots[:-1], out=begins[1:])
+    firsts = begins.nonzero()[0]
+    if rows <= max_messages and int(lengths_bytes.sum()) <= max_bytes:
+        return firsts
+    lasts = np.append(firsts[1:], rows)
     ends = np.cumsum(lengths_bytes)
-    if rows <= max_messages and int(ends[-1]) <= max_bytes:
-        return whole
-    bounds = []
-    for first, last in whole:
-        begin = first
+    before = ends[firsts] - lengths_bytes[firsts]
+    too_much = (lasts - firsts > max_messages) | (ends[lasts - 1] - before > max_bytes)
+    if not too_much.any():
+        return firsts
+    added = [firsts]
+    for slot in np.flatnonzero(too_much).tolist():
+        begin, last = int(firsts[slot]), int(lasts[slot])
         while begin < last:
-            before = int(ends[begin - 1]) if begin else 0
-            fitting = int(np.searchsorted(ends, before + max_bytes, side="right"))
-            end = min(last, begin + max_messages, max(fitting, begin + 1))
-            bounds.append((begin, end))
-            begin = end
-    return bounds
+            added.append(np.array([begin]))
+            until = int(ends[begin] - lengths_bytes[begin]) + max_bytes
+            fitting = int(np.searchsorted(ends, until, side="right"))
+            begin = min(begin + max_messages, max(fitting, begin + 1))
+    return np.unique(np.concatenate(added))
 
 
 class FrameTopics:
     """Each frame's own dictionary of topics.
 
-    ``numbers`` says for every row which entry of its frame's dictionary is its topic.
+    Attributes:
+        numbers: of each row, which entry of its frame's dictionary is its topic.
+        members: the entries of all dictionaries, one behind the other, as numbers in the group's.
+        edges: where each frame's begin in `members`, and where the last ones end.
     """
 
     numbers: NDArray[np.uint32]
+    members: NDArray[np.int64]
+    edges: NDArray[np.int64]
 
-    def __init__(self, columns: Columns, bounds: list[tuple[int, int]]) -> None:
-        topics = len(columns.topics)
-        if topics == 1:
-            self.numbers = np.zeros(len(columns), dtype=np.uint32)
-            self._edges = list(range(len(bounds) + 1))
-            self._members = [0] * len(bounds)
+    def __init__(
+        self, topics: int, topic_numbers: NDArray[np.uint32], counts: NDArray[np.int64]
+    ) -> None:
+        """Makes them.
+
+        Args:
+            topics: how many the group has; 0: its frames have no dictionary.
+            topic_numbers: of each row of the sorted group.
+            counts: rows of each frame.
+        """
+        frames = len(counts)
+        if topics <= 1:
+            self.numbers = np.zeros(len(topic_numbers), np.uint32)
+            self.members = np.zeros(frames * topics, np.int64)
+            self.edges = np.arange(frames + 1) * topics
             return
-        frames = np.repeat(np.arange(len(bounds)), [last - first for first, last in bounds])
-        pairs, inverse = np.unique(frames * topics + columns.topic_numbers, return_inverse=True)
-        edges = np.searchsorted(pairs, np.arange(len(bounds) + 1) * topics)
-        self.numbers = (inverse - edges[frames]).astype(np.uint32)
-        self._edges = edges.tolist()
-        self._members = (pairs % topics).tolist()
-
-    def of_frame(self, frame: int) -> list[int]:
-        """The entries of a frame's dictionary, as numbers in the group's."""
-        return self._members[self._edges[frame] : self._edges[frame + 1]]
+        of_rows = np.repeat(np.arange(frames), counts)
+        pairs, inverse = np.unique(of_rows * topics + topic_numbers, return_inverse=True)
+        self.edges = np.searchsorted(pairs, np.arange(frames + 1) * topics)
+        self.numbers = (inverse - self.edges[of_rows]).astype(np.uint32)
+        self.members = pairs % topics

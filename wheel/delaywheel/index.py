@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk, File
-from delaywheel.format import (
+from delaywheel.rows import (
     HOLE_ROW,
     INDEX_ROW,
     INDEX_ROW_LENGTH_BYTES,
@@ -75,13 +75,13 @@ class IndexWriter:
         self._tops = SegmentTops(disk, folder)
         self.last_seq = last_seq
 
-    def append(self, rows: list[bytes]) -> None:
+    def append(self, rows: NDArray[Any]) -> None:
         """Writes rows for the next seqs; ``last_seq`` moves with every segment written."""
-        while rows:
+        while len(rows):
             segment, row = divmod(self.last_seq, ROWS_PER_SEGMENT)
             part = rows[: ROWS_PER_SEGMENT - row]
             file = self._opened(segment)
-            file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
+            file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
             # After the write: a sync in between must not take it as done.
             self.mark_unsynced((segment,))
             self.last_seq += len(part)

@@ -93,10 +93,21 @@ def slots_folder(folder: Path) -> Path:
     return folder / "slots"
 
 
+@lru_cache(maxsize=1024)
+def hour_folder(folder: Path, hour: int) -> Path:
+    """The folder of a wheel's slot files of an hour since 1970."""
+    return folder.joinpath("slots", hour_name(hour))
+
+
+def slot_name(slot: int) -> str:
+    """One slot's file, in the folder of its hour."""
+    return f"{slot}.slot"
+
+
 @lru_cache(maxsize=4096)
 def slot_path(folder: Path, slot: int) -> Path:
     """One slot's file of a wheel."""
-    return folder.joinpath("slots", hour_name(slot // SECONDS_PER_HOUR), f"{slot}.slot")
+    return folder.joinpath("slots", hour_name(slot // SECONDS_PER_HOUR), slot_name(slot))
 
 
 def slot_of_name(name: str) -> int | None:

@@ -40,11 +40,11 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import INDEX_ROW
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter
 from delaywheel.reader import WheelReader
+from delaywheel.rows import INDEX_ROW
 from delaywheel.slotfiles import SlotFiles
 from delaywheel.wheel import Checkpoint, load_checkpoint, save_checkpoint
 

@@ -36,26 +36,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel import layout
+from delaywheel.bundle import NO_BUNDLE, FrameBundle
+from delaywheel.checking import good_frames
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
-from delaywheel.format import (
-    HOLE_ROW,
-    INDEX_ROW,
-    INDEX_ROW_LENGTH_BYTES,
-    SLOT_FILE_LIMIT_BYTES,
-    DamageReason,
-    Frame,
-    FrameDamaged,
-    checked_rows,
-    decode_rows,
-)
+from delaywheel.format import DamageReason, Frame, FrameDamaged
 from delaywheel.framecopy import FrameCopy
+from delaywheel.handles import HandleCache, Places
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.medium import CopyMedium
 from delaywheel.reader import DamagedFrame, WheelReader, check_copy
 from delaywheel.recovery import cut_beyond
-from delaywheel.slotfiles import HandleCache, SlotFiles, delete_slots_below
+from delaywheel.rows import HOLE_ROW, checked_rows, flawed_rows, is_hole, raw_rows
+from delaywheel.slotfiles import SlotFiles, delete_slots_below
 from delaywheel.tablewriter import SlotTable
 from delaywheel.wheel import (
     WheelMeta,
@@ -162,7 +156,7 @@ class MirrorWheel:
     # --- writing
 
     def append(
-        self, copies: Sequence[FrameCopy], *, is_over: Callable[[], bool] = lambda: False
+        self, bundle: FrameBundle, *, is_over: Callable[[], bool] | None = None
     ) -> FrameDamaged | None:
         """Writes the frames that follow on the last one.
 
@@ -170,7 +164,7 @@ class MirrorWheel:
         committed end, or is not what it should be, ends the list.
 
         Args:
-            copies: in their order.
+            bundle: the frames.
             is_over: is asked after each frame that was written; if it is so, no more are.
 
         Returns:
@@ -179,25 +173,31 @@ class MirrorWheel:
         Raises:
             OSError: the medium refused; those before may count, see ``last_seq``.
         """
-        places, refused, failure = self._write_following(copies, is_over)
+        following = self._following(bundle)
+        good, accepted_at_ms = good_frames(self.wheel, following)
+        self._handles.pointer_slot = max(self._handles.pointer_slot, accepted_at_ms // 1000)
+        refused = None
+        if good < len(following):
+            refused = _damage(self.wheel, following.part(good, good + 1))
+        written, taken, failure = self._write_frames(self._bared(following.part(0, good)), is_over)
         before = self._index.last_seq
         try:
-            self._index.append([place.row for place in places])
+            self._index.append(written.rows)
         except OSError as error:
             failure = failure or error
             self._look_after_failure()
-        self._count(places[: self._index.last_seq - before])
+        self._count(written.part(0, self._index.last_seq - before))
         if failure is not None:
             raise failure
-        return refused
+        return taken or (refused if len(written) == good else None)
 
     def repair(
-        self, copies: Sequence[FrameCopy], *, between: Callable[[], object] = lambda: None
+        self, bundle: FrameBundle, *, between: Callable[[], object] = lambda: None
     ) -> list[FrameDamaged]:
         """Puts frames up to the last in their places, where they cannot be read.
 
         Args:
-            copies: those frames.
+            bundle: those frames.
             between: is called after each one: others may want the disk.
 
         Returns:
@@ -208,12 +208,12 @@ class MirrorWheel:
         """
         places: list[_Place] = []
         refused = []
-        for copy in copies:
-            if 1 <= copy.seq <= self.last_seq and copy.row != HOLE_ROW:
-                try:
-                    places.append(self._place(copy))
-                except FrameDamaged as damage:
-                    refused.append(damage)
+        wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
+        for number in wanted.nonzero()[0].tolist():
+            try:
+                places.append(self._place(bundle.part(number, number + 1)))
+            except FrameDamaged as damage:
+                refused.append(damage)
         damaged = []
         for place in places:
             if self._is_damaged(place.seq):
@@ -361,75 +361,76 @@ class MirrorWheel:
             if seq <= synced:
                 self._medium.take_over(seq, self._reader.rows(seq, seq), self._damaged)
 
-    def _place(self, copy: FrameCopy) -> _Place:
+    def _following(self, bundle: FrameBundle) -> FrameBundle:
+        """Those frames that follow on the last one, up to the committed end."""
+        next_seq, final_seq = self.last_seq + 1, self.meta.final_seq
+        first = int(bundle.seqs.searchsorted(next_seq))
+        following = bundle.part(first, len(bundle))
+        wanted = following.seqs == np.arange(next_seq, next_seq + len(following))
+        if final_seq is not None:
+            wanted &= following.seqs <= final_seq
+        return following.part(0, len(following) if wanted.all() else int(wanted.argmin()))
+
+    def _bared(self, bundle: FrameBundle) -> FrameBundle:
+        """Frames as they are written: of finished slots only the rows.
+
+        Where a frame comes without bytes, its holder knows a floor above it, and so do we then. A
+        file of a finished slot would come back after its deletion.
+        """
+        rows, has_content = bundle.rows, bundle.has_content
+        slots = rows["slot"].astype(np.int64)
+        told = np.where(has_content | (rows["length"] == 0), 0, slots + 1)
+        floors = np.maximum.accumulate(np.maximum(told, self._floor))
+        if len(floors):
+            self._floor = int(floors[-1])
+        finished = has_content & (slots < floors)
+        return bundle.without_content(finished) if finished.any() else bundle
+
+    def _write_frames(
+        self, bundle: FrameBundle, is_over: Callable[[], bool] | None
+    ) -> tuple[FrameBundle, FrameDamaged | None, OSError | None]:
+        """Writes contents, in order, up to the first that cannot be; why it cannot."""
+        rows, edges = bundle.rows, bundle.edges
+        slots, offsets = rows["slot"].tolist(), rows["offset"].tolist()
+        filled = bundle.has_content
+        if filled.any():
+            try:
+                self._slots.announce(np.unique(rows["slot"][filled]).tolist())
+            except OSError as error:
+                return NO_BUNDLE, None, error
+        places = Places(slots, offsets, edges.tolist(), bundle.content)
+        first = 0
+        while True:
+            wrote = self._slots.write_behind(places.behind(first), is_over=is_over)
+            first += wrote.frames
+            if wrote.misplaced_at is None:
+                return bundle.part(0, first), None, wrote.failure
+            # Behind the end there is nothing; before it, what a failed write left, or a frame.
+            place = next(self._places(bundle.part(first, first + 1)))
+            if self._taken([place]):
+                return bundle.part(0, first), _lies_there(place.seq), None
+            try:
+                self._write(place)
+            except OSError as error:
+                return bundle.part(0, first), None, error
+            first += 1
+            if is_over is not None and is_over():
+                return bundle.part(0, first), None, None
+
+    def _place(self, frame: FrameBundle) -> _Place:
         """Where a frame goes.
 
         Raises:
             FrameDamaged: its bytes are damaged, or are not what seq and row say.
         """
-        if len(copy.row) != INDEX_ROW_LENGTH_BYTES:
-            raise FrameDamaged(DamageReason.LENGTHS, "an index row of another length")
-        row = decode_rows(copy.row)
-        if row.tobytes() != copy.row:
-            raise FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
-        slot, offset, length, _ = row[0].item()
-        if copy.content:
-            frame = check_copy(self.wheel, copy)
-            self._handles.pointer_slot = max(
-                self._handles.pointer_slot, frame.accepted_at_ms // 1000
-            )
-            if offset % 8 or offset + length > SLOT_FILE_LIMIT_BYTES:
-                raise FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
-        elif length:
-            # Its holder knows a floor above it, and so do we now.
-            self._floor = max(self._floor, slot + 1)
-        # The file of a finished slot would come back after its deletion.
-        content = copy.content if slot >= self._floor else b""
-        return _Place(copy.seq, copy.row, slot, offset, content)
+        if not good_frames(self.wheel, frame).frames:
+            raise _damage(self.wheel, frame)
+        return next(self._places(self._bared(frame)))
 
-    def _write_following(
-        self, copies: Sequence[FrameCopy], is_over: Callable[[], bool]
-    ) -> tuple[list[_Place], FrameDamaged | None, OSError | None]:
-        """Writes contents, in order, up to the first that cannot be; why it cannot."""
-        places: list[_Place] = []
-        try:
-            self._announce(copies)
-        except OSError as error:
-            return places, None, error
-        for copy in copies:
-            next_seq = self.last_seq + len(places) + 1
-            if copy.seq < next_seq:
-                continue
-            if copy.seq > next_seq or not self._is_within(copy.seq):
-                break
-            try:
-                place = self._place(copy)
-                # Behind the end there is nothing; before it, what a failed write left, or a frame.
-                if place.content and place.offset < self._slots.length(place.slot):
-                    taken = self._taken([place])
-                    if taken:
-                        return places, _lies_there(place.seq), None
-                self._write(place)
-            except FrameDamaged as damage:
-                return places, damage, None
-            except OSError as error:
-                return places, None, error
-            places.append(place)
-            if is_over():
-                break
-        return places, None, None
-
-    def _announce(self, copies: Sequence[FrameCopy]) -> None:
-        """Says where those go that are to be written; what is no row goes nowhere."""
-        written = [each.row for each in copies if each.content and each.seq > self.last_seq]
-        rows = np.frombuffer(
-            b"".join(row for row in written if len(row) == INDEX_ROW_LENGTH_BYTES), INDEX_ROW
-        )
-        if len(rows):
-            self._slots.announce(np.unique(rows["slot"]).tolist())
-
-    def _is_within(self, seq: int) -> bool:
-        return self.meta.final_seq is None or seq <= self.meta.final_seq
+    def _places(self, bundle: FrameBundle) -> Iterator[_Place]:
+        for copy in bundle.copies():
+            slot, offset, _, _ = raw_rows(copy.row)[0].item()
+            yield _Place(copy.seq, copy.row, slot, offset, copy.content)
 
     def _write(self, place: _Place) -> None:
         if place.content:
@@ -450,14 +451,15 @@ class MirrorWheel:
         found = self._reader.frame(seq)
         return isinstance(found, Frame) or found.reason is DamageReason.UNREADABLE
 
-    def _count(self, places: Sequence[_Place]) -> None:
+    def _count(self, bundle: FrameBundle) -> None:
         """These frames have rows now."""
-        rows = np.frombuffer(b"".join(place.row for place in places), dtype=INDEX_ROW)
+        rows = bundle.rows
         self.top_slot = _top_slot(rows, self.top_slot)
-        self._change_damaged(add=(place.seq for place in places if place.row == HOLE_ROW))
-        written = [place.row for place in places if place.content]
-        if self._dial is not None and written:
-            self._dial.add(np.frombuffer(b"".join(written), dtype=INDEX_ROW))
+        holes = is_hole(rows)
+        if holes.any():
+            self._change_damaged(add=bundle.seqs[holes].tolist())
+        if self._dial is not None:
+            self._dial.add(rows[bundle.has_content])
 
     def _look_after_failure(self) -> None:
         try:
@@ -490,7 +492,7 @@ class MirrorWheel:
         self._table.change({place.slot, int(old["slot"][0])})
         if self._dial is not None:
             self._dial.remove(old)
-        self._count([place])
+        self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
 
     def _is_finished(self, seq: int) -> bool:
         row = self._reader.rows(seq, seq)
@@ -508,6 +510,18 @@ class MirrorWheel:
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
             self._change_damaged(remove=[seq for seq in self._damaged if seq > self.last_seq])
+
+
+def _damage(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
+    """What is wrong with the one frame, which is not what it should be."""
+    (copy,) = frame.copies()
+    if flawed_rows(frame.rows).any():
+        return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
+    try:
+        check_copy(wheel, copy)
+    except FrameDamaged as damage:
+        return damage
+    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
 
 
 def _lies_there(seq: int) -> FrameDamaged:

@@ -27,14 +27,10 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk, File
-from delaywheel.format import (
-    INDEX_ROW,
-    FrameDamaged,
-    checked_rows,
-    index_row_of_header,
-)
+from delaywheel.format import FrameDamaged, index_row_of_header
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
+from delaywheel.rows import INDEX_ROW, checked_rows
 from delaywheel.slottable import (
     ENTRY,
     UNIT_BYTES,

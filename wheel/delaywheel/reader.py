@@ -19,22 +19,12 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import (
-    HOLE_ROW,
-    INDEX_ROW,
-    DamageReason,
-    Frame,
-    FrameDamaged,
-    Kind,
-    cancel_counts,
-    decode_frame,
-    index_row_of,
-    message_counts,
-)
+from delaywheel.format import DamageReason, Frame, FrameDamaged, Kind, decode_frame, index_row_of
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.index import IndexReader, OpenIndexes
 from delaywheel.places import Places, SlotPlaces
+from delaywheel.rows import HOLE_ROW, INDEX_ROW, cancel_counts, message_counts
 from delaywheel.slotfiles import list_slots
 
 # Frames that lie together are read at once, up to so many bytes; a larger one alone. What lies

@@ -45,13 +45,9 @@ from delaywheel import layout
 from delaywheel.disk import Disk, File
 from delaywheel.format import (
     HEADER_LENGTH_BYTES,
-    HOLE_ROW,
-    INDEX_ROW,
-    INDEX_ROW_LENGTH_BYTES,
     DamageReason,
     Frame,
     FrameDamaged,
-    checked_rows,
     decode_frame,
     decode_header,
     index_row_of,
@@ -66,6 +62,7 @@ from delaywheel.index import (
 )
 from delaywheel.places import Places, SlotPlaces, rows_of_slots
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
 from delaywheel.slotfiles import announced_slots, forget_announced, slot_sizes
 from delaywheel.slottable import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.tablewriter import SlotTable

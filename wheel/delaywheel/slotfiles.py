@@ -1,30 +1,25 @@
 """Slot files: created by the first frame that needs them, appended to, deleted whole.
 
 Nothing else ever happens to a slot file but the cutting of a torn tail after a crash and, in a
-mirror, of frames beyond the end, and the writing again of a damaged frame in its place. Handles
-are opened when needed and kept in one bounded cache for all wheels of the node; what lies far
-ahead is closed first, since slots near the pointer are about to take frames of short delays.
+mirror, of frames beyond the end, and the writing again of a damaged frame in its place.
 """
 
 import errno
 import threading
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Buffer, Disk, File
-from delaywheel.format import NO_SLOT, SLOT_FILE_LIMIT_BYTES, EncodedFrame
-from delaywheel.index import OpenIndexes
-
-# Handles of slots up to this many seconds ahead of the pointer are spared when one must go...
-_NEAR_SECONDS = 60
-# ...as long as one that need not be spared is found among so many.
-_SPARED_AT_MOST = 16
+from delaywheel.handles import HandleCache, Places, Where, Wrote
+from delaywheel.rows import SLOT_FILE_LIMIT_BYTES
 
 # How many slots, then the slots.
 _ANNOUNCED = np.dtype("<u4")
@@ -39,131 +34,6 @@ class SlotFull(Exception):  # noqa: N818 - the condition is the name
 
 
 @dataclass(slots=True)
-class _Handle:
-    file: File
-    end: int  # the file's length: where the next frame goes
-
-
-class HandleCache:
-    """Open slot files of all wheels, at most ``capacity`` of them. Thread-safe.
-
-    ``indexes`` bounds the open index files of copies, for the thread that writes them.
-    """
-
-    def __init__(self, disk: Disk, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError("a cache of handles needs room for one")
-        self.disk = disk
-        self.capacity = capacity
-        self.indexes = OpenIndexes()
-        # The slot of the wall clock, told by the writer with each group.
-        self.pointer_slot = 0
-        self._handles: dict[tuple[int, int], _Handle] = {}  # in the order of their last use
-        self._lock = threading.Lock()
-        self._next_owner = 0
-
-    def __len__(self) -> int:
-        return len(self._handles)
-
-    def new_owner(self) -> int:
-        """A number that keeps the slots of one user apart from those of others."""
-        with self._lock:
-            self._next_owner += 1
-            return self._next_owner
-
-    def append(self, owner: int, slot: int, folder: Path, buffer: Buffer, end: int) -> None:
-        """Appends to a slot file, which is made if it is missing.
-
-        Raises:
-            OSError: the medium refused, or the file does not end at ``end``.
-        """
-        with self._lock:
-            handle = self._used(owner, slot, folder)
-            if handle.end != end:
-                # Mirrors have other frames at the offsets that would come now.
-                path = layout.slot_path(folder, slot)
-                cause = f"it ends at {handle.end} and was written up to {end}: deleted or cut?"
-                raise OSError(errno.ESTALE, cause, str(path))
-            handle.file.write_at((buffer,), end)
-            handle.end = end + len(buffer)
-
-    def write(self, owner: int, slot: int, folder: Path, buffer: Buffer, offset: int) -> int:
-        """Writes at a place of a slot file, which is made if it is missing.
-
-        If that fails, the file is not longer than before, as far as the medium allows.
-
-        Returns:
-            The file's length before.
-        """
-        with self._lock:
-            handle = self._used(owner, slot, folder)
-            end = handle.end
-            try:
-                handle.file.write_at((buffer,), offset)
-            except OSError:
-                with suppress(OSError):
-                    handle.file.truncate(end)
-                raise
-            handle.end = max(end, offset + len(buffer))
-            return end
-
-    def length(self, owner: int, slot: int, folder: Path) -> int:
-        """The length of a slot file; 0 when it is not there."""
-        path = layout.slot_path(folder, slot)
-        with self._lock:
-            if (owner, slot) not in self._handles and not self.disk.exists(path):
-                return 0
-            return self._used(owner, slot, folder).end
-
-    def close(self, owner: int) -> None:
-        """Closes all handles of one owner."""
-        self.close_below(owner, NO_SLOT)
-
-    def close_below(self, owner: int, floor: int) -> None:
-        """Closes the handles of one owner's slots below ``floor``."""
-        with self._lock:
-            keys = [key for key in self._handles if key[0] == owner and key[1] < floor]
-            for key in keys:
-                self._handles.pop(key).file.close()
-
-    def close_slots(self, owner: int, slots: Collection[int]) -> None:
-        """Closes the handles of some of one owner's slots."""
-        with self._lock:
-            for slot in slots:
-                handle = self._handles.pop((owner, slot), None)
-                if handle is not None:
-                    handle.file.close()
-
-    def _used(self, owner: int, slot: int, folder: Path) -> _Handle:
-        """A handle, now the one last used."""
-        key = (owner, slot)
-        handle = self._handles.pop(key, None)
-        if handle is None:
-            handle = self._open(layout.slot_path(folder, slot))
-        self._handles[key] = handle
-        return handle
-
-    def _open(self, path: Path) -> _Handle:
-        while len(self._handles) >= self.capacity:
-            self._handles.pop(self._least_needed()).file.close()
-        file = self.disk.open(path, create=True)
-        return _Handle(file, file.size())
-
-    def _least_needed(self) -> tuple[int, int]:
-        """The handle longest not used of those not near the pointer, if one is soon found."""
-        oldest = None
-        for spared, key in enumerate(self._handles):
-            oldest = oldest or key
-            ahead_seconds = key[1] - self.pointer_slot
-            if not 0 <= ahead_seconds <= _NEAR_SECONDS:
-                return key
-            if spared == _SPARED_AT_MOST:
-                break
-        assert oldest is not None
-        return oldest
-
-
-@dataclass(slots=True)
 class Unsynced:
     """What was written since the last ``SlotFiles.take_unsynced``."""
 
@@ -175,22 +45,37 @@ class _Ends:
     """Where each slot's file must end, as it was written: 8 bytes a second, hour by hour."""
 
     def __init__(self) -> None:
-        self._hours: dict[int, array[int]] = {}
+        self._hours: dict[int, NDArray[np.int64]] = {}
 
-    def __getitem__(self, slot: int) -> int:
-        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
-        ends = self._hours.get(hour)
-        return 0 if ends is None else ends[second]
+    def of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of ascending slots."""
+        ends = np.zeros(len(slots), np.int64)
+        for hour, begin, end in _hours_of(slots):
+            known = self._hours.get(hour)
+            if known is not None:
+                ends[begin:end] = known[slots[begin:end] % layout.SECONDS_PER_HOUR]
+        return ends
 
-    def __setitem__(self, slot: int, end: int) -> None:
-        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
-        if hour not in self._hours:
-            self._hours[hour] = array("q", bytes(8 * layout.SECONDS_PER_HOUR))
-        self._hours[hour][second] = end
+    def put(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """The same; of one slot given twice the last counts."""
+        for hour, begin, end in _hours_of(slots):
+            known = self._hours.get(hour)
+            if known is None:
+                known = self._hours[hour] = np.zeros(layout.SECONDS_PER_HOUR, np.int64)
+            known[slots[begin:end] % layout.SECONDS_PER_HOUR] = ends[begin:end]
 
     def forget_below(self, floor: int) -> None:
         for hour in [hour for hour in self._hours if hour < floor // layout.SECONDS_PER_HOUR]:
             del self._hours[hour]
+
+
+def _hours_of(slots: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Each hour of ascending slots, and from where to where (exclusive) they are its."""
+    hours = slots // layout.SECONDS_PER_HOUR
+    begins = [0, *((hours[1:] != hours[:-1]).nonzero()[0] + 1).tolist(), len(slots)]
+    for begin, end in pairwise(begins):
+        if begin < end:
+            yield int(hours[begin]), begin, end
 
 
 class SlotFiles:
@@ -226,18 +111,27 @@ class SlotFiles:
         self._unsynced = Unsynced()
         self._lock = threading.Lock()
 
-    def refuse_full(self, frames: Sequence[EncodedFrame]) -> None:
-        """Looks before anything is written whether all frames fit.
+    def places(self, slots: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """At which offset each frame of a group goes: behind all others of its slot.
+
+        Args:
+            slots: of each frame, ascending.
+            edges: where each frame begins in the group's bytes, and where the last one ends.
 
         Raises:
             SlotFull: a slot file would grow beyond what an index row can say.
         """
-        lengths: dict[int, int] = {}
-        for frame in frames:
-            length = lengths.get(frame.slot) or self._ends[frame.slot]
-            lengths[frame.slot] = length + len(frame.buffer)
-            if lengths[frame.slot] > self._limit_bytes:
-                raise SlotFull(frame.slot)
+        begins = edges[:-1]
+        is_first = np.empty(len(slots), bool)
+        is_first[:1] = True
+        np.not_equal(slots[1:], slots[:-1], out=is_first[1:])
+        # Behind those of its slot in the same group, too.
+        before = begins - np.maximum.accumulate(np.where(is_first, begins, 0))
+        offsets = self._ends.of(slots) + before
+        full = offsets + (edges[1:] - begins) > self._limit_bytes
+        if full.any():
+            raise SlotFull(int(slots[full.argmax()]))
+        return offsets
 
     def announce(self, slots: Sequence[int]) -> None:
         """Says which files the next frames go to, before any of them is written.
@@ -255,25 +149,54 @@ class SlotFiles:
         if not self._keeps_open:
             self._close_announced()
 
-    def append(self, slot: int, buffer: Buffer) -> int:
-        """Writes one frame behind the others of its slot; returns its offset.
+    def append(
+        self,
+        slots: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        edges: NDArray[np.int64],
+        content: memoryview,
+    ) -> Wrote:
+        """Writes the frames of a group where `places` said, up to the first that cannot be.
 
-        Raises:
-            OSError: the medium refused, or somebody deleted or cut the file.
+        One fails if somebody deleted or cut its file: mirrors have other frames at the offsets
+        that would come then.
         """
-        offset = self._ends[slot]
-        self._handles.append(self._owner, slot, self._folder, buffer, offset)
-        with self._lock:  # after the write: a sync in between must not take it as done
-            self._ends[slot] = offset + len(buffer)
-            self._unsynced.slots.add(slot)
-            if offset == 0:
-                self._unsynced.new_hours.add(slot // layout.SECONDS_PER_HOUR)
-        return offset
+        places = Places(slots.tolist(), offsets.tolist(), edges.tolist(), content)
+        wrote = self._handles.write(self._owner, self._folder, places, where=Where.AT_END)
+        if wrote.misplaced_at is not None:
+            path = layout.slot_path(self._folder, places.slots[wrote.frames])
+            until = places.offsets[wrote.frames]
+            cause = f"it ends at {wrote.misplaced_at} and was written up to {until}"
+            wrote.failure = OSError(errno.ESTALE, f"{cause}: deleted or cut?", str(path))
+        done = wrote.frames
+        self._ends.put(slots[:done], offsets[:done] + (edges[1:] - edges[:-1])[:done])
+        self._note_unsynced(places.slots[:done], wrote.new_slots)
+        return wrote
+
+    def write_behind(self, places: Places, *, is_over: Callable[[], bool] | None = None) -> Wrote:
+        """Writes frames at their places, up to the first that cannot be.
+
+        One cannot if there is something already where it goes.
+        """
+        wrote = self._handles.write(
+            self._owner, self._folder, places, where=Where.BEHIND, is_over=is_over
+        )
+        edges, done = places.edges, places.slots[: wrote.frames]
+        filled = [slot for at, slot in enumerate(done) if edges[at] < edges[at + 1]]
+        self._note_unsynced(filled, wrote.new_slots)
+        return wrote
 
     def write(self, slot: int, buffer: Buffer, offset: int) -> None:
-        """Writes one frame at its place, wherever the others of its slot end."""
-        end = self._handles.write(self._owner, slot, self._folder, buffer, offset)
-        self.mark_unsynced([slot], new=end == 0)
+        """Writes one frame at its place, whatever lies there.
+
+        Raises:
+            OSError: the medium refused.
+        """
+        places = Places([slot], [offset], [0, len(buffer)], memoryview(buffer))
+        wrote = self._handles.write(self._owner, self._folder, places, where=Where.ANYWHERE)
+        if wrote.failure is not None:
+            raise wrote.failure
+        self._note_unsynced([slot], wrote.new_slots)
 
     def reopen(self, slots: Collection[int]) -> None:
         """Has the next write of these slots go to the files that have their names by then.
@@ -282,16 +205,9 @@ class SlotFiles:
         """
         self._handles.close_slots(self._owner, slots)
 
-    def length(self, slot: int) -> int:
-        """The length of a slot's file; 0 when it is not there."""
-        return self._handles.length(self._owner, slot, self._folder)
-
     def mark_unsynced(self, slots: Collection[int], *, new: bool) -> None:
         """These slots, if ``new`` with their names, may not be on the medium yet."""
-        with self._lock:
-            self._unsynced.slots.update(slots)
-            if new:
-                self._unsynced.new_hours.update(slot // layout.SECONDS_PER_HOUR for slot in slots)
+        self._note_unsynced(slots, slots if new else ())
 
     def put_back(self, unsynced: Unsynced) -> None:
         """A ``sync`` failed: it is to be done again."""
@@ -337,6 +253,14 @@ class SlotFiles:
         """Closes what is open of this wheel."""
         self._handles.close(self._owner)
         self._close_announced()
+
+    def _note_unsynced(self, slots: Collection[int], new_slots: Collection[int]) -> None:
+        """After the write: a sync in between must not take it as done."""
+        with self._lock:
+            self._unsynced.slots.update(slots)
+            if new_slots:
+                hours = {slot // layout.SECONDS_PER_HOUR for slot in new_slots}
+                self._unsynced.new_hours.update(hours)
 
     def _close_announced(self) -> None:
         if self._announced is not None:

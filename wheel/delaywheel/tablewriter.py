@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import INDEX_ROW, cancel_counts, checked_rows, message_counts
 from delaywheel.index import ROWS_PER_SEGMENT, read_raw_rows
 from delaywheel.layout import SECONDS_PER_HOUR
 from delaywheel.places import Places, rows_of_slots
+from delaywheel.rows import INDEX_ROW, cancel_counts, checked_rows, message_counts
 from delaywheel.slottable import (
     ENTRY,
     ENTRY_LENGTH_BYTES,

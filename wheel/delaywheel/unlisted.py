@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from delaywheel.disk import Disk, File
 from delaywheel.format import (
     HEADER_LENGTH_BYTES,
-    INDEX_ROW,
     FrameDamaged,
     decode_frame,
     decode_header,
     index_row_of,
 )
 from delaywheel.identity import WheelId
+from delaywheel.rows import INDEX_ROW
 
 Places = tuple[NDArray[np.int64], NDArray[Any]]
 """Seqs and index rows of frames, ascending by seq."""

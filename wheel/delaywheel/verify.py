@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.format import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, list_segments, read_segments
 from delaywheel.nodefile import NodeFileDamaged, load_node_state
 from delaywheel.reader import DamagedFrame, read_frames
+from delaywheel.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.slotfiles import list_slots
 from delaywheel.wheel import MetaDamaged, WheelMissing, load_meta
 

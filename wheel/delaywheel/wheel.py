@@ -28,14 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel import layout
+from delaywheel.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
-from delaywheel.format import INDEX_ROW, EncodedFrame, Kind, encode_group
+from delaywheel.encode import EncodedGroup, encode_group
+from delaywheel.format import Kind
+from delaywheel.handles import HandleCache
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
+from delaywheel.rows import index_rows
 from delaywheel.slotfiles import (
-    HandleCache,
     SlotFiles,
     delete_slots_below,
     forget_announced,
@@ -87,9 +90,9 @@ class WheelBroken(Exception):  # noqa: N818 - the condition is the name
     after a restart is unknown.
     """
 
-    def __init__(self, wheel: WheelId, cause: str, done: "list[FramePlace] | None" = None) -> None:
+    def __init__(self, wheel: WheelId, cause: str, done: "WrittenGroup | None" = None) -> None:
         super().__init__(f"wheel {wheel}: {cause}")
-        self.done = done or []
+        self.done = done or NO_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +112,6 @@ class Checkpoint(NamedTuple):
 
     seq: int
     lacking: tuple[int, ...] = ()
-
-
-class FramePlace(NamedTuple):
-    """A frame and where it was written."""
-
-    frame: EncodedFrame
-    offset: int
-
-    @property
-    def seq(self) -> int:
-        """The frame's number in its wheel."""
-        return self.frame.seq
-
-    @property
-    def slot(self) -> int:
-        """The second whose file holds it."""
-        return self.frame.slot
-
-    @property
-    def messages(self) -> int:
-        """Messages or cancels in it."""
-        return self.frame.messages
-
-    @property
-    def length_bytes(self) -> int:
-        """Of the whole frame."""
-        return len(self.frame.buffer)
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        """Which rows of the appended columns it holds, in its own order."""
-        return self.frame.rows
 
 
 class OriginWheel:
@@ -212,7 +183,7 @@ class OriginWheel:
 
     def append(
         self, columns: Columns, *, kind: Kind = Kind.MESSAGES, accepted_at_ms: int
-    ) -> list[FramePlace]:
+    ) -> WrittenGroup:
         """Writes one group: one frame and one write a slot, then the index rows.
 
         Raises:
@@ -222,25 +193,17 @@ class OriginWheel:
             WheelBroken: the medium refused; see there.
         """
         self._refuse_if_broken()
-        frames = self._encode(columns, kind, accepted_at_ms)
-        if frames and frames[0].slot < self._floor:
-            raise SlotFinished(f"slot {frames[0].slot} is below the floor {self._floor}")
-        self._slots.refuse_full(frames)
+        group = self._encode(columns, kind, accepted_at_ms)
+        if not len(group):
+            return NO_GROUP
+        if int(group.slots[0]) < self._floor:
+            raise SlotFinished(f"slot {group.slots[0]} is below the floor {self._floor}")
+        offsets = self._slots.places(group.slots, group.edges)
         self._handles.pointer_slot = accepted_at_ms // 1000
-        places, failure = self._write_frames(frames)
-        rows = [place.frame.index_row(place.offset) for place in places]
-        first_seq = self._index.last_seq + 1
-        try:
-            self._index.append(rows)
-        except OSError as error:
-            failure = failure or error
-            self._look_after_failure()
-        done = self._index.last_seq + 1 - first_seq
-        if self._dial is not None and done:
-            self._dial.add(np.frombuffer(b"".join(rows[:done]), dtype=INDEX_ROW))
+        written, failure = self._write(group, offsets)
         if failure is not None:
-            raise self._break(f"a write failed: {failure}", places[:done]) from failure
-        return places
+            raise self._break(f"a write failed: {failure}", written) from failure
+        return written
 
     def check_encodable(self, columns: Columns, kind: Kind) -> None:
         """Encodes a group for nothing but to see whether that can be done.
@@ -316,7 +279,7 @@ class OriginWheel:
         self._slots.close()
         self._index.close()
 
-    def _encode(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> list[EncodedFrame]:
+    def _encode(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> EncodedGroup:
         try:
             return encode_group(
                 columns,
@@ -330,20 +293,39 @@ class OriginWheel:
         except Exception as error:  # encoding touches nothing: whatever it raises, all is as before
             raise NotEncodable(f"{type(error).__name__}: {error}") from error
 
-    def _write_frames(self, frames: list[EncodedFrame]) -> tuple[list[FramePlace], OSError | None]:
-        """Writes frames in order up to the first that fails."""
-        places: list[FramePlace] = []
+    def _write(
+        self, group: EncodedGroup, offsets: NDArray[np.int64]
+    ) -> tuple[WrittenGroup, OSError | None]:
+        """Writes frames in order up to the first that fails, then their rows; which count."""
+        edges, content = group.edges, memoryview(group.content)
+        lengths = edges[1:] - edges[:-1]
+        rows = index_rows(
+            group.slots,
+            offsets,
+            lengths,
+            group.counts,
+            are_cancels=group.kind is Kind.CANCELS,
+        )
+        first_seq = self._index.last_seq + 1
+        frames, failure = 0, None
         try:
-            self._slots.announce([frame.slot for frame in frames])
+            self._slots.announce(group.slots.tolist())
         except OSError as error:
-            return places, error
-        for frame in frames:
-            try:
-                offset = self._slots.append(frame.slot, frame.buffer)
-            except OSError as error:
-                return places, error
-            places.append(FramePlace(frame, offset))
-        return places, None
+            failure = error
+        else:
+            wrote = self._slots.append(group.slots, offsets, edges, content)
+            frames, failure = wrote.frames, wrote.failure
+        try:
+            self._index.append(rows[:frames])
+        except OSError as error:
+            failure = failure or error
+            self._look_after_failure()
+        done = self._index.last_seq + 1 - first_seq
+        if self._dial is not None and done:
+            self._dial.add(rows[:done])
+        seqs = np.arange(first_seq, first_seq + len(rows))
+        bundle = FrameBundle(seqs, rows, edges, content)
+        return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
 
     def _look_after_failure(self) -> None:
         try:
@@ -360,7 +342,7 @@ class OriginWheel:
             raise self._break(f"a sync failed: {error}") from error
         self._synced_seq = seq
 
-    def _break(self, cause: str, done: list[FramePlace] | None = None) -> WheelBroken:
+    def _break(self, cause: str, done: WrittenGroup | None = None) -> WheelBroken:
         self._broken = cause
         return WheelBroken(self.meta.wheel, cause, done)
 

@@ -567,58 +567,51 @@ Global___WheelCard: _TypeAlias = WheelCard  # noqa: Y015
 
 @_typing.final
 class Frames(_message.Message):
+    """A bundle: columns of its frames, and one buffer."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CARD_FIELD_NUMBER: _builtins.int
-    FRAMES_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
+    FIRST_SEQ_FIELD_NUMBER: _builtins.int
+    SEQS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BARE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     """Of the Fetch that is answered; 0: pushed."""
+    first_seq: _builtins.int
+    """Of the first frame; the others follow, unless `seqs` says otherwise."""
+    seqs: _builtins.bytes
+    """Of each frame, 8 bytes, little-endian, ascending; absent: they follow one another."""
+    rows: _builtins.bytes
+    """The index row of each frame, 16 bytes."""
+    bare: _builtins.bytes
+    """Of each frame a byte: 1: it has no content, being below the floor, and its file deleted. Absent:
+    all have content but those whose rows speak of none.
+    """
+    content: _builtins.bytes
+    """The bytes of the frames, one behind the other; how many each has is in its row."""
     @_builtins.property
     def card(self) -> Global___WheelCard: ...
-    @_builtins.property
-    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___Frame]: ...
     def __init__(
         self,
         *,
         card: Global___WheelCard | None = ...,
-        frames: _abc.Iterable[Global___Frame] | None = ...,
         request: _builtins.int = ...,
+        first_seq: _builtins.int = ...,
+        seqs: _builtins.bytes = ...,
+        rows: _builtins.bytes = ...,
+        bare: _builtins.bytes = ...,
+        content: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "frames", b"frames", "request", b"request"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bare", b"bare", "card", b"card", "content", b"content", "first_seq", b"first_seq", "request", b"request", "rows", b"rows", "seqs", b"seqs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Frames: _TypeAlias = Frames  # noqa: Y015
-
-@_typing.final
-class Frame(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQ_FIELD_NUMBER: _builtins.int
-    ROW_FIELD_NUMBER: _builtins.int
-    CONTENT_FIELD_NUMBER: _builtins.int
-    seq: _builtins.int
-    row: _builtins.bytes
-    """The index row, 16 bytes."""
-    content: _builtins.bytes
-    """Empty: below the floor, its file is deleted."""
-    def __init__(
-        self,
-        *,
-        seq: _builtins.int = ...,
-        row: _builtins.bytes = ...,
-        content: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "row", b"row", "seq", b"seq"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Frame: _TypeAlias = Frame  # noqa: Y015
 
 @_typing.final
 class Applied(_message.Message):

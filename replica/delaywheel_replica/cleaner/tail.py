@@ -28,10 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.disk import Disk
-from delaywheel.format import HOLE_ROW, INDEX_ROW, Frame, Kind, message_counts
+from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.index import OpenIndexes
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.rows import HOLE_ROW, INDEX_ROW, message_counts
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.cleaner.unreadable import Awaited
 from delaywheel_replica.cleaner.window import Window

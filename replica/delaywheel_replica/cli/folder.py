@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from delaywheel.disk import PosixDisk
-from delaywheel.format import cancel_counts, message_counts
 from delaywheel.index import read_segments
 from delaywheel.layout import wheel_folder
 from delaywheel.nodefile import NodeFileDamaged, load_node_state
 from delaywheel.reader import WheelReader
 from delaywheel.row import RowReader
+from delaywheel.rows import cancel_counts, message_counts
 from delaywheel.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import Failure

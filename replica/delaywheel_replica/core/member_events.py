@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState, Spare
 from delaywheel_replica.core.frames import FrameSet
@@ -281,7 +281,7 @@ class Mirror:
     """
 
     card: WheelCard
-    frames: tuple[FrameCopy, ...]
+    frames: FrameBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class Repair:
     """Put frames that are lacking below `applied` in their places; answer Mirrored."""
 
     card: WheelCard
-    frames: tuple[FrameCopy, ...]
+    frames: FrameBundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +416,6 @@ __all__ = [
     "Event",
     "Failed",
     "ForgetLost",
-    "FrameCopy",
     "Frames",
     "Held",
     "LeaveWheel",

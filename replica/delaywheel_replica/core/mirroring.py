@@ -17,10 +17,13 @@ Before all that, frames are left out (`believable`) that no holder can have: wit
 their second is not finished; and for a second that lies further ahead than anything is accepted.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from delaywheel.framecopy import FrameCopy
+import numpy as np
+
+from delaywheel.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import Frames
@@ -37,8 +40,8 @@ class Verdict:
         answer: they were pushed, and nothing is written: the origin is to know what is held.
     """
 
-    mirror: tuple[FrameCopy, ...] = ()
-    repair: tuple[FrameCopy, ...] = ()
+    mirror: FrameBundle = NO_BUNDLE
+    repair: FrameBundle = NO_BUNDLE
     refused: bool = False
     answer: bool = False
 
@@ -56,12 +59,12 @@ def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
         now_slot: of the own clock.
     """
     last_slot = now_slot + frames.card.span_seconds + AHEAD_SECONDS
-    kept = tuple(
-        copy
-        for copy, (slot, length) in ((copy, copy.place()) for copy in frames.frames)
-        if not length or (slot <= last_slot and (copy.content or slot < finished_below))
-    )
-    return frames if len(kept) == len(frames.frames) else replace(frames, frames=kept)
+    bundle = frames.frames
+    slots = bundle.rows["slot"].astype(np.int64)
+    is_finished = slots < finished_below
+    believed = (slots <= last_slot) & (bundle.has_content | is_finished)
+    believed |= bundle.rows["length"] == 0
+    return frames if believed.all() else replace(frames, frames=bundle.chosen(believed))
 
 
 def judge(
@@ -93,20 +96,38 @@ def judge(
     limit = closed_at
     if closed_at is None and card.wheel.number <= fenced_upto:
         limit = fill or 0
-    lacking = set(held.lacking) if held is not None else set()
-    next_seq = (held.applied if held is not None else 0) + 1
-    mirror, repair = [], []
-    for frame in frames.frames:
-        if frame.seq in lacking and (closed_at is None or frame.seq <= closed_at):
-            repair.append(frame)
-        elif frame.seq == next_seq and (limit is None or frame.seq <= limit):
-            mirror.append(frame)
-            next_seq += 1
+    bundle = frames.frames
+    mirror, repair = NO_BUNDLE, NO_BUNDLE
+    if len(bundle):
+        mirror = _following(bundle, 1 if held is None else held.applied + 1, limit)
+        repair = _lacking(bundle, () if held is None else held.lacking, closed_at)
     is_pushed = frames.request == 0
-    refused = is_pushed and limit is not None and any(f.seq > limit for f in frames.frames)
+    refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
     return Verdict(
-        mirror=tuple(mirror),
-        repair=tuple(repair),
+        mirror=mirror,
+        repair=repair,
         refused=refused,
-        answer=is_pushed and not (mirror or repair or refused),
+        answer=is_pushed and not (len(mirror) or len(repair) or refused),
     )
+
+
+def _following(bundle: FrameBundle, next_seq: int, limit: int | None) -> FrameBundle:
+    """The frames from a seq on, up to a gap or the limit."""
+    seqs = bundle.seqs
+    first, last = int(seqs.searchsorted(next_seq)), len(bundle)
+    if limit is not None:
+        last = int(seqs.searchsorted(limit, side="right"))
+    follows = seqs[first:last] == np.arange(next_seq, next_seq + max(0, last - first))
+    if not follows.all():
+        last = first + int(follows.argmin())
+    return bundle.part(first, last) if first < last else NO_BUNDLE
+
+
+def _lacking(bundle: FrameBundle, lacking: Collection[int], closed_at: int | None) -> FrameBundle:
+    """The frames that are lacking, up to the end."""
+    if not lacking or max(lacking) < bundle.first_seq:
+        return NO_BUNDLE
+    wanted = np.isin(bundle.seqs, list(lacking))
+    if closed_at is not None:
+        wanted &= bundle.seqs <= closed_at
+    return bundle.chosen(wanted)

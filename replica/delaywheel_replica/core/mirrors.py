@@ -66,7 +66,7 @@ class _Waiting:
 
     def put(self, sender: str, frames: Frames) -> None:
         """Has a message wait, or drops it."""
-        length_bytes = sum(len(frame.content) for frame in frames.frames)
+        length_bytes = frames.frames.length_bytes
         is_too_long = self._length_bytes + length_bytes > WAITING_BYTES
         if self._frames >= self._max_frames or (self._messages and is_too_long):
             return
@@ -141,7 +141,7 @@ class Mirrors:
         wheel = held.card.wheel
         written = self._awaiting.done(Mirror, Repair, wheel=wheel)
         if isinstance(written, Repair):
-            seqs = [frame.seq for frame in written.frames]
+            seqs = written.frames.seqs.tolist()
             self._holdings.repaired(wheel, seqs, self._known.now_ms)
         self._holdings.put(held)
         return [*self._tell_origin(wheel), *self._go_on(wheel)]
@@ -181,11 +181,11 @@ class Mirrors:
             effects += self._refuse(sender, card.wheel)
         if verdict.answer:
             effects.append(Send(sender, self._applied(card.wheel)))
-        if verdict.mirror:
+        if len(verdict.mirror):
             effects.append(Mirror(card, verdict.mirror))
-        if verdict.repair:
+        if len(verdict.repair):
             effects.append(Repair(card, verdict.repair))
-        if verdict.mirror or verdict.repair:
+        if len(verdict.mirror) or len(verdict.repair):
             (self._catching_up if frames.request else self._pushed).add(card.wheel)
         return effects
 

@@ -17,7 +17,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, FenceAnswer
 
@@ -51,7 +51,7 @@ class Frames:
     """
 
     card: WheelCard
-    frames: tuple[FrameCopy, ...]
+    frames: FrameBundle
     request: int = 0
 
 

@@ -195,11 +195,11 @@ def _check_frames(sender: str, message: Frames) -> None:
     _check_number("request", message.request)
     if message.request == 0 and card.wheel.node != sender:
         raise MalformedError(f"{sender} pushes frames of {card.wheel}, which is not its own")
-    before = 0
-    for frame in message.frames:
-        if not before < frame.seq <= MOST:
-            raise MalformedError(f"frame {frame.seq} of {card.wheel} behind frame {before}")
-        before = frame.seq
+    seqs = message.frames.seqs
+    if not len(seqs):
+        return
+    if not 1 <= int(seqs[0]) <= int(seqs[-1]) <= MOST or bool((seqs[1:] <= seqs[:-1]).any()):
+        raise MalformedError(f"frames of {card.wheel} that do not ascend from 1 to {MOST}")
 
 
 def _check_card(card: WheelCard) -> None:

@@ -1,17 +1,19 @@
 """Messages of core/peers.py as bytes: protobuf, as proto/delaywheel_proto/v1/peer.proto says.
 
-Frames are put together by hand in protobuf's own wire format: through generated code each content
-is copied into a message and again out of it, which took 43 ms for 16 MiB where a join takes 1 ms
-(docs/decisions/0013-beats-as-protobuf-fields.md). Whoever reads them cannot tell.
+A bundle of frames is a few columns and one buffer, which goes behind the rest by itself, in
+protobuf's own wire format: through generated code it would be copied twice. Whoever reads it cannot
+tell.
 """
 
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
-from delaywheel.framecopy import FrameCopy
+from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.fields import MalformedError, parse_wheel
@@ -31,10 +33,8 @@ from delaywheel_replica.core.peers import (
 
 _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
-_FRAME: Final = bytes([pb.Frames.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
-_SEQ: Final = bytes([pb.Frame.SEQ_FIELD_NUMBER << 3])
-_ROW: Final = bytes([pb.Frame.ROW_FIELD_NUMBER << 3 | _DELIMITED])
-_CONTENT: Final = bytes([pb.Frame.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
+_CONTENT: Final = bytes([pb.Frames.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
+_MOST_SEQ: Final = 1 << 62
 
 # The same few wheels are named in every beat.
 _wheel = lru_cache(maxsize=4_096)(parse_wheel)
@@ -51,7 +51,7 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
             gossip = pb.Gossip(beat=_beat(message.beat), others=map(_beat, message.others))
             return pb.ToPeer(gossip=gossip).SerializeToString()
         case Frames():
-            return _frames(message)
+            return b"".join(encode_in_parts(message))
         case Applied():
             applied = pb.Applied(
                 wheel=str(message.wheel),
@@ -86,6 +86,15 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
             return pb.ToPeer(vote_ask=ask).SerializeToString()
         case Vote():
             return pb.ToPeer(vote=pb.Vote(round=message.round)).SerializeToString()
+
+
+def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
+    """The same, in parts to be sent one behind the other: no byte of a frame is copied.
+
+    Raises:
+        ValueError: as of `encode`.
+    """
+    return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
 
 def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each message
@@ -244,8 +253,9 @@ def _read_promise(told: pb.Promise) -> FenceAnswer:
 # --- frames
 
 
-def _frames(message: Frames) -> bytes:
-    card = message.card
+def _frames(message: Frames) -> tuple[bytes, memoryview]:
+    card, bundle = message.card, message.frames
+    bare = (bundle.rows["length"] > 0) & ~bundle.has_content
     head = pb.Frames(
         card=pb.WheelCard(
             wheel=str(card.wheel),
@@ -254,25 +264,36 @@ def _frames(message: Frames) -> bytes:
             span_seconds=card.span_seconds,
         ),
         request=message.request,
+        first_seq=bundle.first_seq if len(bundle) else 0,
+        seqs=b"" if bundle.is_consecutive else bundle.seqs.astype("<i8", copy=False).tobytes(),
+        rows=bundle.rows.tobytes(),
+        bare=bare.tobytes() if bare.any() else b"",
     ).SerializeToString()
-    parts = [b"", head]
-    length = len(head)
-    for seq, row, content in message.frames:
-        before = b"".join(
-            (_SEQ, _varint(seq), _ROW, _varint(len(row)), row, _CONTENT, _varint(len(content)))
-        )
-        mark = _FRAME + _varint(len(before) + len(content))
-        parts += mark, before, content
-        length += len(mark) + len(before) + len(content)
-    parts[0] = _FRAMES + _varint(length)
-    return b"".join(parts)
+    mark = _CONTENT + _varint(bundle.length_bytes)
+    length = len(head) + len(mark) + bundle.length_bytes
+    return b"".join((_FRAMES, _varint(length), head, mark)), bundle.content
 
 
 def _read_frames(told: pb.Frames) -> Frames:
-    card = told.card
+    card, rows, seqs = told.card, raw_rows(told.rows), told.seqs
+    if len(told.rows) % INDEX_ROW_LENGTH_BYTES or len(seqs) not in {0, 8 * len(rows)}:
+        raise MalformedError(f"{len(told.rows)} bytes of rows, {len(seqs)} of seqs")
+    if told.first_seq > _MOST_SEQ or len(told.bare) not in {0, len(rows)}:
+        raise MalformedError(f"{len(rows)} frames from {told.first_seq} on, bare {told.bare!r:.50}")
+    try:
+        bundle = FrameBundle.of(
+            np.frombuffer(seqs, "<i8")
+            if seqs
+            else np.arange(told.first_seq, told.first_seq + len(rows)),
+            rows,
+            told.content,
+            bare=np.frombuffer(told.bare, np.uint8) != 0 if told.bare else None,
+        )
+    except ValueError as error:
+        raise MalformedError(str(error)) from error
     return Frames(
         WheelCard(_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
-        tuple(FrameCopy(frame.seq, frame.row, frame.content) for frame in told.frames),
+        bundle,
         told.request,
     )
 

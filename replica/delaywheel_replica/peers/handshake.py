@@ -27,7 +27,7 @@ from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Of peer.proto and of what its messages mean. Nodes of different ones refuse each other."""
 
 MEMBERS: Final = "members"

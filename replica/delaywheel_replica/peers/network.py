@@ -18,7 +18,7 @@ from typing import Final
 from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
-from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.listening import Listener
 from delaywheel_replica.peers.peer import Peer
@@ -118,7 +118,7 @@ class PeerNetwork:
         if not to.takes(stream):
             return
         if not isinstance(message, Gossip):
-            to.send(stream, (encode(message),), is_beat=False)
+            to.send(stream, encode_in_parts(message), is_beat=False)
             return
         last = self._last_beat
         if last is None or last[0] is not message:

@@ -24,19 +24,20 @@ waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.bundle import NO_GROUP, WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.slotfiles import SlotFull
-from delaywheel.wheel import FramePlace, NotEncodable, SlotFinished, WheelBroken
+from delaywheel.wheel import NotEncodable, SlotFinished, WheelBroken
 from delaywheel_replica.core.member import Admission
 from delaywheel_replica.logs import get_logger
 from delaywheel_replica.server.refusals import Refusal
@@ -162,12 +163,12 @@ class Wrote:
 
     Attributes:
         columns: those messages that were not refused before.
-        places: of the frames that count, with rows of ``columns``.
+        group: the frames that count, with rows of ``columns``.
         broken: the wheel takes no more.
     """
 
     columns: Columns
-    places: Sequence[FramePlace]
+    group: WrittenGroup
     broken: WheelBroken | None = None
 
 
@@ -184,7 +185,7 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
             rows = np.flatnonzero(group.verdicts == 0)
             columns = columns.take(rows).compacted()
         if not len(columns):
-            return Wrote(columns, ())
+            return Wrote(columns, NO_GROUP)
         try:
             return Wrote(columns, store.append(columns, group.kind, accepted_at_ms))
         except SlotFull as error:
@@ -216,8 +217,8 @@ def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> No
 def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:
     """Of a group in which the wheel broke, only frames that have their index rows count."""
     undone = group.verdicts == 0
-    for place in error.done:
-        undone[place.rows if rows is None else rows[place.rows]] = False
+    done = error.done.order
+    undone[done if rows is None else rows[done]] = False
     group.refuse(undone, Refusal(Reason.WHEEL_LOST, str(error)))
 
 

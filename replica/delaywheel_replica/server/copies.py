@@ -12,12 +12,12 @@ from types import MappingProxyType
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import NO_SLOT
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.layout import meta_path, wheel_folder
 from delaywheel.mirror import MirrorWheel
 from delaywheel.recovery import recover_wheel
-from delaywheel.slotfiles import HandleCache
 from delaywheel.wheel import (
     WheelMeta,
     delete_halves,

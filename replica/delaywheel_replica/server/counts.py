@@ -5,13 +5,13 @@ answered. Any thread may read, without a lock: a scrape may fall between two of 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.server.ledger import Ledger
 from delaywheel_replica.server.refusals import Refusal
 
@@ -40,12 +40,12 @@ class Counts:
     refused: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
-    def entered(self, columns: Columns | None, places: Sequence[FramePlace]) -> None:
+    def entered(self, columns: Columns | None, group: WrittenGroup) -> None:
         """A group was written; `columns` is None when it is one of cancels."""
-        rows = sum(place.messages for place in places)
+        rows = len(group.order)
         self.groups += 1
-        self.frames += len(places)
-        self.frame_bytes += sum(place.length_bytes for place in places)
+        self.frames += len(group)
+        self.frame_bytes += group.length_bytes
         if columns is None:
             self.cancels += rows
         else:
@@ -73,9 +73,9 @@ class CountedLedger:
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Takes note of the frames of a group."""
-        self._counts.entered(columns, places)
-        self._ledger.enter(wheel, columns, places, accepted_at_ms)
+        self._counts.entered(columns, group)
+        self._ledger.enter(wheel, columns, group, accepted_at_ms)

@@ -425,9 +425,10 @@ class Driver:
         while True:
             before = held
             held = self._store.mirror(effect.card, frames, is_over=self._turn().is_over)
-            self._wrote(sum(len(f.content) for f in frames if f.seq <= held.applied))
-            frames = tuple(frame for frame in frames if frame.seq > held.applied)
-            if not frames or (before is not None and held.applied == before.applied):
+            done = int(frames.seqs.searchsorted(held.applied, side="right"))
+            self._wrote(frames.part(0, done).length_bytes)
+            frames = frames.part(done, len(frames))
+            if not len(frames) or (before is not None and held.applied == before.applied):
                 return held
             self._write_group()
 
@@ -448,16 +449,16 @@ class Driver:
                 floor=self.floor,
                 is_over=turn.is_over,
             )
-            if frames:
+            if len(frames):
                 card = self._store.card(effect.wheel)
-                self._outside.send(effect.peer, Frames(card, tuple(frames), effect.request))
-                first_seq = frames[-1].seq + 1
+                self._outside.send(effect.peer, Frames(card, frames, effect.request))
+                first_seq = frames.last_seq + 1
             elif effect.request:
                 lacks = Lacks(effect.request, effect.wheel, self._storage, tuple(lacking))
                 self._outside.send(effect.peer, lacks)
             for seq in lacking:
                 self.unreadable(effect.wheel, seq)
-            if effect.request or lacking or not frames:
+            if effect.request or lacking or not len(frames):
                 return
             if first_seq <= effect.last_seq and turn.has_ended:
                 self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
@@ -504,11 +505,12 @@ class Driver:
         accepted_at_ms = self._accept_at_ms(wheel)
         seq_before = store.last_seq
         wrote = write(store, group, accepted_at_ms)
-        seq = wrote.places[-1].seq if wrote.places else seq_before
-        if wrote.places:
-            self._wrote(sum(place.length_bytes for place in wrote.places))
+        written, seq = wrote.group, seq_before
+        if len(written):
+            seq = written.last_seq
+            self._wrote(written.length_bytes)
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
-            self._outside.enter(wheel, entered, wrote.places, accepted_at_ms)
+            self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())
         due_ms = _least_due_ms(group)
         self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))

@@ -15,8 +15,8 @@ from typing import Final
 
 from delaywheel.dial import DialView, Pending
 from delaywheel.disk import PosixDisk
+from delaywheel.handles import HandleCache
 from delaywheel.row import RowReader
-from delaywheel.slotfiles import HandleCache
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.fields import MalformedError

@@ -1,13 +1,12 @@
 """What a driver (driver.py) puts into the queue, and what surrounds it: its one port."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.identity import WheelId
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.member_events import Acknowledge, Effect, Event
 from delaywheel_replica.core.peers import PeerMessage
 from delaywheel_replica.server.committer import Answers
@@ -68,7 +67,7 @@ class Outside(Protocol):
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """The ledger takes note of frames; `columns` is None when they are cancels."""

@@ -35,10 +35,10 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.disk import Disk, File
 from delaywheel.identity import WheelId
-from delaywheel.wheel import FramePlace
 
 _MAGIC: Final = b"DWlc"
 _HEAD = struct.Struct("<4sIIIIxxxxQq")  # magic, checksum, frames, rows, topics, first, accepted
@@ -109,15 +109,13 @@ def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
     return folder if wheel is None else folder / str(wheel)
 
 
-def block_of(columns: Columns | None, places: Sequence[FramePlace], accepted_at_ms: int) -> Block:
+def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) -> Block:
     """The block of a group of consecutive frames; ``columns`` is None when they are cancels."""
-    first_seq = places[0].seq
     if columns is None:
-        return _without_rows(first_seq, len(places), accepted_at_ms)
-    counts = np.array([place.messages for place in places], dtype="<u4")
-    order = places[0].rows if len(places) == 1 else np.concatenate([p.rows for p in places])
+        return _without_rows(group.first_seq, len(group), accepted_at_ms)
+    counts, order = group.counts.astype("<u4"), group.order
     return Block(
-        first_seq,
+        group.first_seq,
         accepted_at_ms,
         columns.topics,
         counts,
@@ -249,14 +247,14 @@ class Ledger:
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Takes note of the frames of a group."""
-        content = encode_block(block_of(columns, places, accepted_at_ms))
+        content = encode_block(block_of(columns, group, accepted_at_ms))
         with self._lock:
             try:
-                file = self._file_for(wheel, places[0].seq)
+                file = self._file_for(wheel, group.first_seq)
                 file.file.write_at((content,), file.length_bytes)
             except OSError as error:
                 self.failure = str(error)

@@ -3,10 +3,9 @@
 Reading them again costs more than writing them did: two files a frame, and their checksums.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import deque
 
-from delaywheel.framecopy import FrameCopy
-from delaywheel.wheel import FramePlace
+from delaywheel.bundle import NO_BUNDLE, FrameBundle
 
 
 class Recent:
@@ -19,30 +18,53 @@ class Recent:
             max_bytes: of all of them; the oldest make room.
         """
         self._max_bytes = max_bytes
-        self._frames: dict[int, tuple[int, FrameCopy]] = {}
+        self._bundles: deque[FrameBundle] = deque()
         self._length_bytes = 0
 
-    def add(self, places: Iterable[FramePlace]) -> None:
+    def add(self, bundle: FrameBundle) -> None:
         """These were written."""
-        for place in places:
-            frame = place.frame
-            row = frame.index_row(place.offset)
-            copy = FrameCopy(frame.seq, row, bytes(frame.buffer))
-            self._frames[frame.seq] = frame.slot, copy
-            self._length_bytes += frame.length_bytes
+        if not len(bundle):
+            return
+        self._bundles.append(bundle)
+        self._length_bytes += bundle.length_bytes
         while self._length_bytes > self._max_bytes:
-            _, oldest = self._frames.pop(next(iter(self._frames)))
-            self._length_bytes -= len(oldest.content)
+            self._length_bytes -= self._bundles.popleft().length_bytes
 
     def clear(self) -> None:
         """The wheel is another one."""
-        self._frames.clear()
+        self._bundles.clear()
         self._length_bytes = 0
 
-    def copies(self, first_seq: int, last_seq: int, *, floor: int) -> Iterator[FrameCopy]:
-        """The leading ones of these frames, up to the first that is not here, or is finished."""
-        for seq in range(first_seq, last_seq + 1):
-            slot, copy = self._frames.get(seq, (-1, None))
-            if copy is None or slot < floor:
-                return
-            yield copy
+    def frames(self, first_seq: int, last_seq: int, *, floor: int, max_bytes: int) -> FrameBundle:
+        """The leading ones of these frames, up to the first that is not here, or is finished.
+
+        Args:
+            first_seq: the first that is wanted.
+            last_seq: the last that is wanted.
+            floor: slots below are finished.
+            max_bytes: at most so many; but one frame always.
+        """
+        found: list[FrameBundle] = []
+        for bundle in reversed(self._bundles):
+            if bundle.first_seq <= last_seq:
+                found.append(bundle)
+            if bundle.first_seq <= first_seq:
+                break
+        else:
+            return NO_BUNDLE
+        parts: list[FrameBundle] = []
+        for bundle in reversed(found):
+            part = bundle.part(
+                max(0, first_seq - bundle.first_seq), last_seq - bundle.first_seq + 1
+            )
+            room = max_bytes - sum(each.length_bytes for each in parts)
+            fitting = int(part.edges[1:].searchsorted(room, side="right"))
+            finished = part.rows["slot"] < floor
+            if finished.any():
+                fitting = min(fitting, int(finished.argmax()))
+            elif not parts:
+                fitting = max(fitting, 1)
+            parts.append(part.part(0, fitting))
+            if fitting < len(part):
+                break
+        return FrameBundle.joined(parts)

@@ -18,27 +18,28 @@ slot is below the floor) nor committed to be lost. That is told in `Held`; the w
 remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from delaywheel.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
-from delaywheel.format import HOLE_ROW, Kind
+from delaywheel.format import Kind
 from delaywheel.framecopy import FrameCopy
+from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.mirror import MirrorWheel
 from delaywheel.nodefile import NodeFolder, new_storage, open_node_folder
 from delaywheel.nodestate import NodeState, Spare
 from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.slotfiles import HandleCache
+from delaywheel.rows import HOLE_ROW
 from delaywheel.wheel import (
     DEFAULT_MAX_FRAME_BYTES,
     DEFAULT_MAX_FRAME_MESSAGES,
-    FramePlace,
     NotEncodable,
     OriginWheel,
     WheelBroken,
@@ -243,7 +244,7 @@ class Store:
         self._open.raise_floor(self._copies.floor)
         self._top_slot = -1
 
-    def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> list[FramePlace]:
+    def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> WrittenGroup:
         """Writes one group into the open wheel.
 
         Raises:
@@ -254,19 +255,20 @@ class Store:
         """
         if self._open is None:
             raise ValueError("no wheel is open")
-        places: list[FramePlace] = []
+        group = NO_GROUP
         try:
-            places = self._open.append(columns, kind=kind, accepted_at_ms=accepted_at_ms)
+            group = self._open.append(columns, kind=kind, accepted_at_ms=accepted_at_ms)
             if self._limits.sync_groups:
                 self._open.sync()
         except WheelBroken as broken:
-            places = places or broken.done
+            group = group if len(group) else broken.done
             raise
         finally:
-            self._top_slot = max([self._top_slot, *(place.slot for place in places)])
+            if len(group):
+                self._top_slot = max(self._top_slot, group.top_slot)
         if len(self._open.meta.members) > 1:
-            self._recent.add(places)
-        return places
+            self._recent.add(group.bundle)
+        return group
 
     def can_encode(self, columns: Columns, kind: Kind) -> bool:
         """Whether frames of the open wheel can hold these."""
@@ -301,9 +303,9 @@ class Store:
     def mirror(
         self,
         card: WheelCard,
-        frames: Sequence[FrameCopy],
+        frames: FrameBundle,
         *,
-        is_over: Callable[[], bool] = lambda: False,
+        is_over: Callable[[], bool] | None = None,
     ) -> Held:
         """Writes frames behind what is held of a wheel, exactly as they are.
 
@@ -312,7 +314,7 @@ class Store:
 
         Args:
             card: of their wheel.
-            frames: in their order.
+            frames: which may follow on what is held.
             is_over: is asked after each frame that was written; if it is so, no more are.
 
         Raises:
@@ -327,7 +329,7 @@ class Store:
     def repair(
         self,
         card: WheelCard,
-        frames: Sequence[FrameCopy],
+        frames: FrameBundle,
         *,
         between: Callable[[], object] = lambda: None,
     ) -> Held:
@@ -398,7 +400,7 @@ class Store:
         max_frames: int,
         floor: int,
         is_over: Callable[[], bool] = lambda: False,
-    ) -> tuple[list[FrameCopy], list[int]]:
+    ) -> tuple[FrameBundle, list[int]]:
         """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
 
         Every frame is checked. One below the floor is without content; one committed to be lost,
@@ -418,25 +420,32 @@ class Store:
             leading seqs of which nothing is here, be they damaged or above the last one held.
         """
         last_seq = min(last_seq, first_seq + max_frames - 1)
+        floor = max(floor, self._copies.floor)
+        if self._open is not None and self._open.wheel == wheel:
+            recent = self._recent.frames(first_seq, last_seq, floor=floor, max_bytes=max_bytes)
+            if len(recent):
+                is_over()
+                return recent, []
         frames: list[FrameCopy] = []
         absent: list[int] = []
         length_bytes = 0
-        for found in self._reading(wheel, first_seq, last_seq, max(floor, self._copies.floor)):
+        for found in self._reading(wheel, first_seq, last_seq, floor):
             if isinstance(found, DamagedFrame):
                 absent.append(found.seq)
                 if frames or is_over():
-                    return frames, absent
+                    break
                 continue
             length_bytes += len(found.content)
             if absent or (frames and length_bytes > max_bytes):
-                return frames, absent
+                break
             frames.append(found)
             if is_over():
-                return frames, absent
-        if not frames:
-            beyond = first_seq + len(absent)
-            absent.extend(range(beyond, last_seq + 1))
-        return frames, absent
+                break
+        else:
+            if not frames:
+                beyond = first_seq + len(absent)
+                absent.extend(range(beyond, last_seq + 1))
+        return FrameBundle.of_copies(frames), absent
 
     def card(self, wheel: WheelId) -> WheelCard:
         """Who a wheel is.
@@ -540,12 +549,6 @@ class Store:
         copy = self._found(wheel)
         source = self._open_reader if copy is None else copy
         if source is None or source.wheel != wheel:
-            return
-        if copy is None:
-            for recent in self._recent.copies(first_seq, last_seq, floor=floor):
-                yield recent
-                first_seq = recent.seq + 1
-        if first_seq > last_seq:
             return
         for found in source.copies(first_seq, last_seq, floor=floor):
             if isinstance(found, FrameCopy):

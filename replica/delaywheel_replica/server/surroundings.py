@@ -5,12 +5,11 @@ Also where a node's log tells of its wheels: they are what an operator follows.
 
 import asyncio
 import os
-from collections.abc import Sequence
 
+from delaywheel.bundle import WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
-from delaywheel.wheel import FramePlace
 from delaywheel_replica.core.member_events import (
     Acknowledge,
     Broken,
@@ -108,11 +107,11 @@ class Surroundings:
         self,
         wheel: WheelId,
         columns: Columns | None,
-        places: Sequence[FramePlace],
+        group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
         """Into the ledger."""
-        self._ledger.enter(wheel, columns, places, accepted_at_ms)
+        self._ledger.enter(wheel, columns, group, accepted_at_ms)
 
     def happened(self, event: Event) -> None:
         """Tells the operator of wheels, and of what the disk refuses."""

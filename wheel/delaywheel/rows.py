@@ -1,0 +1,136 @@
+"""The bytes of index rows. No other module knows them; docs/FORMAT.md shows them.
+
+Row n of a wheel's index is the frame with seq n + 1. Of ``messages`` the low 20 bits say how many,
+the top bit that they are cancels, and the 11 bits between are a check value of the row. A row whose
+length is 0 has no frame: ``HOLE_ROW`` = its place was lost in a crash of the machine, or its row
+does not check out; all zeros = its segment of the index is gone, being wholly below the floor.
+
+A CRC is linear: what each byte of a row adds to the check value lies in a table, so that any number
+of rows is made, or checked, at once.
+"""
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
+    [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
+)
+INDEX_ROW_LENGTH_BYTES: Final = 16
+SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # what an index row's offset can say
+
+_INDEX_ROW = struct.Struct("<IIII")
+_CANCELS_BIT = 1 << 31
+_CHECK_SHIFT = 20
+_COUNT_MASK = (1 << _CHECK_SHIFT) - 1
+_CHECK_MASK = 0x7FF
+FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
+
+HOLE_ROW: Final = _INDEX_ROW.pack(0, (1 << 32) - 1, 0, 0)
+
+
+def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Messages of each index row; 0 where it is a frame of cancels."""
+    counts = rows["messages"].astype(np.int64)
+    return np.where(counts >= _CANCELS_BIT, 0, counts & _COUNT_MASK)
+
+
+def cancel_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Cancels of each index row; 0 where it is a frame of messages."""
+    counts = rows["messages"].astype(np.int64)
+    return np.where(counts >= _CANCELS_BIT, counts & _COUNT_MASK, 0)
+
+
+def index_rows(
+    slots: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    *,
+    are_cancels: bool,
+) -> NDArray[Any]:
+    """The rows of frames that lie at these offsets of their slot files."""
+    rows = np.empty(len(slots), INDEX_ROW)
+    rows["slot"] = slots
+    rows["offset"] = offsets
+    rows["length"] = lengths
+    rows["messages"] = counts | (_CANCELS_BIT if are_cancels else 0)
+    rows["messages"] |= _checks(_bytes_of(rows)).astype(np.uint32) << _CHECK_SHIFT
+    return rows
+
+
+def index_row(slot: int, offset: int, length: int, count: int, *, are_cancels: bool) -> bytes:
+    """The row of one frame."""
+    marked = count | _CANCELS_BIT if are_cancels else count
+    check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
+    return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
+
+
+def raw_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes, not checked yet (see `checked_rows`). Torn tails are cut."""
+    return np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
+
+
+def decode_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes; one that does not check out is a hole. Torn tails are cut."""
+    return checked_rows(raw_rows(content))
+
+
+def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """These rows, but that one that does not check out is a hole."""
+    if not len(rows):
+        return rows
+    flawed = flawed_rows(rows)
+    if flawed.any():
+        rows = rows.copy()
+        rows[flawed] = np.frombuffer(HOLE_ROW, INDEX_ROW)
+    return rows
+
+
+def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are holes."""
+    none = (rows["length"] == 0) & (rows["slot"] == 0) & (rows["messages"] == 0)
+    return none & (rows["offset"] == (1 << 32) - 1)  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows were not written so: their check value is wrong, or they speak of no frame."""
+    raw = _bytes_of(rows).copy()
+    raw[:, 14] &= 0x0F
+    raw[:, 15] &= 0x80
+    wrong = _checks(raw) != (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
+    wrong |= rows["length"] == 0
+    if not wrong.any():
+        return wrong  # type: ignore[no-any-return]  # numpy's stubs
+    has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
+    has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
+    return wrong & ~has_none  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    return rows.view(np.uint8).reshape(len(rows), INDEX_ROW_LENGTH_BYTES)
+
+
+def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """The check value of each row, given as bytes without one."""
+    found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
+    return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _check_tables() -> NDArray[np.uint16]:
+    """What each byte adds to the check value: a CRC is linear, so rows are checked all at once."""
+    tables = np.zeros((INDEX_ROW_LENGTH_BYTES, 256), np.uint16)
+    for place in range(INDEX_ROW_LENGTH_BYTES):
+        for value in range(256):
+            row = bytearray(INDEX_ROW_LENGTH_BYTES)
+            row[place] = value
+            tables[place, value] = (crc32c(row) >> 21) ^ _CHECK_OF_ZEROS
+    return tables
+
+
+_CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
+_CHECK_TABLES: Final = _check_tables()
+_CHECK_PLACES: Final = np.arange(INDEX_ROW_LENGTH_BYTES)
