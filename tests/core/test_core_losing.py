@@ -61,6 +61,9 @@ def test_a_replaced_member_lacks_everything() -> None:
         (lacking("c", 3), False),
         (lacking("c", 3, 4), True),
         (lacking("c", applied=3), True),
+        # It has files of the wheel, and does not know yet what they hold.
+        (replace(beat("c"), verifying=frozenset({A1})), False),
+        (replace(beat("c"), verifying=frozenset({A2})), True),
         (beat("c"), True),
         (beat("c", storage="disk-new", wheels={A1: wheel_beat(9)}), True),
         # It lacks more than it tells: of those beyond nothing is known.

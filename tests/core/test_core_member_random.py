@@ -107,9 +107,9 @@ class Members(RuleBasedStateMachine):
     def refuse(self, name: str, kinds: set[type]) -> None:
         self.world[name].store.refuses = kinds
 
-    @rule(name=names)
-    def restart(self, name: str) -> None:
-        self.world[name].restart()
+    @rule(name=names, unverified=st.booleans())
+    def restart(self, name: str, *, unverified: bool) -> None:
+        self.world[name].restart(unverified=unverified)
 
     @precondition(lambda self: self.crashes < 1)
     @rule(name=names, lost=st.integers(0, 3))
@@ -122,7 +122,7 @@ class Members(RuleBasedStateMachine):
             end = max(seqs, default=0) - lost
             store.frames[wheel] = {seq: frame for seq, frame in seqs.items() if seq <= end}
             self.promised.pop((name, wheel), None)
-        self.world[name].crash_machine(f"boot-{name}-{self.boots}")
+        self.world[name].crash_machine(f"boot-{name}-{self.boots}", unverified=True)
 
     @rule(name=names)
     def follow(self, name: str) -> None:

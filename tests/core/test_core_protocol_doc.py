@@ -262,10 +262,12 @@ SEQS = {"any": 3, "≤ V, ≤ T, or ≤ what anyone has of the wheel": 3, "beyon
 
 def test_lost_frames() -> None:
     for who, seqs, result in table("all members, but for replaced ones,")[1:]:
-        said, _, shows = who.partition(", but one's newest beat ")
+        said, _, but = who.partition(", but one")
         seq = SEQS[seqs]
         lacking = {n: beat(n, wheels={A1: wheel_beat(5, lacking=(3,))}) for n in "abcde"}
-        beats = lacking | (holding("b", 5) if shows else {})
+        beats = lacking | (holding("b", 5) if "newest beat" in but else {})
+        if "is verifying" in but:
+            beats["b"] = replace(beat("b"), verifying=frozenset({A1}))
         sought = Sought("a", beats, (), {(A1, seq): frozenset(SAID[said])})
         assert bool(frames_lost(FIVE, {}, sought)) == (result == "lost")
 

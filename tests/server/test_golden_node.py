@@ -10,6 +10,7 @@ from delaywheel.disk import PosixDisk
 from delaywheel.format import Frame, Kind
 from delaywheel.reader import WheelReader
 from delaywheel.verify import verify_folder
+from support.copies import verified
 from support.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP
 from support.golden_node import (
     MEMBERS,
@@ -43,7 +44,7 @@ def test_what_this_release_leaves_is_recorded(tmp_path: Path) -> None:
 def test_a_node_goes_on_where_an_earlier_release_was_killed(golden: Path, tmp_path: Path) -> None:
     data = shutil.copytree(golden, tmp_path / "data")
     disk = PosixDisk()
-    store = open_golden_node(disk, data)
+    store = verified(open_golden_node(disk, data))
     state = store.state
     assert (state.storage, state.open, state.spare) == (STORAGE, OWN, SPARE)
     assert (state.last_number, dict(state.fenced)) == (4, {"golden-2": 6})

@@ -17,6 +17,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
 from delaywheel.rows import HOLE_ROW
+from delaywheel.steps import finish
 from delaywheel.wheel import (
     WheelBroken,
     WheelExists,
@@ -30,7 +31,7 @@ from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import WheelCard
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
-from support.copies import bundled, copies_of, flipped, rows_of, slots_of
+from support.copies import bundled, copies_of, flipped, rows_of, slots_of, verified
 from support.messages import BASE_SLOT, columns_of, message
 from support.wheels import ACCEPTED_AT_MS, append, ignored, new_wheel
 
@@ -55,6 +56,17 @@ def opened(
     floor: int = 0,
     recent_bytes: int = 0,
 ) -> Store:
+    return verified(looked_into(disk, boot_id, sync_groups, floor, recent_bytes))
+
+
+def looked_into(
+    disk: SimulatedDisk,
+    boot_id: str = "boot-1",
+    sync_groups: bool = False,
+    floor: int = 0,
+    recent_bytes: int = 0,
+) -> Store:
+    """Its wheels are not verified yet."""
     return Store.open(
         disk,
         DATA,
@@ -153,6 +165,61 @@ def test_a_start_that_fails_gives_the_folder_back() -> None:
     with pytest.raises(OSError, match="Input/output"):
         opened(disk)
     opened(disk)
+
+
+def test_a_start_looks_into_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    disk.restart()
+    with monkeypatch.context() as patch:
+        patch.delattr(SimulatedDisk, "open_read")
+        store = looked_into(disk, "boot-2")
+    assert store.unverified == frozenset({WHEEL})
+    assert store.held_wheels() == {}
+    open_own(store)
+    write(store, 0)
+    assert verified(store).held(WHEEL).applied == 5
+    assert store.unverified == set()
+
+
+def test_what_a_crash_took_is_found_though_the_process_ends_before_it_is_looked_for() -> None:
+    for effects in range(60):
+        disk = SimulatedDisk()
+        store = opened(disk)
+        store.mirror(CARD, bundled(written_elsewhere()[:2]))
+        store.checkpoint(ignored)
+        store.mirror(CARD, bundled(written_elsewhere()))
+        lose_slot_files(disk, BASE_SLOT + 2)
+        disk.restart()
+        looked_into(disk, "boot-2").release()
+        store = looked_into(disk, "boot-2")
+        disk.crash_after(effects)
+        with suppress(Crash):
+            verified(store)
+            assert effects > 3
+            break
+        assert restarted(disk, "boot-2").held(WHEEL).lacking == (4,)
+
+
+def lose_slot_files(disk: SimulatedDisk, slot: int) -> None:
+    disk.set_content(layout.slot_path(layout.wheel_folder(DATA, WHEEL), slot), b"")
+
+
+def test_a_wheel_that_cannot_be_made_whole_keeps_no_other_from_it() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    store.mirror(CARD, bundled(written_elsewhere()))
+    open_own(store)
+    write(store, 0)
+    disk.restart()
+    meta = layout.meta_path(layout.wheel_folder(DATA, WHEEL))
+    disk.faults += [Fault("read", path_part=str(meta)), Fault("read", path_part=str(meta))]
+    store = looked_into(disk)
+    with pytest.raises(OSError, match="Input/output"):
+        finish(store.verifying(WHEEL))
+    assert finish(store.verifying(OWN)).applied == 1
+    assert store.unverified == {WHEEL}
+    assert finish(store.verifying(WHEEL)).applied == 5
 
 
 def test_after_a_start_own_wheels_are_copies() -> None:

@@ -32,7 +32,7 @@ from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
-from support.copies import rows_of, slots_of
+from support.copies import rows_of, slots_of, verified
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels import ACCEPTED_AT_MS, ignored
 
@@ -95,7 +95,7 @@ class Node:
         assert store.state.boot_id == f"boot-{self.boots}"
         assert store.state.all_incomplete or not self.is_doubtful
         self.starts = store.state.starts
-        return store
+        return verified(store)
 
     def restart(self, machine_crash: Random | None, early_end: int) -> None:
         self.disk.restart(machine_crash)

@@ -93,6 +93,8 @@ def _not_copies(world: World, node: SimNode) -> Iterator[str]:
     assert node.server is not None
     copies = node.server.store.held_wheels()
     for frame in world.truth.live(world.checks.floor):
+        if frame.wheel in node.server.store.unverified:
+            continue
         if node.damaged and not node.damaged.isdisjoint((frame.path, index_of(frame.wheel))):
             continue
         row = row_on(node.disk, frame.wheel, frame.seq)

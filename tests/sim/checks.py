@@ -122,17 +122,17 @@ class Checks:
             self._look(node, wheel)
 
     def started(self, node: SimNode) -> None:
-        """A server has recovered its folder."""
+        """A server has looked into its folder."""
         self.looked(node)
-        assert node.server is not None
-        for held in node.server.store.held_wheels().values():
-            self.held(node, held)
-        for wheel in _wheels(node):
-            try:
-                self._truth.check_again(node.disk, wheel)
-            except RewrittenError as error:
-                self._fail(str(error))
         self.disturbed()
+
+    def verified(self, node: SimNode, held: Held) -> None:
+        """A server has made a wheel whole that it had found there."""
+        self.held(node, held)
+        try:
+            self._truth.check_again(node.disk, held.card.wheel)
+        except RewrittenError as error:
+            self._fail(str(error))
 
     def held(self, node: SimNode, held: Held) -> None:
         """A node holds a wheel so far; it may not have heard yet that a frame is given up."""

@@ -28,6 +28,7 @@ from delaywheel_replica.core.mirrors import Mirrors
 from delaywheel_replica.core.peers import Frames, Vote
 from delaywheel_replica.core.promises import Promises
 from delaywheel_replica.core.replication import Replication
+from delaywheel_replica.core.verifying import Verifying
 from delaywheel_replica.core.voting import Voting
 from delaywheel_replica.server.pacing import Turn
 from delaywheel_replica.server.room import Room
@@ -72,11 +73,13 @@ def promises_are_not_durable() -> list[Patch]:
 def promises_are_told_before_they_are_durable() -> list[Patch]:
     real = promises.answer
 
-    def answer(state: NodeState, fence: Fence, holdings: Holdings) -> FenceAnswer | None:
+    def answer(
+        state: NodeState, fence: Fence, holdings: Holdings, verifying: Verifying
+    ) -> FenceAnswer | None:
         if fence.origin != state.node:
             upto = max(fence.upto, state.fenced.get(fence.origin, 0))
             state = replace(state, fenced={**state.fenced, fence.origin: upto})
-        return real(state, fence, holdings)
+        return real(state, fence, holdings, verifying)
 
     return [everywhere(real, answer)]
 

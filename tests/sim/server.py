@@ -35,6 +35,7 @@ from delaywheel_replica.core.member_events import (
     Send,
     Serve,
     Tell,
+    Verified,
 )
 from delaywheel_replica.core.peers import Gossip, PeerMessage
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
@@ -255,6 +256,8 @@ class SimServer:
                 self.world.checks.opened(self.node, event.wheel)
             case Mirrored():
                 self.world.checks.held(self.node, event.held)
+            case Verified():
+                self.world.checks.verified(self.node, event.held)
             case Broken():
                 self.trace("broke", event.wheel, event.cause)
             case DiskTold():

@@ -11,7 +11,16 @@ from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.steps import finish
+from delaywheel_replica.server.store import Store
 from sim.disk import SimulatedDisk
+
+
+def verified(store: Store) -> Store:
+    """A store that was opened, with all its wheels made whole."""
+    for wheel in sorted(store.unverified):
+        finish(store.verifying(wheel))
+    return store
 
 
 def copies_of(

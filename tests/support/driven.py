@@ -26,6 +26,7 @@ from delaywheel_replica.server.driver import Driver
 from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.store import Store, StoreLimits
 from sim.disk import SimulatedDisk
+from support.copies import verified
 from support.messages import BASE_SLOT, Message, columns_of, messages_of
 
 DATA = Path("/data")
@@ -79,6 +80,7 @@ class Driven:
         sync_groups: bool = False,
         message_bytes: int = 1 << 20,
         recent_bytes: int = 0,
+        verifies: bool = True,
     ) -> None:
         self.disk = disk
         self.pid = 7
@@ -105,6 +107,8 @@ class Driven:
                 ballast_bytes=4_000,
             ),
         )
+        if verifies:
+            verified(self.store)
         config = MemberConfig("n1", tuple(nodes), min_insync, LATE_WINDOW_S)
         self.driver = Driver(config, self.store, self, message_bytes=message_bytes)
 

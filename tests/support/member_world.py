@@ -42,6 +42,8 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Tick,
     Unreadable,
+    Verified,
+    VerifyWheel,
     WheelCard,
     Written,
 )
@@ -224,24 +226,30 @@ class FakeNode:
         self.acknowledged: dict[WheelId, int] = {}
         self.sent: list[tuple[str, PeerMessage]] = []
         self.done: list[Effect] = []
+        self.unverified = False
         self.machine = self._machine()
 
     def _machine(self) -> Member:
         config = MemberConfig(self.name, tuple(self.nodes), len(self.nodes) // 2 + 1, 120)
-        started = Started(self.store.state, self.store.all_held(), self.now_ms)
+        held = self.store.all_held()
+        if self.unverified:
+            started = Started(self.store.state, {}, self.now_ms, frozenset(held))
+        else:
+            started = Started(self.store.state, held, self.now_ms)
         return Member(config, started)
 
-    def restart(self) -> None:
-        """A new life of the server on the same machine."""
+    def restart(self, *, unverified: bool = False) -> None:
+        """A new life of the server on the same machine; its wheels are not verified yet."""
+        self.unverified = unverified
         self.store.open = None
         starts = self.store.state.starts + 1
         self.store.state = replace(self.store.state, starts=starts)
         self.machine = self._machine()
 
-    def crash_machine(self, boot: str) -> None:
+    def crash_machine(self, boot: str, *, unverified: bool = False) -> None:
         """A new life after a crash of the machine."""
         self.store.state = replace(self.store.state, boot_id=boot, all_incomplete=True)
-        self.restart()
+        self.restart(unverified=unverified)
 
     def step(self, event: Event) -> list[Effect]:
         """Has an event taken and everything carried out; returns all effects."""
@@ -255,7 +263,8 @@ class FakeNode:
                 answer: Event | None
                 if type(effect) in self.store.refuses:
                     answer = Failed(effect, "refused")
-                    effects.clear()
+                    if not isinstance(effect, DeleteWheel | VerifyWheel):
+                        effects.clear()
                 else:
                     answer = self._carry_out(effect)
                 if answer is not None:
@@ -363,6 +372,8 @@ class FakeNode:
                 return self._serve(effect)
             case CloseWheel():
                 return Closed(store.close(effect.wheel, effect.final_seq))
+            case VerifyWheel():
+                return Verified(store.held(effect.wheel))
             case DeleteWheel():
                 del store.frames[effect.wheel]
                 return Deleted(effect.wheel)
@@ -378,7 +389,8 @@ class FakeNode:
             assert beat.open in {None, state.open}
             assert beat.spare == (None if spare is None else spare.wheel)
             assert spare is None or beat.wheels[spare.wheel].seal_slot == spare.seal_slot
-            assert beat.complete == (not state.all_incomplete and not state.incomplete)
+            is_complete = not state.all_incomplete and not state.incomplete
+            assert beat.complete == (is_complete and not beat.verifying)
         elif isinstance(message, Promise):
             fence = message.answer.fence
             assert state.fenced[fence.origin] >= fence.upto

@@ -444,7 +444,7 @@ def test_a_cut_that_a_crash_kept_from_beginning_is_made_by_recovery() -> None:
 
 
 def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "recovery", "medium"):
+    for module in ("index", "cutting", "medium"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 2)
     pair = Pair()
     pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])

@@ -214,7 +214,7 @@ def test_an_empty_wheel_and_a_missing_one() -> None:
 
 
 def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "places", "tablewriter", "recovery"):
+    for module in ("index", "places", "tablewriter", "rebuilding", "cutting"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
     for kept in range(11):
         disk = SimulatedDisk()

@@ -405,7 +405,7 @@ def test_hour_folders_are_named_by_their_utc_hour() -> None:
 
 
 def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "places", "tablewriter", "recovery", "verify"):
+    for module in ("index", "places", "tablewriter", "rebuilding", "cutting", "verify"):
         monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)

@@ -24,9 +24,10 @@ from delaywheel import layout
 from delaywheel.disk import Disk
 from delaywheel.identity import WheelId
 from delaywheel.index import read_raw_rows
-from delaywheel.places import rows_of_slots
+from delaywheel.places import finding_rows
 from delaywheel.rows import cancel_counts, checked_rows, message_counts
 from delaywheel.slottable import UNIT_BYTES, load_head, read_entries
+from delaywheel.steps import Steps, finish
 
 DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
     [
@@ -94,9 +95,9 @@ class Dial:
         """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
         self._table[:] = 0
         for wheel in wheels:
-            self.add_wheel(disk, data, wheel, floor=floor)
+            finish(self.adding_wheel(disk, data, wheel, floor=floor))
 
-    def add_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> None:
+    def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
         """Counts what a wheel holds of slots at or above ``floor``.
 
         By its slot table, and by the rows of its index where that says nothing, or may be wrong.
@@ -111,13 +112,15 @@ class Dial:
             doubtful.append(slots[damaged])
             there = (entries["frames"] > 0) & ~damaged & (slots >= floor)
             self._add_entries(slots[there], entries[there])
+            yield
         by_rows = np.concatenate(doubtful)
         if len(by_rows):
-            _, rows = rows_of_slots(disk, folder, by_rows, 1 << 62)
+            _, rows = yield from finding_rows(disk, folder, by_rows, 1 << 62)
             self.add(rows[rows["slot"] >= floor])
         for _, raw in read_raw_rows(disk, folder, head.seq + 1, 1 << 62):
             rows = checked_rows(raw[raw["slot"] >= floor])
             self.add(rows[~np.isin(rows["slot"], by_rows)] if len(by_rows) else rows)
+            yield
 
     def clear_below(self, floor: int) -> None:
         """Empties the rows of finished slots, whether they had a file here or not."""

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from delaywheel import layout
 from delaywheel.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.checking import good_frames
+from delaywheel.cutting import cut_beyond
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.format import DamageReason, Frame, FrameDamaged
@@ -47,9 +48,9 @@ from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.medium import CopyMedium
 from delaywheel.reader import DamagedFrame, WheelReader, check_copy
-from delaywheel.recovery import cut_beyond
 from delaywheel.rows import HOLE_ROW, checked_rows, flawed_rows, is_hole, raw_rows
 from delaywheel.slotfiles import SlotFiles, delete_slots_below
+from delaywheel.steps import Steps, finish
 from delaywheel.tablewriter import SlotTable
 from delaywheel.wheel import (
     WheelMeta,
@@ -112,6 +113,32 @@ class MirrorWheel:
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
     ) -> Self:
+        """Goes on with what there is, at once; see `opening`."""
+        steps = cls.opening(
+            disk,
+            data,
+            wheel,
+            handles,
+            damaged=damaged,
+            floor=floor,
+            dial=dial,
+            table_rows=table_rows,
+        )
+        return finish(steps)
+
+    @classmethod
+    def opening(
+        cls,
+        disk: Disk,
+        data: Path,
+        wheel: WheelId,
+        handles: HandleCache,
+        *,
+        damaged: Iterable[int] = (),
+        floor: int = 0,
+        dial: Dial | None = None,
+        table_rows: int = ROWS_PER_SEGMENT,
+    ) -> Steps[Self]:
         """Goes on with what there is.
 
         Args:
@@ -130,7 +157,7 @@ class MirrorWheel:
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
         copy._damaged = frozenset(damaged)
-        copy._read_index()
+        yield from copy._read_index()
         return copy
 
     @property
@@ -156,7 +183,11 @@ class MirrorWheel:
     # --- writing
 
     def append(
-        self, bundle: FrameBundle, *, is_over: Callable[[], bool] | None = None
+        self,
+        bundle: FrameBundle,
+        *,
+        is_over: Callable[[], bool] | None = None,
+        between: Callable[[], object] = lambda: None,
     ) -> FrameDamaged | None:
         """Writes the frames that follow on the last one.
 
@@ -166,6 +197,7 @@ class MirrorWheel:
         Args:
             bundle: the frames.
             is_over: is asked after each frame that was written; if it is so, no more are.
+            between: is called before frames, and before their rows: others may want the disk.
 
         Returns:
             What was wrong with the frame that ended the list, if one was not what it should be.
@@ -179,7 +211,11 @@ class MirrorWheel:
         refused = None
         if good < len(following):
             refused = _damage(self.wheel, following.part(good, good + 1))
-        written, taken, failure = self._write_frames(self._bared(following.part(0, good)), is_over)
+        written, taken, failure = self._write_frames(
+            self._bared(following.part(0, good)), is_over, between
+        )
+        if len(written):
+            between()
         before = self._index.last_seq
         try:
             self._index.append(written.rows)
@@ -345,18 +381,21 @@ class MirrorWheel:
 
     # --- behind it
 
-    def _read_index(self) -> None:
+    def _read_index(self) -> Steps[None]:
         """Learns how far it goes, from what lies behind the slot table and the checkpoint."""
         self._index.look_again()
+        yield
         last_seq, head = self._index.last_seq, self._table.head
         counted = head.seq if head.seq <= last_seq else 0
         top_slot = head.top_slot if counted else -1
         for _, rows in read_raw_rows(self._disk, self._folder, counted + 1, last_seq):
             top_slot = top_slot_of(rows, top_slot)
+            yield
         self.top_slot = top_slot
         synced = min(self._medium.checkpoint.seq, last_seq)
         for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
             self._medium.take_over(first_seq, checked_rows(rows), self._damaged)
+            yield
         for seq in frozenset(self._medium.checkpoint.lacking) - self._damaged:
             if seq <= synced:
                 self._medium.take_over(seq, self._reader.rows(seq, seq), self._damaged)
@@ -387,7 +426,10 @@ class MirrorWheel:
         return bundle.without_content(finished) if finished.any() else bundle
 
     def _write_frames(
-        self, bundle: FrameBundle, is_over: Callable[[], bool] | None
+        self,
+        bundle: FrameBundle,
+        is_over: Callable[[], bool] | None,
+        between: Callable[[], object],
     ) -> tuple[FrameBundle, FrameDamaged | None, OSError | None]:
         """Writes contents, in order, up to the first that cannot be; why it cannot."""
         rows, edges = bundle.rows, bundle.edges
@@ -398,6 +440,7 @@ class MirrorWheel:
                 self._slots.announce(np.unique(rows["slot"][filled]).tolist())
             except OSError as error:
                 return NO_BUNDLE, None, error
+            between()
         places = Places(slots, offsets, edges.tolist(), bundle.content)
         first = 0
         while True:
@@ -504,9 +547,11 @@ class MirrorWheel:
         self._index.close()
         self._reader.close()
         try:
-            cut_beyond(self._disk, self._folder, final_seq, self._table, between)
+            for _ in cut_beyond(self._disk, self._folder, final_seq, self._table):
+                between()
         finally:
-            self._read_index()
+            for _ in self._read_index():
+                between()
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
             self._change_damaged(remove=[seq for seq in self._damaged if seq > self.last_seq])

@@ -39,6 +39,7 @@ from delaywheel.slottable import (
     read_entry,
     slots_with_frames,
 )
+from delaywheel.steps import Steps, finish
 from delaywheel.unlisted import with_unlisted
 from delaywheel.walk import walk_headers
 
@@ -212,6 +213,13 @@ class _RowsBehind:
 
 def rows_of_slots(disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int) -> Places:
     """Seqs and rows of the frames of some slots up to a seq, from the whole index."""
+    return finish(finding_rows(disk, folder, slots, last_seq))
+
+
+def finding_rows(
+    disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int
+) -> Steps[Places]:
+    """As `rows_of_slots`, segment by segment."""
     seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
     for first_seq, part in read_raw_rows(disk, folder, 1, last_seq):
         is_wanted = part["slot"] == slots[0] if len(slots) == 1 else np.isin(part["slot"], slots)
@@ -220,6 +228,7 @@ def rows_of_slots(disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: 
         kept = checked["length"] > 0
         seqs.append(first_seq + at[kept])
         rows.append(checked[kept])
+        yield
     return np.concatenate(seqs), np.concatenate(rows)
 
 

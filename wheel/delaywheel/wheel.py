@@ -44,6 +44,7 @@ from delaywheel.slotfiles import (
     forget_announced,
     list_slots,
 )
+from delaywheel.steps import Steps, finish
 from delaywheel.tablewriter import SlotTable
 
 DEFAULT_MAX_FRAME_MESSAGES = 10_000
@@ -97,7 +98,11 @@ class WheelBroken(Exception):  # noqa: N818 - the condition is the name
 
 @dataclass(frozen=True, slots=True)
 class WheelMeta:
-    """The content of meta.json."""
+    """The content of meta.json.
+
+    ``boot`` is that of the machine when the wheel was made, or made whole after a crash of it: in
+    any other one, writes of before may be lost.
+    """
 
     wheel: WheelId
     members: Mapping[str, str]  # node -> storage uuid, as registered
@@ -105,6 +110,7 @@ class WheelMeta:
     span_seconds: int
     state: WheelState = WheelState.OPEN
     final_seq: int | None = None  # the committed T, once closed
+    boot: str = ""
 
 
 class Checkpoint(NamedTuple):
@@ -362,7 +368,12 @@ def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
 
 
 def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
-    """Makes the folder of a wheel; it is on the medium when this returns.
+    """Makes the folder of a wheel, at once; see `making_wheel`."""
+    finish(making_wheel(disk, data, meta))
+
+
+def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
+    """Makes the folder of a wheel; it is on the medium at the end.
 
     Raises:
         WheelExists: the folder has a wheel of this name.
@@ -372,13 +383,16 @@ def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
         raise WheelExists(f"wheel {meta.wheel} was opened before")
     disk.make_folder(layout.slots_folder(folder))
     save_meta(disk, data, meta)
-    sync_names(disk, data)
+    yield
+    yield from syncing_names(disk, data)
 
 
-def sync_names(disk: Disk, data: Path) -> None:
+def syncing_names(disk: Disk, data: Path) -> Steps[None]:
     """Puts the names of all wheels on the medium."""
     disk.sync_folder(layout.wheels_folder(data))
+    yield
     disk.sync_folder(data)
+    yield
 
 
 def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
@@ -402,7 +416,7 @@ def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
 
 def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
     """Writes who a wheel is; durable when it returns."""
-    document = {
+    document: dict[str, Any] = {
         "version": _META_VERSION,
         "wheel": str(meta.wheel),
         "members": dict(meta.members),
@@ -411,6 +425,8 @@ def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
         "state": meta.state.value,
         "final_seq": meta.final_seq,
     }
+    if meta.boot:
+        document["boot"] = meta.boot
     content = json.dumps(document, indent=2, sort_keys=True) + "\n"
     disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
 
@@ -496,4 +512,5 @@ def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:
         span_seconds=int(document["span_seconds"]),
         state=WheelState(document["state"]),
         final_seq=None if final_seq is None else int(final_seq),
+        boot=str(document.get("boot", "")),
     )

@@ -324,6 +324,7 @@ class Beat(_message.Message):
     OFFICE_FIELD_NUMBER: _builtins.int
     HEARD_FIELD_NUMBER: _builtins.int
     DISK_OUT_FIELD_NUMBER: _builtins.int
+    VERIFYING_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -347,6 +348,10 @@ class Beat(_message.Message):
 
     @_builtins.property
     def heard(self) -> _containers.RepeatedCompositeFieldContainer[Global___Heard]: ...
+    @_builtins.property
+    def verifying(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Wheels of which it has files, and does not know yet what they hold."""
+
     def __init__(
         self,
         *,
@@ -366,10 +371,11 @@ class Beat(_message.Message):
         office: Global___Office | None = ...,
         heard: _abc.Iterable[Global___Heard] | None = ...,
         disk_out: _builtins.bool = ...,
+        verifying: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "spare", b"spare", "start", b"start", "storage", b"storage", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "spare", b"spare", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

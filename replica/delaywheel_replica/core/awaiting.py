@@ -1,9 +1,9 @@
 """Effects whose outcome the member machine waits for.
 
-An effect that fails takes those behind it in its list with it, but for the deletion of a wheel:
-that takes long, is done beside everything else, and stands alone. So what was asked for together is
-remembered together: of a failure the machine learns everything that will not happen, and asks for
-it again when it is still wanted.
+An effect that fails takes those behind it in its list with it, but for what is done with all of a
+wheel, to delete or to verify it: that takes long, is done beside everything else, and stands alone.
+So what was asked for together is remembered together: of a failure the machine learns everything
+that will not happen, and asks for it again when it is still wanted.
 """
 
 from delaywheel.identity import WheelId
@@ -16,9 +16,10 @@ from delaywheel_replica.core.member_events import (
     OpenWheel,
     Repair,
     Save,
+    VerifyWheel,
 )
 
-Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | DeleteWheel
+Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | DeleteWheel | VerifyWheel
 """Each of them is answered with an event, or with Failed."""
 
 
@@ -47,7 +48,7 @@ class Awaiting:
         self._lists += 1
         together = self._lists
         for effect in effects:
-            if isinstance(effect, DeleteWheel):
+            if isinstance(effect, DeleteWheel | VerifyWheel):
                 self._lists += 1
                 self._asked.append((self._lists, effect))
             elif isinstance(effect, Awaited):

@@ -176,7 +176,7 @@ class Beat:
         spare: the wheel that it opens next.
         last_number: the greatest number of its own wheels that it knows of.
         draining: it takes no more messages and wants no wheel.
-        complete: it holds all that it ever acknowledged.
+        complete: it holds all that it ever acknowledged, and tells of all that it holds.
         wheels: every wheel of which it has files, its own and others', and its spare.
         start: how often the node has started on this storage.
         count: of its beats since that start.
@@ -184,6 +184,7 @@ class Beat:
         office: told only while its cleaner is in office and both of its processes live.
         heard: every other node that it ever heard directly since its start.
         disk_out: its disk takes no frames now: it has no room, or hangs.
+        verifying: wheels of which it has files, and does not know yet what they hold.
     """
 
     node: str
@@ -202,6 +203,7 @@ class Beat:
     office: Office | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
+    verifying: frozenset[WheelId] = frozenset()
 
     @property
     def order(self) -> tuple[int, int]:
@@ -234,6 +236,7 @@ class Beat:
             "office": None if self.office is None else self.office.to_json(),
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
             "disk_out": self.disk_out,
+            "verifying": sorted(map(str, self.verifying)),
         }
 
     @classmethod
@@ -267,6 +270,7 @@ class Beat:
             office=None if office is None else Office.from_json(office),
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
             disk_out=fields.boolean("disk_out"),
+            verifying=frozenset(map(parse_wheel, fields.texts("verifying"))),
         )
 
 

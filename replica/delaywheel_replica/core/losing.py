@@ -8,6 +8,7 @@ and holds back neither V nor an end nor the floor.
 | a frame | is |
 |---|---|
 | that a member's newest beat shows as held | not lost, whatever was said before |
+| of a wheel that a member is verifying | not lost: what it said before may be true no more |
 | that was never written, as far as anyone knows | not lost: it may still come |
 | that all members lack otherwise | lost |
 
@@ -84,7 +85,7 @@ def _all_lack(
     if not nodes >= state.remaining(record).keys():
         return False
     return not any(
-        _shows(beat.wheels.get(wheel), seq)
+        wheel in beat.verifying or _shows(beat.wheels.get(wheel), seq)
         for node, beat in member_beats(state, record, sought.beats).items()
         if node != sought.own
     )

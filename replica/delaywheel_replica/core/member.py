@@ -11,6 +11,7 @@ message or a failed effect is made good by a later tick.
 | line.py | the own wheel in hand: callers, mirrors, high watermark |
 | mirrors.py | what is taken, fetched, closed and deleted of all others |
 | promises.py | what may not be taken, and what is answered |
+| verifying.py | what an earlier life has left, and nothing is known of yet |
 | completeness.py | what may have been lost |
 | voting.py | who is heard to lead, and votes |
 | hearing.py, holdings.py | what is known of the others, and of the own folder |
@@ -35,14 +36,16 @@ Invariants, and what keeps them:
 | no wheel in hand | `Save(open)`, `OpenWheel` | the beat's `open` |
 | a second passed | `Save(spare's seal)` | the beat's seal of the spare |
 | frames | `Mirror` | `Applied`, the beat's `applied` |
+| a wheel of an earlier life | `VerifyWheel` | the beat's wheel; `Promise` of its origin |
 | a wheel is got back | `Save(incomplete)` | the beat's `complete`, `Promise` |
 
 The effects of a step stand in this order: what cannot fail, then what is answered with an event,
 then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
 not durable yet. What is answered is done one after another, and when one fails, those behind it
 are dropped, for they are asked for again (awaiting.py). The rest stands alone, each for itself: a
-full disk that takes no `Save` must not keep `Sweep` from freeing it. So does `DeleteWheel`, though
-it is answered: both delete any number of files, in steps between other jobs.
+full disk that takes no `Save` must not keep `Sweep` from freeing it. So do `DeleteWheel` and
+`VerifyWheel`, though they are answered: all three are about any number of files, in steps between
+other jobs.
 """
 
 from collections.abc import Iterable
@@ -92,6 +95,8 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Tick,
     Unreadable,
+    Verified,
+    VerifyWheel,
     Written,
 )
 from delaywheel_replica.core.mirrors import Mirrors
@@ -111,6 +116,7 @@ from delaywheel_replica.core.plausible import known_number, tempered
 from delaywheel_replica.core.promises import Promises, answer
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.core.telling import Telling
+from delaywheel_replica.core.verifying import Verifying
 from delaywheel_replica.core.voting import Voting
 
 
@@ -155,6 +161,7 @@ class Member:
         self._promises = Promises()
         self._completeness = Completeness(config.node, started.state.boot_id)
         self._holdings = Holdings(started.held)
+        self._verifying = Verifying(started.unverified, self._awaiting)
         self._line = Line(known, self._hearing)
         self._keeping = Keeping(
             known,
@@ -165,9 +172,17 @@ class Member:
             self._awaiting,
         )
         self._mirrors = Mirrors(
-            known, self._hearing, self._promises, self._holdings, self._line, self._awaiting
+            known,
+            self._hearing,
+            self._promises,
+            self._holdings,
+            self._line,
+            self._awaiting,
+            self._verifying,
         )
-        self._telling = Telling(known, self._hearing, self._keeping, self._holdings, self._line)
+        self._telling = Telling(
+            known, self._hearing, self._keeping, self._holdings, self._line, self._verifying
+        )
         self._swept: int | None = None
         self._forgotten = NO_FRAMES
 
@@ -262,6 +277,8 @@ class Member:
                 return []
             case Mirrored():
                 return self._mirrored(event.held)
+            case Verified():
+                return self._verified(event.held)
             case Unreadable():
                 self._holdings.unreadable(event.wheel, event.seq)
                 self._unreadable_own(event.wheel, event.seq)
@@ -296,6 +313,7 @@ class Member:
         return [
             *self._line.pushes(),
             *self._mirrors.tick(),
+            *self._verifying.tick(known.now_ms),
             *self._forget_lost(),
             *self._sweep(),
             *self._ask_votes(),
@@ -355,6 +373,8 @@ class Member:
         for dropped in self._awaiting.failed(effect):
             if isinstance(dropped, Mirror | Repair):
                 self._mirrors.failed(dropped.card.wheel)
+            elif isinstance(dropped, VerifyWheel):
+                self._verifying.failed(dropped.wheel, self._known.now_ms)
             else:
                 self._keeping.dropped(dropped)
 
@@ -377,7 +397,8 @@ class Member:
         """No promise is given about wheels beyond: it would bind for ever."""
         known = self._known
         registered = () if known.registry is None else known.registry.wheels
-        number = known_number(origin, registered, self._holdings, self._hearing.beats())
+        held = {*self._holdings, *self._verifying.wheels}
+        number = known_number(origin, registered, held, self._hearing.beats())
         return max(number, known.state.last_number) if origin == known.node else number
 
     def _asked(self, fences: Iterable[Fence]) -> None:
@@ -390,6 +411,13 @@ class Member:
             self._keeping.left(held)
             return [Tell()]
         return [*self._mirrors.mirrored(held), *self._tell_leader()]
+
+    def _verified(self, held: Held) -> list[Effect]:
+        """From now on it is a wheel like all others; what was finished meanwhile is swept."""
+        self._verifying.done(held.card.wheel)
+        self._holdings.put(held)
+        self._swept = None
+        return [Tell()]
 
     def _tell_move(self) -> list[Effect]:
         """Of what is due soon it is told at once: the precision of short delays hangs on it."""
@@ -445,7 +473,7 @@ class Member:
     def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
         """Of those promises that are durable, at most one for each node."""
         state = self._known.state
-        found = (answer(state, fence, self._holdings) for fence in sorted(fences))
+        found = (answer(state, fence, self._holdings, self._verifying) for fence in sorted(fences))
         return [each for each in found if each is not None]
 
     def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
@@ -461,6 +489,8 @@ class Member:
 
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
         """Of what was never written, or is not told yet, nothing is read."""
+        if fetch.wheel in self._verifying:
+            return []  # who asks will ask another, and again
         writing, held = self._line.writing, self._holdings.get(fetch.wheel)
         if writing is not None and writing.wheel == fetch.wheel:
             end = writing.last_seq

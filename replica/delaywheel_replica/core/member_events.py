@@ -130,6 +130,13 @@ class Mirrored:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """`VerifyWheel` was carried out: this is held."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
 class Unreadable:
     """A frame up to `applied` was found to be damaged."""
 
@@ -220,6 +227,7 @@ Event = (
     | Written
     | Broken
     | Mirrored
+    | Verified
     | Unreadable
     | Closed
     | Deleted
@@ -339,6 +347,13 @@ class DeleteWheel:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifyWheel:
+    """Make a wheel whole that an earlier life has left; answer Verified."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """The status row says something new: write it now, and have the cleaner look at it."""
 
@@ -356,6 +371,7 @@ Effect = (
     | ForgetLost
     | Sweep
     | DeleteWheel
+    | VerifyWheel
     | Tell
 )
 
@@ -391,13 +407,15 @@ class Started:
 
     Attributes:
         state: of node.json, with this start counted and this boot's id, saved already.
-        held: the wheels of the folder; none of them is written any more.
+        held: wheels of the folder that are whole; none of them is written any more.
         now_ms: monotonic clock.
+        unverified: all others of the folder.
     """
 
     state: NodeState
     held: Mapping[WheelId, Held] = field(default_factory=dict)
     now_ms: int = 0
+    unverified: frozenset[WheelId] = frozenset()
 
 
 __all__ = [
@@ -436,6 +454,8 @@ __all__ = [
     "Tell",
     "Tick",
     "Unreadable",
+    "Verified",
+    "VerifyWheel",
     "WheelCard",
     "Written",
 ]

@@ -10,7 +10,7 @@ and is judged by what is held then (core/mirroring.py). What does not fit is fet
 | otherwise | what another node showed at the tick before: newer ones are pushed |
 
 Whatever is lacking below is fetched as well, and what the cleaner could not read, of whomever.
-While the disk takes no frames, nothing is taken or fetched.
+While the disk takes no frames, nothing is taken or fetched; nor of a wheel that is not verified.
 
 A folder is deleted when its wheel is registered no more: everything up to its end was finished
 then, and what lies beyond does not count.
@@ -47,6 +47,7 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
 from delaywheel_replica.core.promises import Promises
+from delaywheel_replica.core.verifying import Verifying
 
 WAITING_BYTES: Final = 32 << 20
 """So much content of a wheel waits for the store at most; a message with more waits alone."""
@@ -93,6 +94,7 @@ class Mirrors:
         holdings: Holdings,
         line: Line,
         awaiting: Awaiting,
+        verifying: Verifying,
     ) -> None:
         """Nothing is under way.
 
@@ -103,6 +105,7 @@ class Mirrors:
             holdings: what is held.
             line: the own wheel in hand, which is none of these.
             awaiting: what the store was asked for.
+            verifying: wheels that nothing is known of yet.
         """
         self._known = known
         self._hearing = hearing
@@ -110,6 +113,7 @@ class Mirrors:
         self._holdings = holdings
         self._line = line
         self._awaiting = awaiting
+        self._verifying = verifying
         self._fetching = Fetching(known.config)
         self._waiting: dict[WheelId, _Waiting] = {}
         # Why a write was asked for: what follows when it is done.
@@ -128,6 +132,8 @@ class Mirrors:
             self._fetching.answered(frames.request)
         if self._known.disk.is_out:
             return []  # what is left of it is for what frees it
+        if wheel in self._verifying:
+            return []  # they are fetched, once it is known which are lacking
         if not self._awaiting.is_writing(wheel):
             return self._take(sender, frames)
         waiting = self._waiting.get(wheel)
@@ -301,6 +307,8 @@ class Mirrors:
 
     def _lacking_here(self, wheel: WheelId, seq: int) -> tuple[str, ...]:
         """This node, if it is a member that lacks a frame; a disk put in its place says nothing."""
+        if wheel in self._verifying:
+            return ()
         held = self._holdings.get(wheel)
         has = held is not None and seq <= held.applied and not is_among(held.lacking, seq)
         return () if has or not self._is_member(wheel) else (self._known.node,)
@@ -311,7 +319,7 @@ class Mirrors:
         wheels = set(self._holdings)
         if registry is not None:
             wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
-        return sorted(wheels - {self._line.wheel})
+        return sorted(wheels - {self._line.wheel} - self._verifying.wheels)
 
     def _want(self, wheel: WheelId, sought: list[int], beats: Mapping[str, Beat]) -> Want | None:
         if not self._is_member(wheel):

@@ -154,6 +154,7 @@ def _check_beat(beat: Beat) -> None:
     _at_most("wheels", len(beat.wheels), MOST_WHEELS)
     for wheel, told in beat.wheels.items():
         _check_wheel(wheel, told)
+    _at_most("wheels to be verified", len(beat.verifying), MOST_WHEELS)
     _at_most("nodes heard", len(beat.heard), MOST_MEMBERS)
     for node, heard in beat.heard.items():
         _check_node(node)

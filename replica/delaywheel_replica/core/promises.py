@@ -20,6 +20,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.beat import Fence, FenceAnswer
 from delaywheel_replica.core.holdings import Holdings
+from delaywheel_replica.core.verifying import Verifying
 
 
 class Promises:
@@ -83,13 +84,17 @@ class Promises:
         return [answer for _, answer in sorted(self._answers.items(), key=_by_key)]
 
 
-def answer(state: NodeState, fence: Fence, holdings: Holdings) -> FenceAnswer | None:
+def answer(
+    state: NodeState, fence: Fence, holdings: Holdings, verifying: Verifying
+) -> FenceAnswer | None:
     """What this node answers to a fence; None: that promise is not durable yet.
+
+    Or what it holds of these wheels is not known yet.
 
     It may cover more than was asked: everything that was ever promised of that node.
     """
     upto = state.fenced.get(fence.origin, 0)
-    if upto < fence.upto:
+    if upto < fence.upto or verifying.bears_on(fence.origin, upto):
         return None
     applied = {
         wheel: held.applied

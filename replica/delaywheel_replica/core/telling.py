@@ -15,13 +15,20 @@ from delaywheel_replica.core.known import Known
 from delaywheel_replica.core.line import Line
 from delaywheel_replica.core.member_events import Effect, Send
 from delaywheel_replica.core.peers import Gossip
+from delaywheel_replica.core.verifying import Verifying
 
 
 class Telling:
     """Makes the beats of one node."""
 
     def __init__(
-        self, known: Known, hearing: Hearing, keeping: Keeping, holdings: Holdings, line: Line
+        self,
+        known: Known,
+        hearing: Hearing,
+        keeping: Keeping,
+        holdings: Holdings,
+        line: Line,
+        verifying: Verifying,
     ) -> None:
         """Nothing was told yet.
 
@@ -31,12 +38,14 @@ class Telling:
             keeping: the durable state.
             holdings: what is held.
             line: the own wheel in hand.
+            verifying: wheels that nothing is known of yet.
         """
         self._known = known
         self._hearing = hearing
         self._keeping = keeping
         self._holdings = holdings
         self._line = line
+        self._verifying = verifying
         self._count = 0
 
     def beat(self) -> Beat:
@@ -52,7 +61,7 @@ class Telling:
             spare=None if state.spare is None else state.spare.wheel,
             last_number=state.last_number,
             draining=self._keeping.is_draining,
-            complete=known.is_complete,
+            complete=known.is_complete and not self._verifying.wheels,
             wheels=self._wheels(),
             start=state.starts,
             count=self._count,
@@ -60,6 +69,7 @@ class Telling:
             office=self._office(),
             heard=self._hearing.told(known.now_ms),
             disk_out=known.disk.is_out,
+            verifying=self._verifying.wheels,
         )
 
     def gossip(self, others: Iterable[Beat] = ()) -> list[Effect]:

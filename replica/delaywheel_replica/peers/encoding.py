@@ -170,6 +170,7 @@ def _beat(beat: Beat) -> pb.Beat:
             for node, heard in beat.heard.items()
         ],
         disk_out=beat.disk_out,
+        verifying=map(str, sorted(beat.verifying)),
     )
 
 
@@ -202,6 +203,7 @@ def _read_beat(told: pb.Beat) -> Beat:
         office=_read_office(told.office) if told.HasField("office") else None,
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
         disk_out=told.disk_out,
+        verifying=frozenset(map(_wheel, told.verifying)),
     )
 
 

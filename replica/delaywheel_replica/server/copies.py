@@ -1,11 +1,12 @@
 """The wheels of a data folder that its node does not write (any more), found, made and recovered.
 
 Every wheel is here but the open one: those of other nodes, and own ones of earlier lives, which are
-copies like all others, to be mended and closed.
+copies like all others, to be mended and closed. One of an earlier life is *unverified* until it was
+made whole: nothing but that is done with it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,14 +18,17 @@ from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.layout import meta_path, wheel_folder
 from delaywheel.mirror import MirrorWheel
-from delaywheel.recovery import recover_wheel
+from delaywheel.recovery import recovering
+from delaywheel.steps import Steps, finish
 from delaywheel.wheel import (
     WheelMeta,
     delete_halves,
     delete_wheel,
     list_wheels,
-    make_wheel,
-    sync_names,
+    load_meta,
+    making_wheel,
+    save_meta,
+    syncing_names,
 )
 from delaywheel_replica.logs import get_logger
 
@@ -41,6 +45,7 @@ class Copies:
         handles: the node's cache of open slot files.
         dial: counts what is written.
         sync_groups: what is held is on the medium.
+        boot: of the machine.
         table_rows: by so many rows of the index, and some, slot tables are behind.
         floor: slots below are finished.
     """
@@ -50,36 +55,59 @@ class Copies:
     handles: HandleCache
     dial: Dial
     sync_groups: bool
+    boot: str
     table_rows: int = ROWS_PER_SEGMENT
     floor: int = 0
     _copies: dict[WheelId, MirrorWheel] = field(default_factory=dict)
 
     @property
     def known(self) -> Mapping[WheelId, MirrorWheel]:
-        """All that were recovered or made."""
+        """All that are whole: made, left or verified by this life."""
         return MappingProxyType(self._copies)
 
-    def recover_all(self, *, os_crashed: bool) -> None:
-        """Makes every wheel of the folder whole, and counts what there is.
+    def look(self) -> frozenset[WheelId]:
+        """Which wheels earlier lives have left.
 
-        Args:
-            os_crashed: the machine started anew since they were written.
+        Raises:
+            MetaDamaged: one of them is not known any more.
         """
         delete_halves(self.disk, self.data)
-        wheels = list_wheels(self.disk, self.data)
+        wheels = frozenset(list_wheels(self.disk, self.data))
         for wheel in wheels:
-            # A life before may have met a failed sync, and died before it wrote everything again.
-            self.recover(wheel, os_crashed=os_crashed, is_doubtful=not os_crashed)
-        self.dial.rebuild(self.disk, self.data, wheels, floor=self.floor)
+            try:
+                load_meta(self.disk, self.data, wheel)
+            except OSError as error:  # it is tried again, by itself
+                _log.warning("meta.json cannot be read", wheel=str(wheel), error=str(error))
+        return wheels
+
+    def verifying(self, wheel: WheelId) -> Steps[None]:
+        """Makes a wheel whole that an earlier life has left, and counts what it holds.
+
+        Raises:
+            OSError: the medium refused; to be done again.
+            MetaDamaged: it is not known any more who it is.
+        """
+        # A life before may have met a failed sync, and died before it wrote everything again.
+        yield from self._recovering(wheel, is_doubtful=True)
+        yield from self._counting(wheel)
 
     def find(self, wheel: WheelId) -> MirrorWheel | None:
         """The copy of a wheel, if there is one; also one whose making failed half-way."""
         copy = self._copies.get(wheel)
-        if copy is not None or not self.disk.exists(meta_path(wheel_folder(self.data, wheel))):
+        if copy is not None or not self._has_meta(wheel):
             return copy
         return self.recover(wheel)
 
-    def make(self, meta: WheelMeta) -> MirrorWheel:
+    def taking(self, meta: WheelMeta) -> Steps[MirrorWheel]:
+        """The copy of a wheel that is not known: one whose making failed half-way, or a new one."""
+        if self._has_meta(meta.wheel):
+            return (yield from self._recovering(meta.wheel))
+        return (yield from self._making(meta))
+
+    def _has_meta(self, wheel: WheelId) -> bool:
+        return self.disk.exists(meta_path(wheel_folder(self.data, wheel)))
+
+    def _making(self, meta: WheelMeta) -> Steps[MirrorWheel]:
         """A new copy; it is on the medium before its first frame.
 
         Frames may lie there already, whose meta.json is lost: what of them is whole is held.
@@ -88,28 +116,42 @@ class Copies:
             WheelExists: there is something of this wheel.
         """
         is_left_over = self.disk.exists(wheel_folder(self.data, meta.wheel))
-        make_wheel(self.disk, self.data, meta)
-        copy = self.recover(meta.wheel, os_crashed=is_left_over)
+        # Should this end within, the next start looks at all of it as well.
+        made = replace(meta, boot="" if is_left_over else self.boot)
+        yield from making_wheel(self.disk, self.data, made)
+        copy = yield from self._recovering(meta.wheel)
         if is_left_over:
-            self.dial.add_wheel(self.disk, self.data, meta.wheel, floor=self.floor)
+            yield from self._counting(meta.wheel)
         return copy
 
-    def recover(
-        self, wheel: WheelId, *, os_crashed: bool = False, is_doubtful: bool = False
-    ) -> MirrorWheel:
-        """Makes a wheel whole that was written by an earlier life, or until now.
+    def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
+        """Makes a wheel whole that was written until now, at once.
 
         Args:
             wheel: which one.
-            os_crashed: the machine started anew since it was written.
             is_doubtful: syncing it has failed, or may have.
         """
+        return finish(self._recovering(wheel, is_doubtful=is_doubtful))
+
+    def _counting(self, wheel: WheelId) -> Steps[None]:
+        try:
+            yield from self.dial.adding_wheel(self.disk, self.data, wheel, floor=self.floor)
+        except OSError as error:  # it is for people to look at
+            _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
+
+    def _recovering(self, wheel: WheelId, *, is_doubtful: bool = False) -> Steps[MirrorWheel]:
         # It may have been made by a life that ended before this.
         self.disk.sync_folder(wheel_folder(self.data, wheel))
-        sync_names(self.disk, self.data)
-        recovered = recover_wheel(
+        yield
+        yield from syncing_names(self.disk, self.data)
+        meta = load_meta(self.disk, self.data, wheel)
+        os_crashed = meta.boot != self.boot
+        recovered = yield from recovering(
             self.disk, self.data, wheel, os_crashed=os_crashed, floor=self.floor
         )
+        if os_crashed:  # not before: a start that ends within must do all of it again
+            save_meta(self.disk, self.data, replace(meta, boot=self.boot))
+            yield
         if recovered.cut or recovered.damaged:
             _log.warning(
                 "wheel recovered",
@@ -118,7 +160,7 @@ class Copies:
                 cut=[f"{cut.path.name}: {cut.length_bytes} bytes" for cut in recovered.cut],
                 damaged=recovered.damaged,
             )
-        copy = MirrorWheel.open(
+        copy = yield from MirrorWheel.opening(
             self.disk,
             self.data,
             wheel,
@@ -128,7 +170,7 @@ class Copies:
             dial=self.dial,
             table_rows=self.table_rows,
         )
-        if is_doubtful:
+        if is_doubtful and not os_crashed:
             copy.doubt_medium()
         if self.sync_groups:
             copy.sync()  # of what was written last, nobody knows whether it was synced

@@ -26,10 +26,11 @@ that may wait for it
   are jobs of the same queue. So the store has one writer at a time, which sees all in one order.
 - What a peer sends of frames is written and answered by the thread that has read it, unless another
   one is at work (threads.py): a hand-over costs more than the job.
-- Nothing holds a caller's group for long (pacing.py): what deletes files is done in steps, each a
-  job of its own, and other jobs of many frames let a group in between two pieces. So groups may
-  overtake other jobs. Of two effects only a deletion may be overtaken: what is being deleted is
-  finished, whatever else is done to its wheel meanwhile.
+- Nothing holds a caller's group for long (pacing.py): what deletes files, or verifies wheels, is
+  done in steps, each a job of its own, and other jobs of many frames let a group in between two
+  pieces. So groups may overtake other jobs. Of two effects only these may be overtaken: what is
+  being deleted is finished, whatever else is done to its wheel meanwhile, and with a wheel that is
+  being verified nothing else is done.
 - A group steps the machine once, when it is written (`Written`). From being let in until then its
   seal rests (core/line.py).
 """
@@ -82,6 +83,7 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Tick,
     Unreadable,
+    VerifyWheel,
     Written,
 )
 from delaywheel_replica.core.peers import Applied, Fetch, Frames, Lacks, PeerMessage
@@ -95,7 +97,7 @@ from delaywheel_replica.server.committer import (
     write,
 )
 from delaywheel_replica.server.jobs import GroupJob, Job, Outside, StepJob
-from delaywheel_replica.server.pacing import LongWork, Turn
+from delaywheel_replica.server.pacing import AllOfAWheel, LongWork, Turn
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.room import is_no_room
 from delaywheel_replica.server.store import Store
@@ -127,7 +129,7 @@ class Driver:
         message_bytes: int = MESSAGE_BYTES,
         turn_at_most: int | None = None,
     ) -> None:
-        """Begins with what the store has recovered.
+        """Begins with what the store has found.
 
         Args:
             config: how the node takes part.
@@ -136,7 +138,9 @@ class Driver:
             message_bytes: frames of so many bytes go in one message; but one frame always.
             turn_at_most: so many frames or files at most make a turn; None: as time allows.
         """
-        started = Started(store.state, store.held_wheels(), outside.now_ms())
+        started = Started(
+            store.state, store.held_wheels(), outside.now_ms(), unverified=store.unverified
+        )
         self.machine = Member(config, started)
         self.refusal: MemberRefusal | None = MemberRefusal.NO_WHEEL
         self.floor = 0
@@ -210,7 +214,8 @@ class Driver:
         self._tell(Unreadable(wheel, seq))
 
     def drain(self) -> None:
-        """The node is to stop cleanly."""
+        """The node is to stop cleanly: what is not verified by now is left to the next start."""
+        self._long_work.verifies = False
         self._tell(Drain())
 
     def look_at_disk(self) -> None:
@@ -274,7 +279,7 @@ class Driver:
         for effect in effects:
             if isinstance(effect, Send | Tell | Acknowledge):
                 at_once.append(effect)
-            elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel):
+            elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel | VerifyWheel):
                 answered.append(effect)
             else:
                 alone.append(effect)
@@ -353,7 +358,7 @@ class Driver:
                     self.do_next(job)
 
     def do_step(self) -> None:
-        """Deletes some files; what is left to be deleted goes behind all that came meanwhile."""
+        """Does some of the long work; what is left goes behind all that came meanwhile."""
         event, has_more = self._long_work.step()
         if has_more:
             self._outside.enqueue(StepJob())
@@ -364,8 +369,8 @@ class Driver:
         """Carries out the first of these effects; if it fails, the others are dropped."""
         self.begins()
         effect = effects.popleft()
-        if isinstance(effect, Sweep | DeleteWheel):
-            self._begin_deleting(effect)
+        if isinstance(effect, AllOfAWheel):
+            self._begin_long(effect)
             return
         try:
             event_at = self._carry_out(effect)
@@ -409,7 +414,7 @@ class Driver:
                 raise AssertionError(f"{effect} is done at once")
         return None
 
-    def _begin_deleting(self, effect: Sweep | DeleteWheel) -> None:
+    def _begin_long(self, effect: AllOfAWheel) -> None:
         if isinstance(effect, Sweep):
             self.floor = max(self.floor, effect.floor)
         if self._long_work.begin(effect):
@@ -424,7 +429,10 @@ class Driver:
         frames = effect.frames
         while True:
             before = held
-            held = self._store.mirror(effect.card, frames, is_over=self._turn().is_over)
+            turn = self._turn()
+            held = self._store.mirror(
+                effect.card, frames, is_over=turn.is_over, between=self._write_group
+            )
             done = int(frames.seqs.searchsorted(held.applied, side="right"))
             self._wrote(frames.part(0, done).length_bytes)
             frames = frames.part(done, len(frames))

@@ -7,7 +7,8 @@ is about thousands of files. So none of it is one job:
 =====================  ==========================================================================
 work                   done
 =====================  ==========================================================================
-sweep, delete a wheel  in steps (`LongWork`), each of which goes behind all that came meanwhile
+sweep, delete a wheel, in steps (`LongWork`), each of which goes behind all that came meanwhile
+verify a wheel
 mirror, serve          in pieces, each as many frames as one `Turn` takes
 repair, cut            file by file
 =====================  ==========================================================================
@@ -17,12 +18,26 @@ Between two pieces or files, one waiting group of callers is written. A turn is 
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from delaywheel_replica.core.member_events import Deleted, DeleteWheel, Event, Failed, Sweep
+from delaywheel.identity import WheelId
+from delaywheel.wheel import MetaDamaged
+from delaywheel_replica.core.member_events import (
+    Deleted,
+    DeleteWheel,
+    Event,
+    Failed,
+    Held,
+    Sweep,
+    Verified,
+    VerifyWheel,
+)
 from delaywheel_replica.server.store import Store
 
 TURN_MS: Final = 40
+
+AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel
+"""What is about any number of files."""
 
 
 class Turn:
@@ -53,48 +68,76 @@ class Turn:
 
 
 class LongWork:
-    """What is deleted, in steps. For the store's thread."""
+    """What is about any number of files, in steps. For the store's thread.
+
+    What frees the disk is done first: verifying may take minutes.
+
+    Attributes:
+        verifies: wheels are verified; not when the process is to end.
+    """
 
     def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
         """Nothing is to be done yet.
 
         Args:
-            store: whose files are deleted.
+            store: whose files they are.
             now_ms: the monotonic clock.
-            most_files: a step deletes no more; None: as many as a turn takes.
+            most_files: a step is about no more; None: as many as a turn takes.
         """
         self._store = store
         self._now_ms = now_ms
         self._most_files = most_files
-        self._work: deque[tuple[Sweep | DeleteWheel, Iterator[int]]] = deque()
+        self._deleting: deque[tuple[Sweep | DeleteWheel, Iterator[object]]] = deque()
+        self._verifying: deque[tuple[VerifyWheel, Iterator[object]]] = deque()
+        self._verified: dict[WheelId, Held] = {}
+        self.verifies = True
 
-    def begin(self, effect: Sweep | DeleteWheel) -> bool:
+    def begin(self, effect: AllOfAWheel) -> bool:
         """Takes in an effect; whether it is the first, so that a step is to be done.
 
         A sweep raises the floor at once; one that has not begun to delete gives way to it.
         """
+        is_first = not self._deleting and not self._verifying
         match effect:
             case Sweep():
-                steps = self._store.sweep(effect.floor)
-                if len(self._work) > 1 and isinstance(self._work[-1][0], Sweep):
-                    self._work.pop()
+                swept = self._store.sweep(effect.floor)
+                if len(self._deleting) > 1 and isinstance(self._deleting[-1][0], Sweep):
+                    self._deleting.pop()
+                self._deleting.append((effect, swept))
             case DeleteWheel():
-                steps = self._store.delete_wheel(effect.wheel)
-        self._work.append((effect, steps))
-        return len(self._work) == 1
+                self._deleting.append((effect, self._store.delete_wheel(effect.wheel)))
+            case VerifyWheel():
+                self._verifying.append((effect, self._verify(effect.wheel)))
+        return is_first
 
     def step(self) -> tuple[Event | None, bool]:
         """Does one turn of the oldest work: what the machine is to be told, and if more is left."""
-        effect, steps = self._work[0]
+        if not self.verifies:
+            self._verifying.clear()
+        work: deque[Any] = self._deleting or self._verifying
+        if not work:
+            return None, False
+        effect, steps = work[0]
         turn = Turn(self._now_ms, self._most_files)
-        event: Event | None = None
+        event: Event | None
         try:
             for _ in steps:
                 if turn.is_over():
                     return None, True
-            if isinstance(effect, DeleteWheel):
-                event = Deleted(effect.wheel)
-        except OSError as error:
+            event = self._done(effect)
+        except (OSError, MetaDamaged) as error:
             event = Failed(effect, str(error))
-        self._work.popleft()
-        return event, bool(self._work)
+        work.popleft()
+        return event, bool(self._deleting or self._verifying)
+
+    def _verify(self, wheel: WheelId) -> Iterator[object]:
+        self._verified[wheel] = yield from self._store.verifying(wheel)
+
+    def _done(self, effect: AllOfAWheel) -> Event | None:
+        match effect:
+            case Sweep():
+                return None
+            case DeleteWheel():
+                return Deleted(effect.wheel)
+            case VerifyWheel():
+                return Verified(self._verified.pop(effect.wheel))

@@ -1,6 +1,7 @@
 """Puts the parts of the server together, in the order in which they come to life and end.
 
-Start: lock the folder, make it whole, listen, open the spare, serve.
+Start: lock the folder, listen, open the spare, serve. Wheels of earlier lives are made whole
+meanwhile (core/verifying.py).
 Stop: refuse new messages, answer those that wait, leave the wheel, publish, have the cleaner
 finish, end.
 """
@@ -255,9 +256,9 @@ class Server:
         await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
         self._address = self._config.advertised or bound
-        # Whoever finds the port finds the spare open, if there is one.
+        # Whoever finds the port finds the spare open, if there is one, and mostly all wheels whole.
         self._driver.tick()
-        self._store_thread.do_all(self._driver)
+        self._store_thread.do_some(self._driver)
         self._upkeep.start()
         self._store_thread.start(self._driver)
         self._join_peers()

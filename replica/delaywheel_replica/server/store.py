@@ -8,10 +8,15 @@ thread, one after the other. ``checkpoint`` is for any other.
 a wheel is here as    after
 ====================  ===========================================================================
 the open one          ``open_wheel``: this node writes it
-a copy                the first frame of another node's wheel; ``leave_wheel``; every start: own
-                      wheels of earlier lives are copies like all others, to be mended and closed
+a copy                the first frame of another node's wheel; ``leave_wheel``
+unverified            the start, if an earlier life has left it: it may have to be made whole
+a copy                ``verifying``
 nothing               ``delete_wheel``
 ====================  ===========================================================================
+
+A start does not wait for the wheels that it finds: after a crash of the machine that takes as long
+as there are files. Of an unverified wheel nothing is known, and until `verifying` is done with it,
+nothing else is asked for that concerns it: the machine sees to that (core/verifying.py).
 
 A copy lacks those frames up to its last row that cannot be read, and are neither finished (their
 slot is below the floor) nor committed to be lost. That is told in `Held`; the wheel's files
@@ -21,7 +26,7 @@ remember it (its checkpoint), so that a restart does not turn a lacking frame in
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from delaywheel.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.columns import Columns
@@ -37,12 +42,14 @@ from delaywheel.nodefile import NodeFolder, new_storage, open_node_folder
 from delaywheel.nodestate import NodeState, Spare
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rows import HOLE_ROW
+from delaywheel.steps import Steps
 from delaywheel.wheel import (
     DEFAULT_MAX_FRAME_BYTES,
     DEFAULT_MAX_FRAME_MESSAGES,
     NotEncodable,
     OriginWheel,
     WheelBroken,
+    WheelExists,
     WheelMeta,
     WheelMissing,
 )
@@ -88,10 +95,16 @@ class StoreLimits:
 
 
 class Store:
-    """One data folder; see the module."""
+    """One data folder; see the module.
+
+    Attributes:
+        room: how much there is.
+        handles: the open slot files.
+        unverified: wheels that an earlier life has left, as far as they are not verified.
+    """
 
     def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
-        """Takes over a locked folder; `open` makes its wheels whole first."""
+        """Takes over a locked folder."""
         self._disk = disk
         self._data = folder.data
         self._folder = folder
@@ -110,8 +123,10 @@ class Store:
             self.handles,
             self._dial,
             sync_groups=limits.sync_groups,
+            boot=folder.state.boot_id,
             table_rows=limits.table_rows,
         )
+        self.unverified = frozenset[WheelId]()
         self._open: OriginWheel | None = None
         self._open_reader: WheelReader | None = None
         self._recent = Recent(limits.recent_bytes)
@@ -132,7 +147,7 @@ class Store:
         limits: StoreLimits | None = None,
         new_storage: Callable[[], str] = new_storage,
     ) -> Self:
-        """Locks the folder, makes every wheel whole, and counts the start.
+        """Locks the folder, sees which wheels there are, and counts the start.
 
         If the machine started anew since the node last ran, what was acknowledged may be lost:
         that is noted with the new boot id, in one, so that no second crash hides the first.
@@ -171,8 +186,8 @@ class Store:
         state = self._folder.state
         os_crashed = state.boot_id != boot_id
         self.room.before_start()
-        self._copies.floor = floor
-        self._copies.recover_all(os_crashed=os_crashed)
+        self._copies.floor, self._copies.boot = floor, boot_id
+        self.unverified = self._copies.look()
         doubtful = os_crashed and not self._limits.sync_groups
         self.save(
             replace(
@@ -198,6 +213,17 @@ class Store:
     def save(self, state: NodeState) -> None:
         """Makes this the durable content of node.json."""
         self._folder.put(state)
+
+    def verifying(self, wheel: WheelId) -> Steps[Held]:
+        """Makes a wheel whole that an earlier life has left; what it holds.
+
+        Raises:
+            OSError: the medium refused; to be done again.
+            MetaDamaged: it is not known any more who it is.
+        """
+        yield from self._copies.verifying(wheel)
+        self.unverified -= {wheel}
+        return self.held(wheel)
 
     # --- the wheel that this node writes
 
@@ -229,6 +255,7 @@ class Store:
             members=spare.members,
             min_insync=spare.min_insync,
             span_seconds=self._limits.span_seconds,
+            boot=self._folder.state.boot_id,
         )
         self._open = OriginWheel.create(
             self._disk,
@@ -306,6 +333,7 @@ class Store:
         frames: FrameBundle,
         *,
         is_over: Callable[[], bool] | None = None,
+        between: Callable[[], object] = lambda: None,
     ) -> Held:
         """Writes frames behind what is held of a wheel, exactly as they are.
 
@@ -316,12 +344,14 @@ class Store:
             card: of their wheel.
             frames: which may follow on what is held.
             is_over: is asked after each frame that was written; if it is so, no more are.
+            between: is called between files, and while a new copy is made: others may want the
+                disk.
 
         Raises:
             OSError: the medium refused. What was written whole may count; ask again.
         """
-        copy = self._taken(card)
-        refused = copy.append(frames, is_over=is_over)
+        copy = self._taken(card, between)
+        refused = copy.append(frames, is_over=is_over, between=between)
         if refused is not None:
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
         return self._written(copy)
@@ -343,7 +373,7 @@ class Store:
         Raises:
             OSError: the medium refused. What was written whole may count; ask again.
         """
-        copy = self._taken(card)
+        copy = self._taken(card, between)
         for refused in copy.repair(frames, between=between):
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
         return self._written(copy)
@@ -536,11 +566,22 @@ class Store:
         is_open = self._open is not None and self._open.wheel == wheel
         return None if is_open else self._copies.find(wheel)
 
-    def _taken(self, card: WheelCard) -> MirrorWheel:
+    def _taken(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
         """The copy of a wheel, which is made if there is none."""
-        return self._found(card.wheel) or self._copies.make(
-            WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
-        )
+        if self._open is not None and self._open.wheel == card.wheel:
+            raise WheelExists(f"{card.wheel} is open")
+        meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
+        copy = self._copies.known.get(card.wheel)
+        if copy is not None:
+            return copy
+        steps = self._copies.taking(meta)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as made:
+                return cast("MirrorWheel", made.value)
+            finally:
+                between()
 
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int

@@ -20,6 +20,7 @@ from delaywheel_replica.core.member_events import (
     Mirrored,
     Opened,
     Saved,
+    Verified,
 )
 from delaywheel_replica.core.peers import PeerMessage
 from delaywheel_replica.logs import get_logger
@@ -133,6 +134,9 @@ class Surroundings:
             case Mirrored():
                 card = event.held.card
                 _log.debug("wheel held", wheel=str(card.wheel), seq=event.held.applied)
+            case Verified():
+                card = event.held.card
+                _log.info("wheel verified", wheel=str(card.wheel), seq=event.held.applied)
             case _:
                 pass
 

@@ -18,6 +18,7 @@ from delaywheel_replica.server.jobs import Job
 from delaywheel_replica.server.status import BEAT_S
 
 _ROW_GAP_S: Final = 0.004
+_BEFORE_START_S: Final = 0.5
 
 
 class StoreThread:
@@ -39,9 +40,14 @@ class StoreThread:
         self._has_ended = False
         self._thread: threading.Thread | None = None
 
-    def do_all(self, driver: Driver) -> None:
-        """Does the jobs that are there, and those that come of them; before the start."""
-        self._do_rest(driver)
+    def do_some(self, driver: Driver) -> None:
+        """Does the jobs that are there, and those that come of them; before the start.
+
+        What is left when some time has passed is for the thread: it is about old wheels.
+        """
+        until = time.monotonic() + _BEFORE_START_S
+        while self._jobs and time.monotonic() < until:
+            driver.do(self._jobs.popleft())
 
     def start(self, driver: Driver) -> None:
         """Begins with the jobs that are there."""

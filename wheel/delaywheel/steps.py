@@ -1,0 +1,21 @@
+"""Long work on a disk, done piece by piece: whoever does it lets others in between.
+
+A generator that yields after each file, or each piece of a large one, and returns what it found.
+Between two pieces nothing is half done that anybody else could see; it may be left for good there.
+"""
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[None, None, T]
+
+
+def finish(steps: Steps[T]) -> T:
+    """Does all that is left at once; what it found."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]  # the standard library's stubs
