@@ -31,6 +31,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "a promise was broken: keep data folders, ledger and topics, and send it again.",
             is_error=True,
         ),
+        "not_verifiable": Kind(
+            "Accepted, due and done, and Kafka has deleted records of that time: whether it was in "
+            "its topic or among the outcomes, nobody can say any more.",
+            "Nothing is known to be wrong, and nothing is proven. Reconcile sooner, or have the "
+            "topics, the outcomes topic above all, keep their records for longer.",
+            is_error=True,
+        ),
         "duplicated": Kind(
             "More than once in Kafka, by id and due: `detail` names the first copy, `partition` "
             "and `offset` the last.",
@@ -74,6 +81,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "Compare with failovers, outages of Kafka and the rate at that time.",
             is_error=False,
         ),
+        "dead_letter": Kind(
+            "Not forwarded, since Kafka would not take it: `detail` says why, `partition` and "
+            "`offset` where it lies in the dead-letter topic.",
+            "Mend what the reason names, and send it again from there; docs/OPERATIONS.md has a "
+            "line for each reason.",
+            is_error=False,
+        ),
         "content_differs": Kind(
             "A second message with the id and due of another was dropped as its duplicate, "
             "though key, value or headers differ.",
@@ -83,3 +97,8 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     }
 )
 """By name, in the order in which they are shown."""
+
+
+def is_error(kind: str) -> bool:
+    """Whether the books do not balance with it; what a newer release finds is one."""
+    return kind not in KINDS or KINDS[kind].is_error

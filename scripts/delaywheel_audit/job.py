@@ -19,18 +19,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.control import ControlMissingError, Done, read_done
-from delaywheel_audit.findings import KINDS
+from delaywheel_audit.findings import is_error
 from delaywheel_audit.hiding import shown_command
 from delaywheel_audit.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
 from delaywheel_audit.kafka_errors import KafkaSourceError, reason_of
 from delaywheel_audit.kafka_plan import Plan
 from delaywheel_audit.kafka_source import register, ship_package
 from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError, Listing, moment
+from delaywheel_audit.letters import COLUMNS as LETTER_COLUMNS
 from delaywheel_audit.matching import in_range
 from delaywheel_audit.options import Options
 from delaywheel_audit.output import Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
 from delaywheel_audit.reconcile import Books, Inputs, Say, outcomes_of, reconcile
+from delaywheel_audit.retention import Deleted
+from delaywheel_audit.retention import deleted as find_deleted
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.summary import COUNTS, Summary
 from delaywheel_audit.terminal import print_summary
@@ -216,7 +219,8 @@ class _Run:
         self, place: KafkaPlace, cluster: str, ledger: DataFrame, terms: Terms
     ) -> Inputs:
         options, spark = self._options, self._spark
-        told = KafkaNames(cluster).outcomes
+        names = KafkaNames(cluster)
+        told = names.outcomes
         place.wait_for_transactions([told])
         margin = options.kafka_margin_ms
         from_ms = None
@@ -244,8 +248,18 @@ class _Run:
                 return place.records(spark, messages)
             return place.records(spark, place.pin(topics, None, None))
 
+        def deleted() -> Deleted:
+            self._say("something is missing: looking for what Kafka has deleted")
+            left = place.pin([*topics, told], None, None)
+            return find_deleted(left, told, lambda plan: place.records(spark, plan))
+
+        def letters() -> DataFrame:
+            place.wait_for_transactions([names.dead])
+            return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
+
         self._topics, self._plan = topics, messages
-        return Inputs(ledger, place.records(spark, messages), ended, all_kafka)
+        records = place.records(spark, messages)
+        return Inputs(ledger, records, ended, all_kafka, deleted, letters)
 
     def _note(self, line: str) -> None:
         self._notes.append(line)
@@ -298,18 +312,16 @@ class _Run:
                 f"{totals['unbooked']:,} forwarded messages fall into its gaps. They are neither "
                 "lost nor unexpected"
             )
-        if totals["missing"]:
-            begun = [t.name for t in self._plan.topics if any(r.start > 0 for r in t.ranges)]
-            if begun and (self._options.terms.from_ms is None or not self._options.kafka_margin_ms):
-                self._note(
-                    f"{', '.join(begun)}: Kafka has deleted the oldest records (retention), so "
-                    "what was forwarded there is told as missing"
-                )
+        if totals["not_verifiable"]:
+            self._note(
+                f"{totals['not_verifiable']:,} acceptances are of a time of which Kafka has "
+                "deleted records: they are not verifiable, and not known to be missing"
+            )
         if books.sought_too_many:
             self._note("too many are missing to look for each under another due")
 
     def _is_error(self, kind: str) -> bool:
-        return KINDS[kind].is_error or (kind == "late" and self._options.is_late_an_error)
+        return is_error(kind) or (kind == "late" and self._options.is_late_an_error)
 
 
 def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:

@@ -131,6 +131,8 @@ def _with_fates(known: DataFrame) -> DataFrame:
         .withColumn("lost", F.least("lost_rows", "left"))
         .withColumn("pending", F.least(F.col("open_rows"), F.col("left") - F.col("lost")))
         .withColumn("missing", F.col("left") - F.col("lost") - F.col("pending"))
+        .withColumn("not_verifiable", F.lit(0).cast("long"))
+        .withColumn("deleted_told", F.lit(None).cast("string"))
         .drop("left")
     )
 

@@ -75,18 +75,19 @@ def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Fac
     fates = [F.col("outcome").eqNullSafe(name).cast("long").alias(c) for name, c in _FATES.items()]
     rows = ledger.where(wanted).select(
         *_FRAME, F.lit(1).cast("long").alias("rows"), *(nothing.alias(c) for c in _FATES.values()),
-        nothing.alias("differs"),
+        nothing.alias("differs"), F.lit(None).cast("string").alias("dead_reason"),
     )  # fmt: skip
     told = outcomes.where(F.col("outcome").isin(*_FATES) & wanted).select(
         *_FRAME, nothing.alias("rows"), *fates,
         F.coalesce(F.col("content_differs"), F.lit(col=False)).cast("long").alias("differs"),
+        F.when(F.col("outcome") == "dead-lettered", F.col("reason")).alias("dead_reason"),
     )  # fmt: skip
     sums = ["rows", *_FATES.values(), "differs"]
     frames = (
         rows.unionByName(told)
         .repartition(*KEY)
         .groupBy(*_FRAME)
-        .agg(*(F.sum(name).alias(name) for name in sums))
+        .agg(*(F.sum(name).alias(name) for name in sums), F.max("dead_reason").alias("dead_reason"))
     )
     return _by_message(_with_places(_capped(frames), outcomes, facts))
 
@@ -139,11 +140,13 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
 def _by_message(frames: DataFrame) -> DataFrame:
     row = F.when(F.col("rows") > 0, F.struct("accepted_at_ms", "wheel", "seq", "topic"))
     lost = F.struct("wheel", "seq", F.col("lost_reason").alias("reason"), "accepted_at_ms")
+    dead = F.struct("accepted_at_ms", "wheel", "seq", F.col("dead_reason").alias("reason"))
     told = frames.groupBy(*KEY).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
         F.min(row).alias("row"),
         F.max(row).alias("last_row"),
         F.min(F.when(F.col("lost_rows") > 0, lost)).alias("lost_at"),
+        F.min(F.when(F.col("dead") > 0, dead)).alias("dead_at"),
         F.max(F.when(F.col("differs") > 0, F.struct("accepted_at_ms", "wheel", "seq"))).alias(
             "differs_at"
         ),

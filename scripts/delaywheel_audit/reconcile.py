@@ -31,16 +31,17 @@ now: by due, the files to read are chosen by these. Then all is read anew, with 
 missing may have been accepted still earlier than what is found.
 
 Every acceptance gets exactly one fate: forwarded, cancelled, duplicate dropped, dead, lost,
-pending or missing. Outcomes name wheel, seq and row; so an outcome counts for the acceptance that
-it names and for no other, and a retry that two nodes took is two acceptances: one forwarded, one
-duplicate dropped. Rows of a frame that the outcomes call lost are lost, unless they have another
-outcome or were forwarded before. A copy that fits no acceptance of its id and due (wheel or time
-of acceptance differ) is that of an acceptance not published yet, if the table above says so;
-else it is `changed`.
+pending, not verifiable or missing. Outcomes name wheel, seq and row; so an outcome counts for the
+acceptance that it names and for no other, and a retry that two nodes took is two acceptances: one
+forwarded, one duplicate dropped. Rows of a frame that the outcomes call lost are lost, unless they
+have another outcome or were forwarded before. A copy that fits no acceptance of its id and due
+(wheel or time of acceptance differ) is that of an acceptance not published yet, if the table above
+says so; else it is `changed`.
 
 What is missing is then looked for in all of Kafka, whatever its time (`pairing`): a record of the
 same id and acceptance is the same message, with another due or with damaged headers, and both
-become `changed`.
+become `changed`. What is missing then, and may have been among records that Kafka has deleted, is
+not verifiable (`retention`).
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.judging import judged, with_findings
 from delaywheel_audit.ledger_files import Hole, moment
+from delaywheel_audit.letters import letter_findings
 from delaywheel_audit.matching import messages
 from delaywheel_audit.pairing import MAX_SOUGHT, pair, with_pairs
+from delaywheel_audit.retention import Deleted, with_deleted
 from delaywheel_audit.tables import (
     buckets,
     findings,
@@ -102,12 +105,17 @@ class Inputs:
         outcomes: The records of the outcomes topic, `outcomes_schema`.
         all_kafka: The same as `kafka`, whatever the time; asked for only when something is
             missing.
+        deleted: What Kafka has deleted of the topics; likewise.
+        letters: Columns of the dead-letter topic, `letters.COLUMNS`; asked for only when there are
+            dead letters.
     """
 
     ledger: DataFrame
     kafka: DataFrame
     outcomes: DataFrame
     all_kafka: Callable[[], DataFrame]
+    deleted: Callable[[], Deleted]
+    letters: Callable[[], DataFrame]
 
 
 def outcomes_schema() -> str:
@@ -136,29 +144,33 @@ def reconcile(
         facts: What was known before Kafka was read.
         say: Is told what is done next, for people.
     """
-    inputs, kept, told = _first_look(read, terms, facts, say)
+    inputs, first, told = _first_look(read, terms, facts, say)
     if told["unread_from_ms"] is not None:
-        kept.unpersist()
+        first.unpersist()
         first_ms, last_ms = told["unread_from_ms"], told["unread_to_ms"]
         say(f"Kafka has what was accepted from {moment(first_ms)} to {moment(last_ms)}")
         terms = terms.reaching_all()
-        inputs, kept, told = _first_look(read, terms, facts, say)
-    found = kept
+        inputs, first, told = _first_look(read, terms, facts, say)
+    kept = [first]
     too_many = told["missing"] > MAX_SOUGHT
     if told["missing"] and not too_many:
         say(f"{told['missing']:,} are missing: looking for them in all of Kafka")
-        found = with_findings(
-            with_pairs(kept, pair(kept, inputs.all_kafka(), inputs.ledger)), terms
-        )
-        found = found.persist(StorageLevel.DISK_ONLY)
-        told = _totals(found)
+        pairs = pair(first, inputs.all_kafka(), inputs.ledger)
+        told = _keep(kept, with_findings(with_pairs(first, pairs), terms))
+    if told["missing"]:
+        deleted = inputs.deleted()
+        if deleted:
+            told = _keep(kept, with_deleted(kept[-1], deleted, terms))
+    found = kept[-1]
     gaps = _gaps(found, terms, facts)
 
     def release() -> None:
-        found.unpersist()
-        kept.unpersist()
+        for one in reversed(kept):
+            one.unpersist()
 
     table = findings(found).unionByName(gap_findings(found, gaps))
+    if told["dead"]:
+        table = table.unionByName(letter_findings(found, inputs.letters()))
     return Books(buckets(found, terms), table, told.asDict(), gaps, too_many, release)
 
 
@@ -171,6 +183,12 @@ def _first_look(
     both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
     kept = judged(both, terms, facts).persist(StorageLevel.DISK_ONLY)
     return inputs, kept, _totals(kept)
+
+
+def _keep(kept: list[DataFrame], found: DataFrame) -> Row:
+    """Keeps what more is known of all, and what it comes to."""
+    kept.append(found.persist(StorageLevel.DISK_ONLY))
+    return _totals(kept[-1])
 
 
 def _totals(fated: DataFrame) -> Row:

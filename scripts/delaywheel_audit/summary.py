@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias
 
+from delaywheel_audit.findings import is_error
+
 By: TypeAlias = Literal["due", "accepted"]
 
 FATES = (
@@ -16,6 +18,7 @@ FATES = (
     "dead",
     "lost",
     "pending",
+    "not_verifiable",
     "missing",
 )
 """What becomes of an accepted message: together they are `accepted`."""
@@ -70,6 +73,12 @@ class Summary:
     command: str
     notes: Sequence[str] = field(default=())
     final: bool = True
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether nothing is known to be wrong, but Kafka has deleted what would prove it."""
+        wrong = {kind for kind, number in self.findings.items() if number and is_error(kind)}
+        return wrong == {"not_verifiable"}
 
     def to_json(self) -> str:
         """As a JSON document for programs and people."""

@@ -91,14 +91,15 @@ def findings(judged: DataFrame) -> DataFrame:
     differs = F.struct("differs_at.*", topic_of().alias("topic"))
     undelivered = (F.col("lost") > 0) & (F.col("forwarded") == 0) & ~F.col("elsewhere")
     told = [
-        _finding(F.col("missing") > 0, "missing", _missing_detail()),
-        _finding(F.col("duplicated") > 0, "duplicated", _copies_detail(), copy="last_copy"),
-        _finding(F.col("early") > 0, "early", F.lit("")),
-        _finding(undelivered, "lost", F.col("lost_at.reason"), row=lost),
-        _finding(F.col("changed") > 0, "changed", _changes()),
-        _finding(F.col("unexpected") > 0, "unexpected", _unexpected_detail()),
-        _finding(F.col("late") > 0, "late", F.lit("")),
-        _finding(F.col("differs") > 0, "content_differs", F.lit(_DROPPED), row=differs),
+        finding(F.col("missing") > 0, "missing", _missing_detail()),
+        finding(F.col("not_verifiable") > 0, "not_verifiable", F.col("deleted_told")),
+        finding(F.col("duplicated") > 0, "duplicated", _copies_detail(), copy="last_copy"),
+        finding(F.col("early") > 0, "early", F.lit("")),
+        finding(undelivered, "lost", F.col("lost_at.reason"), row=lost),
+        finding(F.col("changed") > 0, "changed", _changes()),
+        finding(F.col("unexpected") > 0, "unexpected", _unexpected_detail()),
+        finding(F.col("late") > 0, "late", F.lit("")),
+        finding(F.col("differs") > 0, "content_differs", F.lit(_DROPPED), row=differs),
     ]
     kinds = F.filter(F.array(*told), lambda one: one.isNotNull())
     return judged.select(F.explode(kinds).alias("found")).select("found.*")
@@ -117,10 +118,18 @@ def gap_findings(like: DataFrame, gaps: list[tuple[Hole, int]]) -> DataFrame:
     return like.sparkSession.createDataFrame(rows, _FINDING)
 
 
-def _finding(
+def finding(
     when: Column, kind: str, detail: Column, *, copy: str = "copy", row: Column | None = None
 ) -> Column:
-    """A row of the table as a struct; null unless the condition holds."""
+    """A row of the table as a struct; null unless the condition holds.
+
+    Args:
+        when: The condition.
+        kind: Of the finding.
+        detail: In words.
+        copy: The column with the record in Kafka.
+        row: The acceptance; None: the first of the message.
+    """
     found, accepted = F.col(copy), F.col("row") if row is None else row
     due = F.when(F.col("due_ms") >= 0, F.col("due_ms"))
     values = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from delaywheel_audit.findings import KINDS
+from delaywheel_audit.findings import KINDS, is_error
 from delaywheel_audit.ledger_files import moment
 from delaywheel_audit.summary import FATES, Summary
 
@@ -40,8 +40,12 @@ def verdict(summary: Summary) -> str:
         return f"not final: balanced so far, {accepted}; ask again when the range is past"
     if summary.balanced:
         return f"balanced: {accepted}, each with its one fate"
-    wrong = ", ".join(f"{count:,} {kind}" for kind, count in summary.findings.items())
-    return f"not balanced: {wrong}"
+    if summary.is_unproven:
+        some = f"{summary.counts['not_verifiable']:,} of {accepted}"
+        return f"not verifiable: {some}; Kafka has deleted records of that time"
+    told = summary.findings
+    wrong = {kind: count for kind, count in told.items() if is_error(kind)} or told
+    return f"not balanced: {', '.join(f'{count:,} {kind}' for kind, count in wrong.items())}"
 
 
 def _title(summary: Summary) -> str:

@@ -15,9 +15,13 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from delaywheel_audit.inputs import KafkaPlace
 from delaywheel_audit.kafka_columns import schema_of
 from delaywheel_audit.kafka_errors import KafkaSourceError, Reason, reason_of
+from delaywheel_audit.kafka_plan import Plan
 from delaywheel_audit.kafka_source import FORMAT, all_columns, archive_in, register
+from delaywheel_audit.ledger_files import END_MS
+from delaywheel_audit.retention import Deleted, deleted
 from support.audit_topic import AuditTopic, numbered
 
 pytestmark = pytest.mark.kafka
@@ -171,3 +175,29 @@ def test_secrets_are_in_no_plan(spark: SparkSession, topic: MakeTopic, load: Loa
     assert "hush" not in told.getvalue()
     error = reason(lambda: load(made, topics="no-such-topic", **secrets).collect())
     assert error.reason is Reason.TOPIC_MISSING
+
+
+def test_what_is_deleted_reaches_up_to_the_first_of_our_records_that_is_left(
+    spark: SparkSession, topic: MakeTopic
+) -> None:
+    register(spark)
+    cut, emptied, whole, outcomes = topic(partitions=2), topic(partitions=2), topic(), topic()
+    for made in (cut, emptied, whole):
+        made.produce([b"ours"] * 2, headers=OURS, timestamps=[1_000, 2_000])
+        made.produce([b"somebody else's"], timestamps=[9_000])
+        made.produce([b"ours"] * 2, headers=OURS, timestamps=[3_000, 4_000])
+    outcomes.produce([b"{}"] * 2, timestamps=[5_000, 6_000])
+    cut.delete_records(2)
+    emptied.produce([b"ours"], partition=1, headers=OURS)
+    emptied.delete_records(1, partition=1)
+    outcomes.delete_records(1)
+    place = KafkaPlace({"bootstrap.servers": cut.bootstrap})
+    names = [each.name for each in (cut, emptied, whole)]
+
+    def read(plan: Plan) -> DataFrame:
+        return place.records(spark, plan)
+
+    left = place.pin([*names, outcomes.name], None, None)
+    found = deleted(left, outcomes.name, read)
+    assert found == Deleted({cut.name: 3_000, emptied.name: END_MS}, 6_000)
+    assert not deleted(place.pin([whole.name], None, None), outcomes.name, read)

@@ -225,6 +225,22 @@ def test_books_that_may_still_change_have_a_verdict_of_their_own() -> None:
     assert terminal.verdict(wrong).startswith("not balanced")
 
 
+def test_books_that_nobody_can_prove_have_a_verdict_of_their_own() -> None:
+    buckets = [bucket(NOON, not_verifiable=3, dead=1)]
+    rows = [*(finding("not_verifiable", n) for n in range(3)), finding("dead_letter")]
+    _, page = page_of(buckets, rows)
+    counted = "104 accepted = 100 forwarded + 1 dead-lettered + 3 not verifiable"
+    assert f"Not verifiable: {counted}" in page.text
+    assert "Found too, and no error: 1 dead letter." in page.text
+    assert "Balanced" not in page.text
+    summary = summary_of(buckets, rows)
+    assert verdict(summary).look == "open"
+    assert terminal.verdict(summary).startswith("not verifiable: 3 of 104 acceptances")
+    wrong = summary_of(buckets, [*rows, finding("missing")])
+    assert verdict(wrong).headline == "Not balanced: 1 missing and 3 not verifiable"
+    assert terminal.verdict(wrong) == "not balanced: 3 not_verifiable, 1 missing"
+
+
 def test_an_unbalanced_summary_is_never_shown_as_good() -> None:
     assert verdict(summary_of([bucket(NOON)], [], balanced=False)).look == "bad"
     assert verdict(summary_of([], [], balanced=False)).look == "bad"

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.control import Done
-from delaywheel_audit.ledger_files import Extent, Hole
+from delaywheel_audit.ledger_files import END_MS, Extent, Hole
 from delaywheel_audit.reconcile import Books, Inputs, outcomes_schema, reconcile
+from delaywheel_audit.retention import Deleted
 from delaywheel_audit.terms import Facts, Terms
 
 pytestmark = pytest.mark.spark
@@ -23,6 +24,9 @@ NOW = 1_800_000_000_000
 FLOOR = NOW // 1000 - 120
 DUE = NOW - 600_000
 ACCEPTED = DUE - 60_000
+SHORT_FROM = NOW - 500_000
+"""When the first record was forwarded that is left of the topic `short`."""
+OUTCOMES_FROM = NOW - 3_500_000
 EARLIEST = NOW - 10_800_000
 """For the span of now: before it nothing of the range may have been accepted."""
 
@@ -31,6 +35,13 @@ KAFKA = (
     "topic string, partition int, offset long, timestamp_ms long, timestamp_type string,"
     " dw_id binary, dw_due_ms long, dw_accepted_ms long, dw_wheel string, dw_forwarded_ms long,"
     " dw_malformed boolean"
+)
+
+
+LETTERS = (
+    "topic string, partition int, offset long, timestamp_ms long, timestamp_type string,"
+    " headers array<struct<name: string, value: binary>>,"
+    " dw_id binary, dw_due_ms long, dw_accepted_ms long, dw_wheel string, dw_forwarded_ms long"
 )
 
 
@@ -45,11 +56,17 @@ class World:
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     kafka: list[tuple[Any, ...]] = field(default_factory=list)
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
+    letters: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def accept(
-        self, name: str, *, due: int = DUE, at: int = ACCEPTED, wheel: str = "n1.1", seq: int = 5
-    ) -> None:
-        self.ledger.append((id_of(name), due, at, "orders", wheel, seq))
+    def accept(self, name: str, *, due: int = DUE, at: int = ACCEPTED, **place: Any) -> None:
+        wheel, seq = place.get("wheel", "n1.1"), place.get("seq", 5)
+        self.ledger.append((id_of(name), due, at, place.get("topic", "orders"), wheel, seq))
+
+    def bury(self, name: str, **headers: bytes) -> None:
+        told = [(f"dw-dead-{key}", value) for key, value in headers.items()]
+        offset = 40 + len(self.letters)
+        letter = ("dead", 0, offset, DUE + 3, "CREATE_TIME", told)
+        self.letters.append((*letter, id_of(name), DUE, ACCEPTED, "n1.1", None))
 
     def forward(self, name: str | None, *, late: int = 2, **changes: Any) -> None:
         due = changes.get("due", DUE)
@@ -165,8 +182,26 @@ def differing(world: World) -> None:
 
 
 def dead(world: World) -> None:
-    world.accept("dead")
-    world.end("dead", "dead-lettered", reason="TOPIC_MISSING")
+    for name in ("dead", "dead, letter gone"):
+        world.accept(name, seq=6)
+        world.end(name, "dead-lettered", reason="TOPIC_MISSING", seq=6)
+    world.accept("dead", wheel="n3.1", seq=7)
+    world.end("dead", "duplicate", wheel="n3.1", seq=7)
+    world.bury("dead", partition=b"3", detail=b"in Kafka's words")
+    world.bury("of another time")
+
+
+def of_a_time_that_kafka_has_deleted(world: World) -> None:
+    world.accept("up to the first left", due=SHORT_FROM, topic="short")
+    world.accept("within the tolerance", due=SHORT_FROM + 1_000, topic="short")
+    world.accept("due behind it", due=SHORT_FROM + 1_001, topic="short")
+    world.accept("of an empty topic", due=NOW - 1, topic="emptied")
+    # Of what became of the second acceptance, the outcomes alone would tell.
+    for name, due in (("outcome deleted", OUTCOMES_FROM), ("outcome missing", SHORT_FROM)):
+        world.accept(name, due=due, topic="short")
+        world.accept(name, due=due, topic="short", wheel="n3.1", seq=7)
+        world.forward(name, due=due, topic="short")
+    world.accept("any topic, no outcome", due=OUTCOMES_FROM)
 
 
 def lost(world: World) -> None:
@@ -287,7 +322,7 @@ CASES: list[Callable[[World], None]] = [
     acceptance_without_an_outcome, differing, dead, lost, duplicated, early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
-    accepted_under_a_longer_span, foreign,
+    accepted_under_a_longer_span, foreign, of_a_time_that_kafka_has_deleted,
 ]  # fmt: skip
 
 FACTS = Facts(
@@ -322,6 +357,8 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
         kafka.where(F.col("offset") >= first_offset),
         spark.createDataFrame(world.outcomes, outcomes_schema().replace("id string", "id binary")),
         lambda: kafka,
+        lambda: Deleted({"short": SHORT_FROM, "emptied": END_MS}, OUTCOMES_FROM),
+        lambda: spark.createDataFrame(world.letters, LETTERS),
     )
 
     def read(reached: Terms) -> Inputs:
@@ -372,7 +409,9 @@ NAMES = [
     "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number",
     "forged behind", "forged twice", "orphan", "cancelled elsewhere", "too many outcomes",
     "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
-    "long ago", "long ago, missing", "forged long ago",
+    "long ago", "long ago, missing", "forged long ago", "dead", "dead, letter gone",
+    "up to the first left", "within the tolerance", "due behind it", "of an empty topic",
+    "outcome deleted", "outcome missing", "any topic, no outcome",
 ]  # fmt: skip
 
 
@@ -381,7 +420,13 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "missing": {
             "split, done", "gone wheel", "missing", "one fate of two", "orphan",
             "too many outcomes", "two dues", "two acceptances", "long ago, missing",
+            "due behind it", "outcome missing",
         },
+        "not_verifiable": {
+            "up to the first left", "within the tolerance", "of an empty topic",
+            "outcome deleted", "any topic, no outcome",
+        },
+        "dead_letter": {"dead", "dead, letter gone", "dead, alive"},
         "duplicated": {"duplicated"},
         "early": {"early"},
         "late": {"late", "changed due beyond"},
@@ -430,16 +475,48 @@ def test_holes_of_the_ledger_tell_how_many_messages_fall_into_them(found: Found)
 
 
 def test_every_acceptance_has_one_fate(found: Found) -> None:
-    fates = ("forwarded", "cancelled", "duplicates_dropped", "dead", "lost", "pending", "missing")
+    fates = (
+        "forwarded",
+        "cancelled",
+        "duplicates_dropped",
+        "dead",
+        "lost",
+        "pending",
+        "not_verifiable",
+        "missing",
+    )
     for row in (*found.buckets, found.totals):
         assert row["accepted"] == sum(row[fate] for fate in fates)
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 3, "cancelled": 8, "duplicates_dropped": 5, "dead": 2, "lost": 1,
-        "missing": 9, "duplicated": 2, "unexpected": 12, "early": 1, "late": 2,
+        "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 1,
+        "not_verifiable": 5, "missing": 11, "duplicated": 2, "unexpected": 12, "early": 1,
+        "late": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
+
+
+def test_a_dead_letter_is_told_with_why_and_where(found: Found) -> None:
+    row = found.one("dead_letter", "dead")
+    assert (row["topic"], row["wheel"], row["seq"]) == ("orders", "n1.1", 6)
+    assert (row["partition"], row["offset"], row["forwarded_at_ms"]) == (0, 40, DUE + 3)
+    where = "in dead [0] at offset 40; for partition 3; in Kafka's words"
+    assert row["detail"] == f"TOPIC_MISSING; {where}"
+    gone = found.one("dead_letter", "dead, letter gone")
+    assert gone["offset"] is None
+    assert gone["detail"] == "TOPIC_MISSING; its letter is not in the dead-letter topic (any more)"
+
+
+def test_what_may_be_deleted_says_where(found: Found) -> None:
+    told = {
+        name: found.one("not_verifiable", name or "")["detail"]
+        for name in found.names("not_verifiable")
+    }
+    assert told["up to the first left"].startswith("short: what was forwarded before 2027-01-15")
+    assert told["of an empty topic"].startswith("emptied has begun anew since")
+    assert told["outcome deleted"].startswith("the outcomes topic: what was")
+    assert told["any topic, no outcome"].startswith("the outcomes topic: what was")
 
 
 def test_buckets_are_closed_to_the_left(found: Found) -> None:

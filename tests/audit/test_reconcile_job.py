@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
+from delaywheel_audit.inputs import KafkaPlace
 from delaywheel_audit.job import CouldNotRun, run
 from delaywheel_audit.options import Options
 from delaywheel_audit.summary import COUNTS, Summary
@@ -32,6 +34,16 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
             *("--output", str(tmp_path / "output")),
         ]
     )
+
+
+def delete_first(address: str, topic: str, most: int) -> int:
+    """Has Kafka delete the first records of each partition; how many."""
+    ends = KafkaPlace({"bootstrap.servers": address}).pin([topic], None, None).ends()[topic]
+    cuts = [TopicPartition(topic, number, min(most, end)) for number, end in ends.items()]
+    admin = AdminClient({"bootstrap.servers": address})
+    for done in admin.delete_records(cuts).values():
+        done.result(30)
+    return sum(cut.offset for cut in cuts)
 
 
 def test_books_that_balance_and_books_with_a_file_lost(
@@ -59,9 +71,11 @@ def test_books_that_balance_and_books_with_a_file_lost(
 
     files = sorted((tmp_path / "ledger").rglob("n2.1-*.parquet"))
     files[len(files) // 2].unlink()
+    deleted = delete_first(kafka.address, f"{options.cluster}-orders", 7)
     summary = run(spark, replace(options, wants_page=False, wants_json=True))
     assert not summary.balanced
-    assert summary.findings == {"ledger_gap": 1}
+    assert summary.findings == {"ledger_gap": 1, "not_verifiable": deleted}
+    assert summary.counts["not_verifiable"] == deleted
     (gap,) = summary.ledger_gaps
     assert gap["wheel"] == "n2.1"
     assert gap["last_seq"] - gap["first_seq"] == 19

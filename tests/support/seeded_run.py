@@ -142,6 +142,7 @@ class SeededRun:
         ahead.timestamp_ms = ahead.deliver_at_ms + 3 * 24 * HOUR_MS  # no topic takes that
         (letter,) = self._send(second, ahead)
         self._told(letter, "dead")
+        self.expected.find("dead_letter", letter)
         (waiting,) = self._send(second, self._row(topic, HOUR_MS // 2))
         self.expected.accepted(waiting, "pending")
 

@@ -27,6 +27,7 @@ _WORDS = {
     "forwarded": "found in their topic in Kafka, by id and due",
     "cancelled, duplicates dropped, dead-lettered, lost": "told in the outcomes topic",
     "pending": "not done at the newest progress record that was read",
+    "not verifiable": "none of these, and Kafka has deleted the records of that time",
     "missing": "none of these: nobody knows what became of them",
     "early, late": "forwarded before their due, or longer after it than tolerated",
     "unexpected": "in Kafka with our headers, but not in the ledger",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delaywheel_audit.findings import KINDS
+from delaywheel_audit.findings import KINDS, is_error
 from delaywheel_audit.page.words import PARTS, count, kind_name, listed
 from delaywheel_audit.summary import Summary
 
@@ -45,6 +45,10 @@ def verdict(summary: Summary) -> Verdict:
         told = [f"Found: {listed(errors)}."] if errors else []
         headline = f"The numbers do not add up: {equation(counts)}"
         return Verdict("bad", headline, [*told, *remarks])
+    if summary.is_unproven:
+        headline = f"Not verifiable: {equation(counts)}"
+        more = "Kafka has deleted records of that time, so the books can no longer be proven."
+        return Verdict("open", headline, [more, *remarks])
     if errors or not summary.balanced:
         headline = f"Not balanced: {listed(errors) or equation(counts)}"
         return Verdict("bad", headline, [f"{equation(counts)}.", *remarks])
@@ -60,7 +64,7 @@ def _told(summary: Summary, *, are_errors: bool) -> list[str]:
     return [
         f"{count(number)} {_name(kind, number)}"
         for kind, number in found(summary).items()
-        if number and (kind not in KINDS or KINDS[kind].is_error) is are_errors
+        if number and is_error(kind) is are_errors
     ]
 
 

@@ -18,6 +18,7 @@ PARTS = {
     "dead": "dead-lettered",
     "pending": "pending",
     "lost": "lost",
+    "not_verifiable": "not verifiable",
     "missing": "missing",
 }
 
