@@ -37,6 +37,7 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_CANCELLED: _CancelOutcome.ValueType  # 1
     """It is never delivered."""
     CANCEL_OUTCOME_ALREADY_DELIVERED: _CancelOutcome.ValueType  # 2
+    """It is in its topic, or a dead letter: GetMessage tells which, of what became so lately."""
     CANCEL_OUTCOME_TOO_LATE: _CancelOutcome.ValueType  # 3
     """Due within the next 100 ms; nothing was done."""
     CANCEL_OUTCOME_NOT_FOUND: _CancelOutcome.ValueType  # 4
@@ -47,6 +48,7 @@ CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 CANCEL_OUTCOME_CANCELLED: CancelOutcome.ValueType  # 1
 """It is never delivered."""
 CANCEL_OUTCOME_ALREADY_DELIVERED: CancelOutcome.ValueType  # 2
+"""It is in its topic, or a dead letter: GetMessage tells which, of what became so lately."""
 CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
 """Due within the next 100 ms; nothing was done."""
 CANCEL_OUTCOME_NOT_FOUND: CancelOutcome.ValueType  # 4

@@ -14,6 +14,7 @@ class CancelOutcome(StrEnum):
     CANCELLED = "CANCELLED"
     """It is never delivered."""
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    """It is in its topic, or a dead letter."""
     TOO_LATE = "TOO_LATE"
     """Due within the next 100 ms; nothing was done, it will be delivered."""
     NOT_FOUND = "NOT_FOUND"
