@@ -25,7 +25,7 @@ def told(**changes: int) -> pb.SetBackResponse:
         "floor": LONG_AGO_MS // 1000 - 120,
         **changes,
     }
-    return pb.SetBackResponse(node="n2", **fields)  # type: ignore[arg-type]
+    return pb.SetBackResponse(node="n2", **fields)
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
 """None of these gives a node a reason to stand, or to leave a wheel."""
 
+CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
+
 SLOW_CANDIDACIES = 12
 """Epochs: a candidacy that ends somebody's transaction takes two of them."""
 
@@ -37,6 +39,16 @@ def is_slow(plan: Plan) -> bool:
     return all(
         step.kind == "kafka_faults" and step.arguments["changes"].keys() == {"commit_us"}
         for step in harms
+    )
+
+
+def is_calm_when_set_back(plan: Plan) -> bool:
+    """Whether all that is done to it is over when w is set back last, but that clocks change."""
+    actions = [step for step in plan.steps if isinstance(step, Action)]
+    last_ms = max((step.at_ms for step in actions if step.kind == "set_back"), default=-1)
+    return all(
+        step.kind in CLOCKS_ALONE or step.at_ms + step.arguments.get("ms", 0) < last_ms
+        for step in actions
     )
 
 

@@ -15,6 +15,7 @@ The numbers are those of docs/PROTOCOL.md:
 | 9 | everything has its bound | each second |
 | 10 | everything drains | when all is healed |
 | 11 | an acknowledged cancel is never delivered | each commit and answer |
+| 12 | once w was set back: at its due, in wheels that take what is due | each commit and refusal |
 
 Beyond these, as early signs: W disks hold what is acknowledged; a committed end T covers what was
 acknowledged; a frame is committed to be lost only when nobody has it.
@@ -41,8 +42,8 @@ from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.progress import Progress, violations
 from delaywheel_replica.core.status import Role
 from sim.book import Entry, Fate
-from sim.calm import wrong_candidacies, wrong_closes
-from sim.clocks import true_wall_ms
+from sim.calm import is_calm_when_set_back, wrong_candidacies, wrong_closes
+from sim.clocks import EPOCH_MS, true_wall_ms
 from sim.kafka_log import Entry as LogEntry
 from sim.kafka_log import Transaction
 from sim.letters import wrong_letter
@@ -57,6 +58,12 @@ if TYPE_CHECKING:
 OWN_HEADERS = ("dw-id", "dw-due", "dw-accepted", "dw-wheel")
 EARLY_MS = 12_000
 """A leader whose clock is further ahead than this differs from Kafka's, which is right."""
+
+NEW_WHEELS_US = 10_000 * US_PER_MS
+"""When w was set back, each node has other wheels by then, if nothing else happens."""
+
+LATE_US = 5_000 * US_PER_MS
+"""No message is later, when w was set back and nothing else happens."""
 
 STALE_US = 3_000 * US_PER_MS
 """What was acknowledged so long ago, everybody who says to be up to date has heard of."""
@@ -96,6 +103,7 @@ class Checks:
         self._unregistered: set[WheelId] = set()
         self._undone: list[tuple[int, Key, FrameName]] = []
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
+        self._set_back_us = 0  # when w was set back last
 
     # --- what nodes do
 
@@ -210,7 +218,8 @@ class Checks:
         if wall_ms < due_ms:
             self._fail(f"{node.name} forwards what is due {due_ms} at {wall_ms}")
         true_ms = true_wall_ms(self._world.scheduler)
-        if true_ms + EARLY_MS < due_ms and len(self._world.members) < CLOCKS:
+        can_know = len(self._world.members) < CLOCKS and not self._world.kafka.has_wrong_clock
+        if true_ms + EARLY_MS < due_ms and can_know:
             self._fail(
                 f"{node.name} forwards what is due {due_ms} at {true_ms}: early by its clock"
             )
@@ -218,12 +227,22 @@ class Checks:
     def refused_as_sealed(self, node: SimNode, slot: int, seal_slot: int) -> None:
         """A message is refused for a seal, which is wrong when its second is still to come.
 
-        Where there are too few clocks to find the wrong one, w itself may have gone ahead.
+        Where there are too few clocks to find the wrong one, w itself may have gone ahead, and
+        the seals with it; when it was set back, each node gets other wheels.
         """
+        if seal_slot <= self.floor:
+            return
         progress = self.control.progress
         done_ms = 0 if progress is None else progress.due_ms
+        if progress is not None and progress.ahead_ms is not None and self._may_be_old():
+            done_ms = progress.ahead_ms
         if slot > max(node.clock.wall_ms(), done_ms) // 1000:
             self._fail(f"{node.name} refuses slot {slot}, still to come, as sealed at {seal_slot}")
+
+    def _may_be_old(self) -> bool:
+        """Whether nodes may still use wheels of before w was set back."""
+        since_us = self._world.scheduler.now_us - self._set_back_us
+        return since_us < NEW_WHEELS_US or not is_calm_when_set_back(self._world.plan)
 
     # --- what callers hear
 
@@ -319,9 +338,20 @@ class Checks:
             self._fail(f"{entry} is delivered after it was cancelled")
         if entry.fate is Fate.UNSENT:
             self._fail(f"{entry} is delivered before it was sent")
+        self._check_time(entry)
         content = log_entry.topic, log_entry.key, log_entry.value, log_entry.headers[:-4]
         if content != (entry.topic, entry.record_key, entry.value, []):
             self._fail(f"{entry} is delivered with other bytes: {content}")
+
+    def _check_time(self, entry: Entry) -> None:
+        """What is accepted after w was set back is forwarded at its due."""
+        if not (self._set_back_us and is_calm_when_set_back(self._world.plan)):
+            return
+        if entry.acknowledged_us > self._set_back_us:
+            due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
+            late_us = entry.visible_us - max(due_us, entry.acknowledged_us)
+            if late_us > LATE_US:
+                self._fail(f"{entry} is delivered {late_us // US_PER_MS} ms after its due")
 
     def _dead(self, log_entry: LogEntry) -> None:
         """A dead letter is the one end of its message, as a delivery would be."""
@@ -449,6 +479,9 @@ class Checks:
             leaving = [w for w in before.progress.seqs if w not in self.control.wheels]
             for found in violations(before.progress, after, leaving):
                 self._fail(f"progress: {found}")
+            if after.set_backs > before.progress.set_backs:
+                self._set_back_us = self._world.scheduler.now_us
+                self._world.trace.add("kafka", "w is set back to", after.due_ms - EPOCH_MS)
         for wheel, seq in after.seqs.items():
             self._take(wheel, seq)
         while self._undone and self._undone[0][0] <= after.due_ms:

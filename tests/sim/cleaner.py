@@ -171,6 +171,8 @@ class SimCleaner:
                 self.leadership.replace(node, storage)
             for node in sorted(self._world.removals):
                 self.leadership.remove(node)
+            if self._world.set_back_from is not None:
+                self.leadership.set_back(self._world.set_back_from)
             rest_s = self.leadership.turn(self._server_row())
             self._world.checks.turned(self.node, self.leadership.view().role)
             self._write_row()

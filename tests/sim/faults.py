@@ -151,6 +151,27 @@ def clock_step(world: World, node: str, step_ms: int, ms: int) -> None:
 
 
 @_fault
+def clocks_ahead(world: World, nodes: tuple[str, ...], step_ms: int, ms: int) -> None:
+    """Clocks of nodes and of the brokers are set ahead together, and set right after a while."""
+    clocks = [world.kafka.clock, *(world.nodes[node].clock for node in nodes)]
+    world.kafka.has_wrong_clock = True
+    for clock in clocks:
+        clock.step(step_ms)
+
+    def correct() -> None:
+        for clock in clocks:
+            clock.step(-step_ms)
+
+    world.later(ms, correct)
+
+
+@_fault
+def set_back(world: World) -> None:
+    """The operator has w set back to the clock."""
+    world.set_back()
+
+
+@_fault
 def clock_drift(world: World, node: str, ppm: int, ms: int) -> None:
     """The clocks run fast or slow for a while."""
     clock = world.nodes[node].clock

@@ -29,6 +29,7 @@ from enum import StrEnum
 
 from delaywheel_replica.cleaner.ports import Record
 from delaywheel_replica.cleaner.settings import TRANSACTION_TIMEOUT_MS
+from sim.clocks import SimClock
 from sim.kafka_faults import KafkaFaults, draw_us
 from sim.kafka_log import Entry, Partition, Transaction
 from sim.scheduler import US_PER_MS, Scheduler
@@ -95,6 +96,8 @@ class SimKafka:
         faults: What goes wrong now; replace or change it at any time.
         troubles: Topics that take nothing.
         trace: Is told in words what happens, if set.
+        clock: Of the brokers.
+        has_wrong_clock: It was ever set.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class SimKafka:
         self.scheduler = scheduler
         self.faults = KafkaFaults() if faults is None else faults
         self.trace: Callable[[str], object] | None = None
+        self.clock = SimClock(scheduler)
+        self.has_wrong_clock = False
         self._random = scheduler.stream("kafka")
         self._timeout_us = transaction_timeout_ms * US_PER_MS
         self.troubles = TopicTroubles()
@@ -308,8 +313,7 @@ class SimKafka:
         if known.state in _PREPARING:
             return Code.CONCURRENT
         if known.state is not State.ONGOING:
-            now_us = self.scheduler.now_us
-            known.transaction = Transaction(known.name, epoch, node, now_us)
+            known.transaction = Transaction(known.name, epoch, node, self.clock.wall_ms())
             known.state = State.ONGOING
             self.scheduler.call_later(self._timeout_us, self._expire, known, known.transaction)
         return Code.OK

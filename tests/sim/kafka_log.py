@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from delaywheel_replica.cleaner.ports import Record, StoredRecord
-from sim.clocks import EPOCH_MS
-from sim.scheduler import US_PER_MS, US_PER_S
+from sim.scheduler import US_PER_S
 
 COMPACT_EVERY = 512
 """A compacted topic forgets what was replaced after so many records."""
@@ -73,10 +72,11 @@ class Transaction:
         open_in: The partitions that have no marker of it yet, and its first offset in each.
         committed: None while it is ongoing.
         decided_us: When that was decided, which is before it is visible.
+        began_ms: When it began, by the clock of the brokers.
     """
 
     __slots__ = (
-        "began_us",
+        "began_ms",
         "committed",
         "decided_us",
         "entries",
@@ -86,14 +86,14 @@ class Transaction:
         "transactional_id",
     )
 
-    def __init__(self, transactional_id: str, epoch: int, node: str, began_us: int) -> None:
+    def __init__(self, transactional_id: str, epoch: int, node: str, began_ms: int) -> None:
         self.transactional_id = transactional_id
         self.epoch = epoch
         self.node = node
         self.entries: list[Entry] = []
         self.open_in: dict[Partition, int] = {}
         self.committed: bool | None = None
-        self.began_us = began_us
+        self.began_ms = began_ms
         self.decided_us = -1
 
     def takes(self, epoch: int, partition: Partition) -> bool:
@@ -228,6 +228,5 @@ class Partition:
 
 
 def _stored(key: bytes, entry: Entry) -> StoredRecord:
-    """With the time at which the brokers took its transaction's first record: theirs is true."""
-    appended_ms = EPOCH_MS + entry.transaction.began_us // US_PER_MS
-    return StoredRecord(key, entry.value, entry.offset, appended_ms)
+    """With the time at which the brokers took its transaction's first record."""
+    return StoredRecord(key, entry.value, entry.offset, entry.transaction.began_ms)

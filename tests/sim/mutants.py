@@ -6,6 +6,7 @@ An error that no seed finds is a check that is missing, or a fault that never ha
 from __future__ import annotations
 
 from sim.mutant import Mutant
+from sim.mutants_clocks import CLOCKS
 from sim.mutants_closing import CLOSING
 from sim.mutants_forwarding import FORWARDING
 from sim.mutants_member import MEMBER
@@ -13,4 +14,12 @@ from sim.mutants_office import OFFICE
 from sim.mutants_topics import TOPICS
 from sim.mutants_wheel import WHEEL
 
-MUTANTS: dict[str, Mutant] = {**CLOSING, **FORWARDING, **MEMBER, **OFFICE, **TOPICS, **WHEEL}
+MUTANTS: dict[str, Mutant] = {
+    **CLOCKS,
+    **CLOSING,
+    **FORWARDING,
+    **MEMBER,
+    **OFFICE,
+    **TOPICS,
+    **WHEEL,
+}

@@ -117,6 +117,19 @@ def _clock_step(stage: Stage) -> list[Action]:
     return stage.act("clock_step", node=stage.odd, step_ms=step_ms, ms=stage.ms(500, 20_000))
 
 
+def _clocks_ahead(stage: Stage) -> list[Action]:
+    """All clocks, those of the brokers too; who leads then is new, and the operator acts later."""
+    step_ms, ms = stage.ms(15_000, HOUR_MS), stage.ms(3_000, 20_000)
+    actions = stage.act("clocks_ahead", nodes=stage.nodes, step_ms=step_ms, ms=ms)
+    actions += [
+        Action(stage.at_ms, "kill_cleaner", {"node": node})
+        for node in stage.nodes
+        if stage.random.random() < 0.8
+    ]
+    set_back_ms = stage.at_ms + ms + stage.random.randrange(10_000)
+    return [*actions, Action(set_back_ms, "set_back", {})]
+
+
 def _clock_drift(stage: Stage) -> list[Action]:
     ppm = stage.random.choice((-1, 1)) * stage.ms(100, 20_000)
     return stage.act("clock_drift", node=stage.odd, ppm=ppm, ms=stage.ms(2_000, 30_000))
@@ -334,6 +347,11 @@ PROFILES: dict[str, Profile] = {
     "calm": Profile(CALLERS, (0, 2), (1, 2, 3)),
     "churn": Profile(DEATHS, (8, 25)),
     "clocks": Profile((*CLOCKS, *CLOCKS, _kill_server, _isolate, _kill_cleaner), (4, 12)),
+    "ahead": Profile(
+        (_clocks_ahead, _clocks_ahead, _kill_server, _kill_cleaner, _kill_at_effect, _isolate),
+        (2, 6),
+        (1, 2, 3),
+    ),
     "crashes": Profile((*CRASHES, _kill_server, _wipe, _cut), (4, 10)),
     "links": Profile((*LINKS, *LINKS, _kafka_slow, _kafka_slow_for_one, _kill_server), (5, 16)),
     "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14)),

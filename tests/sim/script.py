@@ -80,6 +80,11 @@ class Script:
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
 
+    def send_again(self, at_ms: int, first: int, nodes: str, *, count: int = 1) -> None:
+        """Messages of before once more, as by a caller who lost the answer."""
+        drafts = tuple(Draft(number, 0) for number in range(first, first + count))
+        self._steps.append(Request(at_ms, drafts, tuple(nodes)))
+
     def flow(self, begin_ms: int, end_ms: int, every_ms: int, node: str, **rest: Any) -> None:
         """One message after another."""
         for at_ms in range(begin_ms, end_ms, every_ms):

@@ -63,6 +63,11 @@ FOUND = {
     "missing_for_a_moment",
     "slow_files",
     "slow_starts",
+    "set_back",
+    "set_back_and_crash",
+    "set_back_in_a_millisecond",
+    "set_back_short",
+    "set_back_twice",
 }
 """What the simulation found beyond these."""
 

@@ -28,6 +28,7 @@ from sim.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.calm import resting_floor
 from sim.checks import Checks
 from sim.clients import Clients
+from sim.clocks import EPOCH_MS
 from sim.drained import why_not_drained
 from sim.faults import perform
 from sim.frontend import Frontend
@@ -85,6 +86,7 @@ class World:
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
         self.removals: set[str] = set()
+        self.set_back_from: int | None = None
         self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}
         self.members = plan.settings.nodes
         self.min_insync = plan.settings.min_insync
@@ -161,6 +163,13 @@ class World:
             return
         self.trace.add("operator", f"replaces {node} by", storage)
         self.replacements[node] = storage
+
+    def set_back(self) -> None:
+        """The operator has w set back to the clock; it is repeated until it is done."""
+        progress = self.checks.control.progress
+        if progress is not None:
+            self.trace.add("operator", "sets w back from", progress.due_ms - EPOCH_MS)
+            self.set_back_from = progress.set_backs
 
     def change_members(self, nodes: tuple[str, ...], min_insync: int) -> None:
         """The operator gives all nodes another list of nodes, and restarts them one by one."""

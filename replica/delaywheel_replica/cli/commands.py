@@ -55,7 +55,7 @@ COMMANDS: Final = {
     "get": Listed(
         "messages",
         "get",
-        "Show one pending message with its content.",
+        "Show one message with its content, until its second is deleted.",
     ),
     "cancel": Listed(
         "messages",
