@@ -63,7 +63,7 @@ class Node:
         self._quick_deaths = 0
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Writes the configuration file."""
+        """Writes the configuration file; None: as if it were not set."""
         self.data.mkdir(parents=True, exist_ok=True)
         own = {
             "node_id": self.id,
@@ -71,7 +71,8 @@ class Node:
             "metrics_listen": self.metrics_address,
             "data_dir": str(self.data),
         }
-        self.config.write_text(to_toml({**own, **settings}))
+        known = {**own, **settings}
+        self.config.write_text(to_toml({n: v for n, v in known.items() if v is not None}))
 
     @property
     def command(self) -> list[str]:

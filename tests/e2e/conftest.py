@@ -1,33 +1,14 @@
-"""A service on the session's broker, started once for the tests that leave it as they found it."""
+"""Topics on the session's broker. Nodes that several tests share are in the folders."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from local.kafka import KafkaBroker
 from support.read_committed import create_topic
-from support.service import Service
-
-pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def service(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One healthy node for a whole module."""
-    folder = tmp_path_factory.mktemp("service") / "cluster"
-    with Service(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
-        yield running
-
-
-@pytest.fixture
-def own_service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
-    """A node that the test may kill."""
-    with Service(kafka.address, tmp_path / "cluster", cluster_id) as running:
-        yield running
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -18,8 +20,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 MESSAGES = 20
 
 
-def test_an_emptied_node_is_replaced(kafka: KafkaBroker, own_service: Service, topic: str) -> None:
-    service = own_service
+@pytest.fixture
+def service(kafka: KafkaBroker, tmp_path: Path, cluster_id: str) -> Iterator[Service]:
+    with Service(kafka.address, tmp_path / "cluster", cluster_id) as running:
+        yield running
+
+
+def test_an_emptied_node_is_replaced(kafka: KafkaBroker, service: Service, topic: str) -> None:
     with service.client() as client:
         batch = [
             Message(topic, b"%d" % n, delay=timedelta(seconds=600 + n)) for n in range(MESSAGES)

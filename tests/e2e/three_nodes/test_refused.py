@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,13 +21,6 @@ from support.trio import (
 )
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    folder = tmp_path_factory.mktemp("refused") / "cluster"
-    with Trio(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
-        yield running
 
 
 def assert_two_go_on(kafka: KafkaBroker, topic: str, two: list[Node]) -> None:
@@ -72,7 +63,6 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
     trio: Trio, kafka: KafkaBroker, topic: str
 ) -> None:
     *two, wiped = trio.nodes
-    trio.wait_in_sync()
     pending = send(two[0], row(topic, b"kept", delay_s=600))
     trio.kill(wiped)
     wiped.data.rename(wiped.data.with_name("lost"))

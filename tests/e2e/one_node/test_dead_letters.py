@@ -8,8 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Message, MessageState
+from delaywheel_replica.cleaner.settings import KafkaNames
 from local.kafka import KafkaBroker
 from support.read_committed import (
     CommittedReader,
@@ -26,12 +28,24 @@ AHEAD_S = 8
 """Topics are changed before this is over, also on a busy machine."""
 
 
-def dead_topic(service: Service) -> str:
-    return f"delaywheel-{service.cluster_id}-dead"
+def letters_of(kafka: KafkaBroker, service: Service, topic: str, count: int) -> list[KafkaMessage]:
+    """The letters of messages to one topic, once they are so many."""
+    dead = KafkaNames(service.cluster_id).dead
+    with CommittedReader(kafka.address, dead) as reader:
+
+        def found() -> list[KafkaMessage] | None:
+            letters = [m for m in reader.read_to_end() if topic_of(m) == topic]
+            return letters if len(letters) >= count else None
+
+        return wait_until(f"{count} letters", found, timeout_s=40)
+
+
+def topic_of(letter: KafkaMessage) -> str:
+    return (dict(headers_of(letter))["dw-dead-topic"] or b"").decode()
 
 
 def test_a_topic_deleted_while_messages_are_pending(
-    own_service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
+    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
 ) -> None:
     doomed, healthy = new_topic(), new_topic()
     batch = [
@@ -45,31 +59,26 @@ def test_a_topic_deleted_while_messages_are_pending(
         for n in range(20)
         for topic in (doomed, healthy)
     ]
-    with own_service.client() as client:
+    with service.client() as client:
         assert not [r.error for r in client.produce_many(batch) if r.error]
     delete_topic(kafka.address, doomed)
-    with (
-        CommittedReader(kafka.address, healthy) as good,
-        CommittedReader(kafka.address, dead_topic(own_service)) as dead,
-    ):
+    with CommittedReader(kafka.address, healthy) as good:
         good.wait_for(20, timeout_s=40)
-        dead.wait_for(20, timeout_s=40)
+        letters = letters_of(kafka, service, doomed, 20)
         assert sorted(int(m.value() or b"") for m in good.read_to_end()) == list(range(20))
-        letters = dead.read_to_end()
     assert sorted(int(m.value() or b"") for m in letters) == list(range(20))
     for letter in letters:
         headers = dict(headers_of(letter))
         assert letter.key() == b"k"
         assert headers["h"] == b"1"
-        assert headers["dw-dead-topic"] == doomed.encode()
         assert headers["dw-dead-reason"]
 
 
 def test_a_message_that_became_too_large_for_its_topic(
-    own_service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
+    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic()
-    with own_service.client() as client:
+    with service.client() as client:
         results = client.produce_many(
             [
                 Message(topic, b"x" * 50_000, delay=timedelta(seconds=AHEAD_S)),
@@ -78,51 +87,40 @@ def test_a_message_that_became_too_large_for_its_topic(
         )
         assert not [r.error for r in results if r.error]
     set_topic(kafka.address, topic, "max.message.bytes", "10000")
-    with (
-        CommittedReader(kafka.address, topic) as good,
-        CommittedReader(kafka.address, dead_topic(own_service)) as dead,
-    ):
+    with CommittedReader(kafka.address, topic) as good:
         good.wait_for(10, timeout_s=40)
-        (letter,) = dead.wait_for(1, timeout_s=40)
+        (letter,) = letters_of(kafka, service, topic, 1)
         assert sorted(int(m.value() or b"") for m in good.read_to_end()) == list(range(10))
     assert letter.value() == b"x" * 50_000
 
 
 def test_a_partition_that_the_topic_has_no_more(
-    own_service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
+    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
 ) -> None:
     topic = new_topic(partitions=8)
-    with own_service.client() as client:
+    with service.client() as client:
         client.produce(topic, b"nowhere", partition=7, delay=timedelta(seconds=AHEAD_S))
         client.produce(topic, b"fine", delay=timedelta(seconds=AHEAD_S))
         delete_topic(kafka.address, topic)
         create_topic(kafka.address, topic)
-    with (
-        CommittedReader(kafka.address, topic) as good,
-        CommittedReader(kafka.address, dead_topic(own_service)) as dead,
-    ):
+    with CommittedReader(kafka.address, topic) as good:
         assert [m.value() for m in good.wait_for(1, timeout_s=40)] == [b"fine"]
-        assert [m.value() for m in dead.wait_for(1, timeout_s=40)] == [b"nowhere"]
+    assert [m.value() for m in letters_of(kafka, service, topic, 1)] == [b"nowhere"]
 
 
-def test_a_timestamp_that_no_topic_takes(
-    own_service: Service, kafka: KafkaBroker, topic: str
-) -> None:
+def test_a_timestamp_that_no_topic_takes(service: Service, kafka: KafkaBroker, topic: str) -> None:
     """The topic of the letters would refuse it too: the letter has the time of now."""
     ahead = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
-    with own_service.client() as client:
+    with service.client() as client:
         refused = client.produce(topic, b"ahead", timestamp=ahead, delay=timedelta(seconds=1))
         fine = client.produce(topic, b"fine", delay=timedelta(seconds=1))
-    with (
-        CommittedReader(kafka.address, topic) as good,
-        CommittedReader(kafka.address, dead_topic(own_service)) as dead,
-    ):
+    with CommittedReader(kafka.address, topic) as good:
         assert [m.value() for m in good.wait_for(1, timeout_s=40)] == [b"fine"]
-        (letter,) = dead.wait_for(1, timeout_s=40)
+    (letter,) = letters_of(kafka, service, topic, 1)
     headers = dict(headers_of(letter))
     assert letter.value() == b"ahead"
     assert headers["dw-dead-reason"] == b"TIMESTAMP_REFUSED"
-    with own_service.client() as client:
+    with service.client() as client:
         expected = [
             (MessageState.DEAD_LETTERED, "TIMESTAMP_REFUSED"),
             (MessageState.DELIVERED, None),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -53,19 +51,13 @@ class Proxied:
         assert found == sorted([*(b"%d" % n for n in range(20)), b"marker"])
 
 
-@pytest.fixture(scope="module")
-def proxied(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
-    folder = tmp_path_factory.mktemp("leader") / "cluster"
-    with (
-        KafkaProxy(kafka) as proxy,
-        Trio(kafka.proxy_address, folder, f"t{uuid.uuid4().hex[:12]}") as trio,
-    ):
-        yield Proxied(trio, proxy, kafka)
+@pytest.fixture
+def proxied(trio: Trio, proxy: KafkaProxy, kafka: KafkaBroker) -> Proxied:
+    return Proxied(trio, proxy, kafka)
 
 
 def test_the_leader_is_killed_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
     trio = proxied.trio
-    trio.wait_in_sync()
     trio.wait_settled()
     leader = trio.leader()
     with proxied.proxy.open_transactions(topic) as held:
@@ -83,7 +75,6 @@ def test_one_process_of_the_leader_is_killed(
 ) -> None:
     """Its supervisor starts it again; meanwhile callers are answered by the others."""
     trio = proxied.trio
-    trio.wait_in_sync()
     with Load(trio.client(timeout=30.0), topic) as load:
         load.wait_for_more()
         leader = trio.leader()
@@ -106,7 +97,6 @@ def test_one_process_of_the_leader_is_killed(
 def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: str) -> None:
     """Another leads when it is back; the commit that it asked for comes late and is refused."""
     trio = proxied.trio
-    trio.wait_in_sync()
     trio.wait_settled()
     leader = trio.leader()
     told = len(leader.log.read_text())
@@ -127,7 +117,6 @@ def test_the_leader_is_paused_with_an_open_transaction(proxied: Proxied, topic: 
 def test_cancels_race_a_leader_change(proxied: Proxied, kafka: KafkaBroker, topic: str) -> None:
     """Whatever is answered is true: CANCELLED never arrives, all else that was taken does."""
     trio = proxied.trio
-    trio.wait_in_sync()
     leader = trio.leader()
     outcomes: dict[bytes, CancelOutcome | None] = {}
     with trio.client() as client, CommittedReader(kafka.address, topic) as reader:

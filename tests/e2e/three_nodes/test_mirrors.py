@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from local.cluster import described
 from local.kafka import KafkaBroker
 from local.node import Node
-from local.scraping import scrape
 from support.read_committed import CommittedReader
 from support.trio import Trio, cancelled, row, send, slot_file
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    folder = tmp_path_factory.mktemp("mirrors") / "cluster"
-    with Trio(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
-        running.wait_in_sync()
-        yield running
 
 
 def test_an_acknowledged_message_is_in_three_identical_slot_files(trio: Trio, topic: str) -> None:
@@ -51,9 +42,12 @@ def are_identical(trio: Trio, origin: Node, topic: str) -> bool:
     return False
 
 
-def in_sync_changes(node: Node) -> float:
+def in_sync_changes(node: Node) -> int:
     """How often the set of those changed that a node waits for."""
-    return scrape(node.metrics_address)["in_sync_changes_total", ""]
+    seen = described(node.address, details=True)
+    assert seen is not None
+    (own,) = (member for member in seen.members if member.node == node.id)
+    return own.report.in_sync_changes
 
 
 def test_the_same_id_to_another_node_before_and_after_delivery(

@@ -24,16 +24,16 @@ pytestmark = pytest.mark.kafka
     ids=["whole node", "supervisor", "server", "cleaner"],
 )
 def test_killed_under_load(
-    own_service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
+    service: Service, kafka: KafkaBroker, topic: str, which: tuple[str, ...]
 ) -> None:
     """Two kills of each kind while transactions are open and acks are on their way."""
-    with Load(own_service.client(timeout=30.0), topic) as load:
+    with Load(service.client(timeout=30.0), topic) as load:
         for _ in range(2):
             load.wait_for_more()
-            own_service.kill_and_wait(*which)
+            service.kill_and_wait(*which)
         load.wait_for_more()
     # Also of what was accepted, and its caller was not told.
-    own_service.wait_done(time.time() * 1000 + LATEST_S * 1000)
+    service.wait_done(time.time() * 1000 + LATEST_S * 1000)
     with CommittedReader(kafka.address, topic) as reader:
         assert_arrived(reader, load.acknowledged)
 
@@ -76,18 +76,18 @@ def test_the_same_id_with_another_due_is_another_message(
 
 
 def test_an_unanswered_call_is_there_once_or_not_at_all(
-    own_service: Service, kafka: KafkaBroker, topic: str
+    service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
     """Killed between write and ack: the caller does not know, retries with the same id and due."""
     message = Message(topic, b"v", delay=timedelta(seconds=12))
-    with own_service.client(timeout=30.0) as client:
+    with service.client(timeout=30.0) as client:
         caller = threading.Thread(target=client.produce_many, args=([message],))
         caller.start()
-        own_service.kill_and_wait()
+        service.kill_and_wait()
         caller.join()
         (again,) = client.produce_many([message])
         assert again.error is None
     with CommittedReader(kafka.address, topic) as reader:
         reader.wait_for(1, timeout_s=60)
-        own_service.wait_done(time.time() * 1000)
+        service.wait_done(time.time() * 1000)
     assert len(read_all(kafka.address, topic, at_least=1)) == 1

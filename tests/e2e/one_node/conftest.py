@@ -1,0 +1,25 @@
+"""One node for all tests of this folder: each may kill it, and waits until it is back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from local.kafka import KafkaBroker
+from support.service import Service
+
+
+@pytest.fixture(scope="package")
+def started(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service") / "cluster"
+    with Service(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+        yield running
+
+
+@pytest.fixture
+def service(started: Service) -> Service:
+    """It takes messages, whatever the test before has done."""
+    started.wait_accepting()
+    return started

@@ -1,0 +1,39 @@
+"""Three nodes for all tests of this folder, which reach the broker through a proxy."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from local.kafka import KafkaBroker
+from support.kafka_proxy import KafkaProxy
+from support.trio import Trio
+
+
+@pytest.fixture(scope="package")
+def started(
+    kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[KafkaProxy, Trio]]:
+    folder = tmp_path_factory.mktemp("three") / "cluster"
+    with (
+        KafkaProxy(kafka) as proxy,
+        Trio(kafka.proxy_address, folder, f"t{uuid.uuid4().hex[:12]}") as trio,
+    ):
+        yield proxy, trio
+
+
+@pytest.fixture
+def proxy(started: tuple[KafkaProxy, Trio]) -> KafkaProxy:
+    """Between the nodes and the broker."""
+    return started[0]
+
+
+@pytest.fixture
+def trio(started: tuple[KafkaProxy, Trio]) -> Trio:
+    """All nodes are there and in sync, whatever the test before has done."""
+    _, trio = started
+    trio.wait_accepting()
+    trio.wait_in_sync()
+    return trio
