@@ -230,6 +230,15 @@ def test_serving_holds_up_nobody(disk: SlowDisk, request_number: int) -> None:
     assert_not_held(node, callers)
 
 
+def test_many_short_jobs_hold_up_nobody(disk: SlowDisk) -> None:
+    node = with_copy(disk)
+    callers = slowly(node, disk)
+    for seq in range(1, SECONDS + 1):
+        node.driver._queue([Serve("n2", OTHER, seq, seq, 0)])
+    node.work()
+    assert_not_held(node, callers)
+
+
 def test_one_wheel_that_cannot_be_swept_keeps_no_other_from_it(disk: SlowDisk) -> None:
     node = with_copy(disk)
     node.produce(message(1), message(2, slot=BASE_SLOT + 1))

@@ -255,6 +255,11 @@ class Committer:
         """Whether requests wait for a group."""
         return bool(self._pending)
 
+    def waits_ms(self, now_ms: int) -> int:
+        """For how long the oldest request has waited for a group; 0: none waits."""
+        with self._lock:
+            return now_ms - self._pending[0][0] if self._pending else 0
+
     def take(self) -> tuple[list[Request], bool]:
         """The next requests of one kind, within a group's bounds; whether others are left."""
         with self._lock:

@@ -97,7 +97,7 @@ from delaywheel_replica.server.committer import (
     write,
 )
 from delaywheel_replica.server.jobs import GroupJob, Job, Outside, StepJob
-from delaywheel_replica.server.pacing import AllOfAWheel, LongWork, Turn
+from delaywheel_replica.server.pacing import TURN_MS, AllOfAWheel, LongWork, Turn
 from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.room import is_no_room
 from delaywheel_replica.server.store import Store
@@ -366,7 +366,12 @@ class Driver:
             self._tell(event)
 
     def do_next(self, effects: deque[Effect]) -> None:
-        """Carries out the first of these effects; if it fails, the others are dropped."""
+        """Carries out the first of these effects; if it fails, the others are dropped.
+
+        Many short ones take long as well: a group that has waited for a turn goes before the next.
+        """
+        if self._committer.waits_ms(self._outside.now_ms()) >= TURN_MS:
+            self._write_group()
         self.begins()
         effect = effects.popleft()
         if isinstance(effect, AllOfAWheel):

@@ -14,6 +14,7 @@ repair, cut            file by file
 =====================  ==========================================================================
 
 Between two pieces or files, one waiting group of callers is written. A turn is at least one file.
+Before a next effect a group is written that has waited for a turn: many short ones take long, too.
 """
 
 from collections import deque
