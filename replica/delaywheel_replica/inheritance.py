@@ -18,6 +18,9 @@ LINK_FD_VARIABLE: Final = "DELAYWHEEL_LINK_FD"
 LIFE_FD_VARIABLE: Final = "DELAYWHEEL_LIFE_FD"
 """A pipe that nobody writes to: its end tells that the supervisor is gone."""
 
+ROW_FD_VARIABLE: Final = "DELAYWHEEL_ROW_FD"
+"""A file in memory: what the server tells its cleaner, also while the data folder's disk hangs."""
+
 READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
 """A pipe to the supervisor: the server writes its address there once it takes calls."""
 
@@ -46,6 +49,12 @@ def tell_ready(address: str) -> None:
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), f"{address}\n".encode())
+
+
+def server_row_fd() -> int | None:
+    """The descriptor of the server's row; None: there is no supervisor, so it lies on the disk."""
+    descriptor = os.environ.get(ROW_FD_VARIABLE)
+    return None if descriptor is None else int(descriptor)
 
 
 def _wait_and_exit(descriptor: int) -> None:

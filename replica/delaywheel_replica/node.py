@@ -48,6 +48,7 @@ from delaywheel_replica.inheritance import (
     LINK_FD_VARIABLE,
     READY_FD_VARIABLE,
     RESOLVED_VARIABLE,
+    ROW_FD_VARIABLE,
 )
 
 _LOCK_WAIT_S: Final = 10.0
@@ -145,6 +146,7 @@ class Supervisor:
         self._cleaner = _Child("cleaner", cleaner_link)
         self._children = (self._server, self._cleaner)
         self._ready = _Ready(*os.pipe())
+        self._row_fd = os.memfd_create("server.row")
         # The write end is never given away: it closes when this process ends.
         self._life_read, self._life_write = os.pipe()
         self._signals, self._signals_write = socket.socketpair()
@@ -203,6 +205,7 @@ class Supervisor:
         inherited = {
             LINK_FD_VARIABLE: child.link.fileno(),
             LIFE_FD_VARIABLE: self._life_read,
+            ROW_FD_VARIABLE: self._row_fd,
         }
         if child is self._server:
             inherited[READY_FD_VARIABLE] = self._ready.write_fd

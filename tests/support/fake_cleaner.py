@@ -79,8 +79,10 @@ class FakeCleaner:
         dead_lettered: Messages that it has counted as dead letters.
     """
 
-    def __init__(self, data: Path, link_fd: int, node: str = "n1") -> None:
-        """Prepares; `start` starts it."""
+    def __init__(
+        self, data: Path, link_fd: int, node: str = "n1", *, row: Path | None = None
+    ) -> None:
+        """Prepares; `start` starts it; the server's row may lie elsewhere than in its folder."""
         self.node = node
         self.nodes = 1
         self.follows: FakeCleaner | None = None
@@ -100,7 +102,7 @@ class FakeCleaner:
         self.state = ControlState(progress=Progress(now_ms - 1_000, None, {}, 0))
         self.stopped = threading.Event()
         self._link = Link(link_fd)
-        self._server_row = RowReader(data / "server.row", ServerStatus.from_json)
+        self._server_row = RowReader(row or data / "server.row", ServerStatus.from_json)
         self._row = RowWriter(data / "cleaner.row")
         self._boot = read_boot_id()
         self._lock = threading.Lock()

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
+from delaywheel.row import in_memory
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
@@ -24,6 +25,7 @@ from delaywheel_replica.inheritance import (
     LINK_FD_VARIABLE,
     READY_FD_VARIABLE,
     RESOLVED_VARIABLE,
+    ROW_FD_VARIABLE,
 )
 from support.fake_cleaner import FakeCleaner
 
@@ -91,6 +93,7 @@ class ServerProcess:
         self.cleaner: FakeCleaner
         self.process: subprocess.Popen[bytes]
         self.life_write = -1
+        self._row_fd = os.memfd_create("server.row")
         self._channel: grpc.Channel | None = None
 
     def __enter__(self) -> Self:
@@ -117,6 +120,7 @@ class ServerProcess:
             LINK_FD_VARIABLE: there.fileno(),
             LIFE_FD_VARIABLE: life_read,
             READY_FD_VARIABLE: ready_write,
+            ROW_FD_VARIABLE: self._row_fd,
         }
         environment = {
             **os.environ,
@@ -135,7 +139,9 @@ class ServerProcess:
         os.close(life_read)
         os.close(ready_write)
         state = self.cleaner.state if hasattr(self, "cleaner") else None
-        self.cleaner = FakeCleaner(self.data, here.detach(), self.config.node_id)
+        self.cleaner = FakeCleaner(
+            self.data, here.detach(), self.config.node_id, row=in_memory(self._row_fd)
+        )
         if state is not None:
             self.cleaner.state = state
         prepare(self.cleaner)

@@ -37,6 +37,7 @@ def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
     assert view.rows()["slot"].tolist() == [BASE_SLOT, BASE_SLOT + 1]
     assert view.rows(BASE_SLOT + 1, BASE_SLOT + 2)["messages"].tolist() == [1]
     again = Dial(disk, tmp_path, 100)
+    view = DialView(disk, tmp_path)
     assert len(view.rows()) == 0
     again.rebuild(disk, tmp_path, list_wheels(disk, tmp_path), floor=BASE_SLOT)
     assert counts(view, BASE_SLOT) == expected

@@ -101,6 +101,15 @@ def test_a_mapped_array_is_shared(place: Place) -> None:
     file = disk.open_read(data / "array")
     assert file.size() == 80
     file.close()
+    again = disk.map_array(data / "array", dtype, 5, writable=True)
+    assert again.tolist() == [0] * 5, "made anew"
+
+
+def test_a_mapped_array_lies_on_no_medium(tmp_path: Path) -> None:
+    PosixDisk().map_array(tmp_path / "array", np.dtype("<i8"), 10, writable=True)
+    assert (tmp_path / "array").is_symlink()
+    with pytest.raises(FileNotFoundError):  # its process, here its disk, is gone
+        PosixDisk().map_array(tmp_path / "array", np.dtype("<i8"), 10, writable=False)
 
 
 def test_folders(place: Place) -> None:

@@ -1,3 +1,4 @@
+import os
 import threading
 import time
 from itertools import count
@@ -10,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel import row
-from delaywheel.row import HALF_LENGTH_BYTES, RowReader, RowTooLargeError, RowWriter
+from delaywheel.row import (
+    HALF_LENGTH_BYTES,
+    RowReader,
+    RowTooLargeError,
+    RowWriter,
+    in_memory,
+)
 
 
 def test_nothing_was_written_yet(tmp_path: Path) -> None:
@@ -166,3 +173,17 @@ def test_both_documents_damaged_is_as_if_none_was_written(tmp_path: Path) -> Non
     content[HALF_LENGTH_BYTES + 16] ^= 1
     path.write_bytes(content)
     assert RowReader(path, dict).read() is None
+
+
+def test_a_row_in_memory_has_room_for_any_document_and_takes_what_is_written() -> None:
+    descriptor = os.memfd_create("row")
+    path = in_memory(descriptor)
+    reader = RowReader(path, dict)
+    assert reader.read() is None
+    writer = RowWriter(path)
+    for length in (3, 3 * HALF_LENGTH_BYTES, 5):
+        writer.write({"text": "x" * length})
+        assert reader.read() == {"text": "x" * length}
+    assert RowWriter(path)._counter == 3, "another server goes on with it"
+    assert os.fstat(descriptor).st_blocks * 512 < 8 * HALF_LENGTH_BYTES
+    os.close(descriptor)

@@ -95,13 +95,13 @@ class Disk(Protocol):
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
-        """Maps a file of fixed size as an array, shared with other processes.
+        """An array that other processes can see, in memory, for what can be made anew.
 
-        For what is small and can be made anew: a sector that cannot be read under a map ends the
-        process.
+        Never a file on the medium: a sector that cannot be read under a map ends the process, and
+        a medium that hangs under one stops all its threads.
 
-        Writable: the file is made with exactly this size (zeros where it is new).
-        Otherwise it must be there with at least this size.
+        Writable: it is made anew, all zeros, and takes the place of what has this name.
+        Otherwise it must be there, in a process that lives, with at least this size.
         """
 
     def read_file(self, path: Path) -> bytes:
@@ -241,8 +241,22 @@ class PosixLock:
             os.close(descriptor)
 
 
+class SharedDescriptor:
+    """A descriptor that is closed with its last user."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
 class PosixDisk:
     """``Disk`` on the file system of this machine."""
+
+    def __init__(self) -> None:
+        """Shares nothing yet."""
+        self._shared: list[SharedDescriptor] = []
 
     def open(self, path: Path, *, create: bool = False) -> PosixFile:
         """See ``Disk``."""
@@ -271,19 +285,32 @@ class PosixDisk:
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
     ) -> NDArray[Any]:
-        """See ``Disk``; space is allocated, for a full disk under a map is SIGBUS."""
+        """See ``Disk``; the name is a link to the descriptor of this process."""
         length = dtype.itemsize * rows
-        access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
-        descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)
+        if not writable:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                mapped = mmap.mmap(descriptor, length, prot=mmap.PROT_READ)
+            finally:
+                os.close(descriptor)
+            return np.frombuffer(mapped, dtype=dtype, count=rows)
+        descriptor = os.memfd_create(path.name)
         try:
-            if writable:
-                os.ftruncate(descriptor, length)
-                os.posix_fallocate(descriptor, 0, length)
-            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-            mapped = mmap.mmap(descriptor, length, prot=protection)
-        finally:
+            os.ftruncate(descriptor, length)
+            mapped = mmap.mmap(descriptor, length)
+            self._link(path, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+        except BaseException:
             os.close(descriptor)
+            raise
+        # Open for others as long as this object lives; and for ourselves as long as the array does.
+        self._shared.append(SharedDescriptor(descriptor))
         return np.frombuffer(mapped, dtype=dtype, count=rows)
+
+    def _link(self, path: Path, target: Path) -> None:
+        beside = path.with_name(path.name + ".tmp")
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(target)
+        beside.replace(path)
 
     def read_file(self, path: Path) -> bytes:
         """See ``Disk``."""

@@ -7,29 +7,30 @@ A reader takes the half with the greater counter whose checksum is right; it loo
 the writer overtook it. The space is allocated, so that no access to the map can fail.
 
 A document that does not fit goes into a file with halves of twice the length, or more, which takes
-the place of the old one whole; readers see by the file's number that there is another.
+the place of the old one whole; readers see by the file's number that there is another. One that
+lies in memory alone, and has only a descriptor for a name (`in_memory`), has room for any document
+from the start, and takes what is written: whoever writes it never waits for a disk.
 
 ``RowWriter.write`` is for one thread; ``RowReader.read`` may be called from any.
 """
 
 import json
+import mmap
+import os
 import struct
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from crc32c import crc32c
-
-from delaywheel.disk import PosixDisk
 
 HALF_LENGTH_BYTES = 1024 * 1024
 """Of a new row, with the 16 bytes of counter, length and checksum."""
 MAX_HALF_LENGTH_BYTES = 256 * 1024 * 1024
 """A document that is longer is a defect: what goes into rows is bounded far below."""
 
-_BYTE = np.dtype(np.uint8)
+_DESCRIPTORS = Path("/proc/self/fd")
 _HEAD = struct.Struct("<QII")
 _COUNTED = struct.Struct("<QI")
 # A reader is overtaken only if the writer writes twice during one read: once is rare already.
@@ -43,21 +44,34 @@ class RowTooLargeError(ValueError):
     """The document does not fit any row."""
 
 
+def in_memory(descriptor: int) -> Path:
+    """The path of a row in memory, for a process that has its descriptor."""
+    return _DESCRIPTORS / str(descriptor)
+
+
 class RowWriter:
     """The one writer of a row."""
 
     def __init__(self, path: Path) -> None:
         """Goes on with what there is, or makes the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        if path.parent == _DESCRIPTORS:
+            length = 2 * MAX_HALF_LENGTH_BYTES
+            os.truncate(path, length)
+            self._take(_mapped_memory(path, length))
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             length = path.stat().st_size
         except FileNotFoundError:
             length = 0
         if not _is_row(length):
             length = 2 * HALF_LENGTH_BYTES
-        self._map = _mapped(path, length, writable=True)
-        newest = _newest(self._map)
+        self._take(_mapped(path, length, writable=True))
+
+    def _take(self, view: memoryview) -> None:
+        newest = _newest(view)
+        self._map = view
         self._counter = newest[0] if newest else 0
 
     def write(self, document: Mapping[str, Any]) -> None:
@@ -158,7 +172,26 @@ def _is_row(length_bytes: int) -> bool:
 
 
 def _mapped(path: Path, length_bytes: int, *, writable: bool) -> memoryview:
-    return PosixDisk().map_array(path, _BYTE, length_bytes, writable=writable).data
+    """Space is allocated, for a full disk under a map is SIGBUS."""
+    access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
+    descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)
+    try:
+        if writable:
+            os.ftruncate(descriptor, length_bytes)
+            os.posix_fallocate(descriptor, 0, length_bytes)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return memoryview(mmap.mmap(descriptor, length_bytes, prot=protection))
+    finally:
+        os.close(descriptor)
+
+
+def _mapped_memory(path: Path, length_bytes: int) -> memoryview:
+    """As `_mapped`; nothing is allocated, as there is no disk under it that could be full."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return memoryview(mmap.mmap(descriptor, length_bytes))
+    finally:
+        os.close(descriptor)
 
 
 def _halves(view: memoryview) -> tuple[int, int]:

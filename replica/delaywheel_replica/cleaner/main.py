@@ -66,6 +66,7 @@ from delaywheel_replica.link import (
     Wake,
 )
 from delaywheel_replica.logs import get_logger, set_up_logging
+from delaywheel_replica.rows import server_row_path
 
 ROW_S = 0.1
 """The row is written at least so often."""
@@ -91,7 +92,7 @@ class Cleaner:
         row = RowWriter(config.data_dir / "cleaner.row")
         self._boot = read_boot_id()
         self._server_row = ServerRow(
-            config.data_dir / "server.row",
+            server_row_path(config.data_dir),
             boot=self._boot,
             since_ms=self._clock.monotonic_ms(),
         )

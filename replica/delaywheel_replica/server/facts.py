@@ -23,6 +23,7 @@ from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.rows import server_row_path
 from delaywheel_replica.server.counts import Counts
 from delaywheel_replica.server.processes import Process, look_at
 from delaywheel_replica.server.publish import BooksState
@@ -150,7 +151,7 @@ class Gatherer:
         self._pulse = pulse
         self._disk = PosixDisk()
         self._dial = DialView(self._disk, config.data_dir)
-        self._row = RowReader(config.data_dir / "server.row", ServerStatus.from_json)
+        self._row = RowReader(server_row_path(config.data_dir), ServerStatus.from_json)
         self._started_s = time.time()
 
     def gather(self) -> Facts:

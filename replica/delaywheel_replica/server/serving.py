@@ -24,6 +24,7 @@ from delaywheel_replica.link import Link, Stop, Wake
 from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
+from delaywheel_replica.rows import server_row_path
 from delaywheel_replica.server.admission import Admission
 from delaywheel_replica.server.asking import Asking
 from delaywheel_replica.server.cancels import Cancels
@@ -90,7 +91,7 @@ class Server:
         ledger = Ledger(disk, data)
         self._counts = Counts()
         self._store_thread = StoreThread()
-        self._beat_thread = BeatThread(data / "server.row", wake=lambda: link.send(Wake()))
+        self._beat_thread = BeatThread(server_row_path(data), wake=lambda: link.send(Wake()))
         self._surroundings = Surroundings(
             store_thread=self._store_thread,
             beat_thread=self._beat_thread,
