@@ -163,7 +163,7 @@ class Checks:
 
     def held_up(self, node: SimNode, us: int) -> None:
         """A group of callers waited so long for other work of its node."""
-        file_us = max(node.disk.delays_us.values(), default=0) + node.disk_us
+        file_us = node.longest_disk_wait_us(self._world.scheduler.now_us - us)
         if us > HELD_FILES * file_us + GROUP_US and not self._world.settings.sync_groups:
             self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
 

@@ -276,6 +276,11 @@ class SimulatedDisk:
         content = self._files.get(str(path))
         return None if content is None else content.now
 
+    def is_readable(self, path: Path, begin: int, end: int) -> bool:
+        """Whether the medium can read these bytes of a file, as far as it has them."""
+        content = self._files.get(str(path))
+        return content is None or not content.is_bad(begin, end - begin)
+
     def peek_unlinked(self, path: Path) -> bytearray | None:
         """As `peek`, of the file that had this name until `unlink_somewhere` took it."""
         content = self._unlinked.get(str(path))

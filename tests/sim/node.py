@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -71,6 +72,7 @@ class SimNode:
         self.old_row: ServerStatus | None = None
         self.recovered = True
         self.damaged: set[Path] = set()
+        self._disk_waits: list[tuple[int, str, int]] = []  # when each ends, and how long it takes
         self._boots = 0
         self._restart: Timer | None = None
         self.boot = self._next_boot()
@@ -256,7 +258,24 @@ class SimNode:
         """Time goes by for the threads of the server; its start takes none, nor does reading."""
         task = self.scheduler.current
         if task is not None and self.server is not None and task.owner is self.server.process:
-            self.scheduler.sleep(us / US_PER_S)
+            self._wait_for_disk("file", us)
+
+    def wait_for_effect(self) -> None:
+        """An effect on the disk takes its time."""
+        self._wait_for_disk("effect", self.disk_us)
+
+    def _wait_for_disk(self, what: str, us: int) -> None:
+        """What has begun takes so long, also if the fault ends meanwhile."""
+        self._disk_waits.append((self.scheduler.now_us + us, what, us))
+        self.scheduler.sleep(us / US_PER_S)
+
+    def longest_disk_wait_us(self, since_us: int) -> int:
+        """The longest that an effect and a file have taken which were not done by then."""
+        self._disk_waits = [wait for wait in self._disk_waits if wait[0] >= since_us]
+        longest: Counter[str] = Counter()
+        for _, what, us in self._disk_waits:
+            longest[what] = max(us, longest[what])
+        return longest.total()
 
     def _user(self) -> str:
         """Which of the two processes runs."""

@@ -198,6 +198,11 @@ def _bit_flip(stage: Stage) -> list[Action]:
     return stage.act("bit_flip", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
 
 
+def _bad_sector(stage: Stage) -> list[Action]:
+    what, choice = stage.random.choice(("slot", "index")), stage.random.randrange(1 << 30)
+    return stage.act("bad_sector", node=stage.node, what=what, choice=choice)
+
+
 def _slot_gone(stage: Stage) -> list[Action]:
     return stage.act("slot_gone", node=stage.node, choice=stage.random.randrange(1 << 30))
 
@@ -312,8 +317,8 @@ WAITS: tuple[Draw, ...] = (_pause, _pause, _long_absence, _slow_disk, _slow_file
 CRASHES: tuple[Draw, ...] = (_crash_machine, _crash_machine, _crash_all, _slow_start)
 CLOCKS: tuple[Draw, ...] = (_clock_step, _clock_step, _clock_drift)
 DISKS: tuple[Draw, ...] = (
-    _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _slot_gone,
-    _slow_disk, _hung_disk, _slow_files,
+    _disk_full, _full_for_long, _disk_error, _disk_error, _bit_flip, _bit_flip, _bad_sector,
+    _slot_gone, _slow_disk, _hung_disk, _slow_files,
 )  # fmt: skip
 LINKS: tuple[Draw, ...] = (_isolate, _partition, _block, _cut, _flap, _bad_link, _bad_link)
 BROKERS: tuple[Draw, ...] = (

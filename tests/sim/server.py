@@ -47,7 +47,7 @@ from sim.book import Entry, columns_of
 from sim.cancels import Cancels
 from sim.clients import Verdicts
 from sim.disk import Crash
-from sim.scheduler import US_PER_MS, US_PER_S
+from sim.scheduler import US_PER_MS
 from sim.waiting import GROUP_US, WatchedDriver
 
 if TYPE_CHECKING:
@@ -343,7 +343,7 @@ class SimServer:
                 continue
             self.driver.begins()
             if self.node.disk_us and scheduler.current is not None and not _reads_only(work):
-                scheduler.sleep(self.node.disk_us / US_PER_S)
+                self.node.wait_for_effect()
             self._do(work)
         self._working = False
 

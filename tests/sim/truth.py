@@ -22,6 +22,9 @@ from sim.disk import SimulatedDisk
 DATA = Path("/data")
 """The data folder of every node."""
 
+PAGE_BYTES = 4096
+"""Of an index, so much is a hole at once."""
+
 Key = tuple[bytes, int]
 """Id and due of a message."""
 
@@ -63,11 +66,19 @@ class FrameTruth:
         Args:
             disk: whose.
             with_row: the folder was recovered, so that only what its index tells is found.
+
+        Bytes that the medium cannot read are not held: nobody gets at them, until they are written
+        again.
         """
-        file = disk.peek(self.path)
-        if file is None or file[self.offset : self.offset + len(self.content)] != self.content:
+        file, end = disk.peek(self.path), self.offset + len(self.content)
+        if file is None or file[self.offset : end] != self.content:
             return False
-        return not with_row or self.row == row_on(disk, self.wheel, self.seq)
+        if not disk.is_readable(self.path, self.offset, end):
+            return False
+        if not with_row:
+            return True
+        is_told = self.row == row_on(disk, self.wheel, self.seq)
+        return is_told and _is_row_readable(disk, self.wheel, self.seq)
 
 
 @lru_cache(maxsize=1024)
@@ -83,6 +94,12 @@ def row_on(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bytes:
     if index is None or len(index) < end:
         return b""
     return bytes(index[end - INDEX_ROW_LENGTH_BYTES : end])
+
+
+def _is_row_readable(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bool:
+    """A page of the index with a bad sector is holes, for who reads more of it than one row."""
+    begin = (seq - 1) * INDEX_ROW_LENGTH_BYTES // PAGE_BYTES * PAGE_BYTES
+    return disk.is_readable(index_of(wheel), begin, begin + PAGE_BYTES)
 
 
 def rows_on(disk: SimulatedDisk, wheel: WheelId) -> int:
