@@ -2,7 +2,7 @@
 
 Everything is aggregated before it is joined, so an id that comes a million times is one row of
 the join. Both sides are spread by (id, due) once and sorted; nothing is broadcast but what is
-small by nature (wheels, lost frames).
+small by nature (wheels, runs of lost frames).
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from delaywheel_audit.terms import Facts, Terms
 KEY = ("id", "due_ms")
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
 _FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
+_PIECE_SEQS = 65_536
+"""Lost frames are told in runs, of any length; they are looked for among those of one piece."""
+
 _SUMS = (
     *("rows", *_FATES.values(), "open_rows", "lost_rows", "differs"),
     *("surplus", "ended_elsewhere"),
 )
 
 WHEELS = (
-    "wheel string, done_seq long, split_seq long, first_seq long, from_ms long, to_ms long,"
+    "wheel string, done_seq long, split_seq long, first_seq long, last_seq long, from_ms long,"
+    " to_ms long,"
     " complete boolean, closed boolean,"
     " holes array<struct<number: int, from_ms: long, to_ms: long>>"
 )
@@ -56,6 +60,7 @@ def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
                 done.seqs.get(wheel, 0),
                 done.split_seqs.get(wheel, 0),
                 extent.first_seq if extent else None,
+                last_seq,
                 extent.from_ms if extent else None,
                 extent.to_ms if extent else None,
                 last_seq >= done.closed.get(wheel, done.seqs.get(wheel, last_seq + 1)),
@@ -115,12 +120,9 @@ def _capped(frames: DataFrame) -> DataFrame:
 def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
     """Frames, with what is not done of them, and whether they were lost."""
     done = facts.done
-    wheels = wheel_table(frames, facts).select("wheel", "done_seq", "split_seq")
-    lost = (
-        outcomes.where("outcome = 'lost'")
-        .groupBy("wheel", "seq")
-        .agg(F.first(F.coalesce("reason", F.lit(""))).alias("lost_reason"))
-    )
+    table = wheel_table(frames, facts)
+    wheels = table.select("wheel", "done_seq", "split_seq")
+    lost = _lost_frames(outcomes, table)
     rest = F.col("rows") - F.col("cancelled") - F.col("duplicates_dropped") - F.col("dead")
     rest = F.greatest(rest, F.lit(0))
     due, seq = F.col("due_ms"), F.col("seq")
@@ -128,12 +130,35 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
     split = (due == done.due_ms + 1) & (seq <= F.coalesce("split_seq", F.lit(0)))
     is_done = (due < done.floor * 1000) | (taken & ((due <= done.due_ms) | split))
     is_lost = F.col("lost_reason").isNotNull()
+    run = F.get(F.filter("runs", lambda run: seq.between(run["first"], run["last"])), 0)
     nothing = F.lit(0).cast("long")
     return (
         frames.join(F.broadcast(wheels), "wheel", "left")
-        .join(F.broadcast(lost), ["wheel", "seq"], "left")
+        .withColumn("piece", F.expr(f"seq div {_PIECE_SEQS}"))
+        .join(F.broadcast(lost), ["wheel", "piece"], "left")
+        .withColumn("lost_reason", run["reason"])
         .withColumn("open_rows", F.when(is_done, nothing).otherwise(rest))
         .withColumn("lost_rows", F.when(is_lost, rest).otherwise(nothing))
+    )
+
+
+def _lost_frames(outcomes: DataFrame, wheels: DataFrame) -> DataFrame:
+    """The lost frames of each piece of a wheel, in runs; behind what the ledger has there are none.
+
+    An outcome without a last seq, as older leaders told it, is about one frame.
+    """
+    known = F.broadcast(wheels.select("wheel", F.col("last_seq").alias("known_seq")))
+    last = F.greatest("seq", F.least(F.coalesce("last_seq", "seq"), F.coalesce("known_seq", "seq")))
+    reason = F.coalesce("reason", F.lit(""))
+    run = F.struct(F.col("seq").alias("first"), last.alias("last"), reason.alias("reason"))
+    pieces = f"explode(sequence(run.first div {_PIECE_SEQS}, run.last div {_PIECE_SEQS}))"
+    return (
+        outcomes.where("outcome = 'lost'")
+        .join(known, "wheel", "left")
+        .select("wheel", run.alias("run"))
+        .select("wheel", "run", F.expr(pieces).alias("piece"))
+        .groupBy("wheel", "piece")
+        .agg(F.sort_array(F.collect_list("run")).alias("runs"))
     )
 
 

@@ -122,7 +122,7 @@ def outcomes_schema() -> str:
     """Of the JSON in the outcomes topic, what is needed."""
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
-        " accepted_at_ms long, topic string, wheel string, seq long"
+        " accepted_at_ms long, topic string, wheel string, seq long, last_seq long"
     )
 
 

@@ -98,8 +98,13 @@ class World:
                 "orders",
                 place.get("wheel", "n1.1"),
                 place.get("seq", 5),
+                None,
             )
         )
+
+    def lose(self, wheel: str, seq: int, last_seq: int | None, reason: str) -> None:
+        place = (None, None, None, None, None, wheel, seq, last_seq)
+        self.outcomes.append(("lost", reason, *place))
 
 
 def good(world: World) -> None:
@@ -209,7 +214,16 @@ def lost(world: World) -> None:
         world.accept(name, seq=13)
     world.forward("lost, forwarded before")
     world.end("lost, cancelled", "cancelled", seq=13)
-    world.outcomes.append(("lost", "nobody holds it", None, None, None, None, None, "n1.1", 13))
+    world.lose("n1.1", 13, None, "nobody holds it")
+
+
+def lost_in_a_row(world: World) -> None:
+    for seq, name in enumerate(("before the row", "first of a row", "last of a row"), 29):
+        world.accept(name, seq=seq)
+    world.forward("before the row")
+    world.lose("n1.1", 30, 31, "HOLE")
+    world.accept("in an enormous row", wheel="n3.1", seq=10)
+    world.lose("n3.1", 10, 1 << 53, "GONE")
 
 
 def duplicated(world: World) -> None:
@@ -319,7 +333,8 @@ CASES: list[Callable[[World], None]] = [
     good, forwarded_after_the_record, pending, done_or_missing, cancelled,
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
-    acceptance_without_an_outcome, differing, dead, lost, duplicated, early_and_late, changed,
+    acceptance_without_an_outcome, differing, dead, lost, lost_in_a_row, duplicated,
+    early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
     accepted_under_a_longer_span, foreign, of_a_time_that_kafka_has_deleted,
@@ -404,6 +419,7 @@ def found(spark: SparkSession) -> Found:
 
 NAMES = [
     "split, done", "gone wheel", "missing", "cancel broken", "one fate of two", "differs", "lost",
+    "first of a row", "last of a row", "in an enormous row",
     "duplicated", "early", "late", "changed due", "changed topic", "changed time",
     "changed wheel", "changed header", "changed due lost", "changed id lost",
     "changed due beyond", "changed at the end", "forged", "forged wheel", "forged number",
@@ -430,7 +446,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "duplicated": {"duplicated"},
         "early": {"early"},
         "late": {"late", "changed due beyond"},
-        "lost": {"lost"},
+        "lost": {"lost", "first of a row", "last of a row", "in an enormous row"},
         "content_differs": {"differs"},
         "changed": {
             f"changed {what}"
@@ -490,7 +506,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 1,
+        "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 4,
         "not_verifiable": 5, "missing": 11, "duplicated": 2, "unexpected": 12, "early": 1,
         "late": 2,
     }  # fmt: skip

@@ -16,6 +16,7 @@ from delaywheel_replica.cleaner.client_log import AGAIN_S, LOGGER, ClientLog
 from delaywheel_replica.cleaner.office_log import DEAD_AGAIN_S, FAILED_AGAIN_S, OfficeLog
 from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
 from delaywheel_replica.core.election_events import Phase, Reason
+from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
 
 
 class Clock:
@@ -153,14 +154,17 @@ def test_dead_letters_are_told_together_and_lost_frames_as_an_error() -> None:
     log = OfficeLog(clock)
     with capture_logs() as logs:
         for _ in range(3):
-            log.committed(dead=5, lost=())
+            log.committed(dead=5, lost=NO_FRAMES)
         clock.now += DEAD_AGAIN_S
-        log.committed(dead=0, lost=())
-        log.committed(dead=0, lost=[(WheelId("b", 2), 9), (WheelId("b", 2), 8)])
-        log.committed(dead=0, lost=())
+        log.committed(dead=0, lost=NO_FRAMES)
+        log.committed(
+            dead=0,
+            lost=FrameSet([FrameRange(WheelId("b", 2), 8, 9), FrameRange(WheelId("b", 3), 1, 1)]),
+        )
+        log.committed(dead=0, lost=NO_FRAMES)
     assert [(entry["log_level"], entry.get("messages")) for entry in logs] == [
         ("warning", 5),
         ("warning", 10),
         ("error", None),
     ]
-    assert (logs[2]["frames"], logs[2]["named"]) == (2, ["b.2 8", "b.2 9"])
+    assert (logs[2]["frames"], logs[2]["named"]) == (3, ["b.2 8 to 9", "b.3 1"])

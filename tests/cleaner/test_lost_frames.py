@@ -26,11 +26,12 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 from delaywheel_replica.core.duties import Cluster, Situation
+from delaywheel_replica.core.frames import FrameName
 from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.progress import Progress
 from support.committing import CommittingProducers
-from support.core_values import beat, wheel_beat, wheel_record_of
+from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
@@ -71,7 +72,7 @@ class Leader:
     def __init__(self, wheels: Wheels, record: WheelRecord, seqs: dict[WheelId, int]) -> None:
         self.wheels = wheels
         self.now_ms = DUE_MS
-        self.lacks: dict[tuple[WheelId, int], frozenset[str]] = {}
+        self.lacks: dict[FrameName, str] = {}
         self.answers: list[FenceAnswer] = []
         self.beats: dict[str, Beat] = {}
         self.producers = Producers()
@@ -104,7 +105,7 @@ class Leader:
         if holds_progress(self.state, own):
             self.forwarder.start_forwarding()
         planned = self.forwarder.next_step(self.now_ms, takeable(self.state, own, self.beats))
-        situation = Situation(self.now_ms, "a", self.beats, self.answers, self.lacks)
+        situation = Situation(self.now_ms, "a", self.beats, self.answers, *looked_for(self.lacks))
         self.forwarder.transact(planned, situation, 1000)
 
 
@@ -128,7 +129,7 @@ def test_alone_a_bad_frame_is_given_up_as_soon_as_it_is_found(wheels: Wheels) ->
     for _ in range(5):
         leader.turn()
         # What the server of a node alone says.
-        leader.lacks = dict.fromkeys(leader.forwarder.unreadable, frozenset("a"))
+        leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
     assert leader.producers.ids() == [1, 3, 4]
     assert leader.state.lost == {(A1, 2)}
     (outcome,) = leader.producers.outcomes()
@@ -137,7 +138,9 @@ def test_alone_a_bad_frame_is_given_up_as_soon_as_it_is_found(wheels: Wheels) ->
         "reason": "MAGIC",
         "wheel": "a.1",
         "seq": 2,
+        "last_seq": 2,
         "slot": DUE_MS // 1000 - 1,
+        "last_slot": DUE_MS // 1000 - 1,
         "messages": 1,
     }
     assert leader.forwarder.counters["lost_frames"] == 1
@@ -151,14 +154,14 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     leader = Leader(wheels, wheel_record_of("a", "b", "c", min_insync=2), {})
     leader.beats = {"a": telling(4), "b": telling(4, node="b")}
     for nodes in ("", "a", "ab", "bc"):
-        leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], frozenset(nodes))
+        leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], nodes)
         leader.turn()
         assert leader.forwarder.unreadable == {(A1, 2), (A1, 3)}
     assert leader.producers.ids() == []  # their second waits for them
     wheels.repair(wheels.frames[1])
     # The last word is older than the repair: what can be read is not given up.
     leader.beats["b"] = telling(4, 2, 3, node="b")
-    leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], frozenset("abc"))
+    leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], "abc")
     leader.turn()
     leader.turn()
     assert leader.state.lost == {(A1, 3)}
@@ -177,7 +180,7 @@ def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
     leader.beats = {"a": telling(5)}
     for _ in range(3):
         leader.turn()
-        leader.lacks = dict.fromkeys(leader.forwarder.unreadable, frozenset("a"))
+        leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
     assert leader.state.lost == {(A1, 1)}
     leader.turn()
     assert leader.producers.outcomes() == []
@@ -196,11 +199,11 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
     assert not holds_progress(leader.state, leader.beats["a"])
     leader.turn()
     assert leader.forwarder.unreadable == {(A1, 5), (A1, 6)}
-    leader.lacks = dict.fromkeys(leader.forwarder.unreadable, frozenset("a"))
+    leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
     leader.turn()
     assert leader.state.wheels[A1].closed_at == 6
     assert leader.state.lost == {(A1, 5), (A1, 6)}
-    assert [o["seq"] for o in leader.producers.outcomes()] == [5, 6]
+    assert [(o["seq"], o["last_seq"]) for o in leader.producers.outcomes()] == [(5, 6)]
     assert holds_progress(leader.state, leader.beats["a"])
     leader.turn()
     assert leader.forwarder.forwarding

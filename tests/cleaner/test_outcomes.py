@@ -34,11 +34,11 @@ from delaywheel_replica.core.control import (
     wheel_record,
 )
 from delaywheel_replica.core.duties import Cluster, Situation
-from delaywheel_replica.core.frames import FrameRange
+from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.progress import Position, Progress
 from support.committing import CommittingProducers
-from support.core_values import beat, wheel_beat, wheel_record_of
+from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
@@ -105,7 +105,12 @@ class Account:
 
     def check(self) -> None:
         """The equation, for every key."""
-        frames = {(each["wheel"], each["seq"]) for each in self.told if each["outcome"] == "lost"}
+        frames = {
+            (each["wheel"], seq)
+            for each in self.told
+            if each["outcome"] == "lost"
+            for seq in range(each["seq"], each["last_seq"] + 1)
+        }
         single = [self.count(outcome) for outcome in ("cancelled", "duplicate", "dead-lettered")]
         open_rows: Counter[tuple[bytes, int]] = Counter()
         lost: Counter[tuple[bytes, int]] = Counter()
@@ -174,14 +179,14 @@ class Leader:
             planned = self.forwarder.next_step(self.now_ms, limits)
             told = {wheel: wheel_beat(seq) for wheel, seq in limits.items()}
             own = beat("a", wheels=told, open_=A1, spare=A2, last_number=2)
-            situation = Situation(self.now_ms, "a", {"a": own}, (), self.lacks())
+            situation = Situation(self.now_ms, "a", {"a": own}, (), *self.lacks())
             behind = self.forwarder.transact(planned, situation, 1000).behind
             Account(self.wheels, self.producers).check()
         return Account(self.wheels, self.producers)
 
-    def lacks(self) -> dict[tuple[WheelId, int], frozenset[str]]:
+    def lacks(self) -> tuple[FrameSet, dict[str, FrameSet]]:
         """Nobody has what cannot be read here."""
-        return dict.fromkeys(self.forwarder.unreadable, frozenset("ab"))
+        return looked_for(dict.fromkeys(self.forwarder.unreadable, "ab"))
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ class Selection(RuleBasedStateMachine):
     def lose(self) -> None:
         """All members lack what is waited for; what was repaired meanwhile is not given up."""
         waiting = self.reader.unreadable
-        self.lost |= {bad for bad in waiting if self.reader.lost_frame(*bad) is not None}
+        self.lost |= waiting - self.reader.look_at_lost(waiting).kept
         self.reader.update(self.limits, self.lost)
 
     def teardown(self) -> None:

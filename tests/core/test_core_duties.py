@@ -1,6 +1,6 @@
 """A leader's duties, one by one, and over the whole life of a node alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -25,11 +25,11 @@ from delaywheel_replica.core.duties import (
     duties,
 )
 from delaywheel_replica.core.floor import FloorWatch
-from delaywheel_replica.core.frames import FrameRange
+from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.progress import Position, Progress, first_progress, violations
 from delaywheel_replica.core.registration import Refusal
 from delaywheel_replica.core.seal import Seal, next_seal
-from support.core_values import beat, wheel_beat, wheel_record_of
+from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)
 ALONE = Cluster(nodes=("a",), min_insync=1, late_window_s=120)
@@ -167,6 +167,12 @@ def look_at(state: ControlState, *beats: Beat, **situation: object) -> Duties:
     told = {each.node: each for each in beats}
     known = Situation(NOW_MS, "b", told, **situation)  # type: ignore[arg-type]
     return duties(state, state.progress, FloorWatch(), CLUSTER, known)
+
+
+def lacked(lacks: Mapping[FrameName, frozenset[str]]) -> dict[str, object]:
+    """What a situation says of frames that these members do not have."""
+    frames, by_member = looked_for(lacks)
+    return {"looked_for": frames, "lacks": by_member}
 
 
 def using(node: str, open_number: int, **more: object) -> Beat:
@@ -312,12 +318,12 @@ def test_what_all_members_lack_is_lost_and_holds_up_no_end() -> None:
     held = {A1: wheel_beat(7, lacking=(3,))}
     told = [using(n, 2 if n == "a" else 1, wheels=held) for n in "abc"]
     found = look_at(state, *told, answers=answers)
-    assert (found.closed, found.lost) == ({}, ())
+    assert (found.closed, found.lost) == ({}, NO_FRAMES)
     state = state.apply_all(found.records)
     for lacks in ({(A1, 3): frozenset("ab")}, {(A1, 8): frozenset("abc")}):
-        assert keys(look_at(state, *told, answers=answers, lacks=lacks)) == []
-    found = look_at(state, *told, answers=answers, lacks={(A1, 3): frozenset("abc")})
-    assert (found.closed, found.lost) == ({A1: 7}, ((A1, 3),))
+        assert keys(look_at(state, *told, answers=answers, **lacked(lacks))) == []
+    found = look_at(state, *told, answers=answers, **lacked({(A1, 3): frozenset("abc")}))
+    assert (found.closed, found.lost) == ({A1: 7}, FrameSet.of([(A1, 3)]))
     assert keys(found) == ["lost/a.1/3", "wheel/a.1"]
 
 
@@ -337,8 +343,8 @@ def test_what_v_names_and_nobody_shows_is_looked_for_and_then_lost() -> None:
     assert found.closed == {}
     assert found.missing == {(A1, 7), (A1, 8)}
     lacks = {(A1, seq): frozenset("abc") for seq in (7, 8)}
-    found = look_at(state, *told, answers=answers, lacks=lacks)
-    assert (found.closed, found.lost) == ({A1: 8}, ((A1, 7), (A1, 8)))
+    found = look_at(state, *told, answers=answers, **lacked(lacks))
+    assert (found.closed, found.lost) == ({A1: 8}, FrameSet.of([(A1, 7), (A1, 8)]))
     assert found.missing == set()
 
 
@@ -383,9 +389,9 @@ def test_with_one_member_its_own_word_is_enough() -> None:
     state = committed((A1, None), n1=4)
     told = beat(open_=A1, spare=A2, wheels={A1: wheel_beat(4)})
     lacks = dict.fromkeys([(A1, 4), (A1, 3), (A3, 1)], frozenset("a"))
-    found = look(state, told, lacks=lacks)
+    found = look(state, told, **lacked(lacks))
     assert keys(found) == ["lost/a.1/3"]
-    assert keys(look(state.apply_all(found.records), told, lacks=lacks)) == []
+    assert keys(look(state.apply_all(found.records), told, **lacked(lacks))) == []
 
 
 def test_the_floor_of_what_is_handed_in_is_not_looked_at() -> None:

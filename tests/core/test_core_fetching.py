@@ -1,6 +1,6 @@
 """What a member fetches, and from whom."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat
 from delaywheel_replica.core.fetching import Fetching, Want
 from delaywheel_replica.core.member_events import MemberConfig
@@ -16,7 +17,6 @@ from delaywheel_replica.core.peers import Fetch, Lacks
 from support.core_values import wheel_beat
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
-BATCH = 10
 TIMEOUT_MS = 1_000
 ROUND_MS = 2 * TIMEOUT_MS
 START_MS = 50_000
@@ -26,13 +26,13 @@ def want_of(
     shown: Mapping[str, int] | None = None,
     *,
     applied: int = 0,
-    lacking: tuple[int, ...] = (),
+    lacking: Iterable[int] = (),
     limit: int = 0,
 ) -> Want:
     """What node `e` wants of a wheel whose other members are a, b and c."""
     return Want(
         applied=applied,
-        lacking=lacking,
+        lacking=SeqSet.of(lacking),
         limit=limit,
         beats={node: wheel_beat(seq) for node, seq in (shown or {}).items()},
         members={node: f"disk-{node}" for node in "abce"},
@@ -49,9 +49,7 @@ class Fetcher:
     sent: dict[WheelId, tuple[str, Fetch]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        config = MemberConfig(
-            "e", tuple("abce"), 2, 120, fetch_timeout_ms=TIMEOUT_MS, batch_frames=BATCH
-        )
+        config = MemberConfig("e", tuple("abce"), 2, 120, fetch_timeout_ms=TIMEOUT_MS)
         self.fetching = Fetching(config)
 
     def asks(
@@ -72,25 +70,27 @@ class Fetcher:
     def answered(self, wheel: WheelId = A1) -> None:
         self.fetching.answered(self.sent[wheel][1].request)
 
-    def told_lacks(self, *seqs: int, storage: str | None = None) -> None:
+    def told_lacks(self, first: int, last: int | None = None, storage: str | None = None) -> None:
         peer, fetch = self.sent[A1]
-        message = Lacks(fetch.request, A1, storage or f"disk-{peer}", seqs)
+        message = Lacks(fetch.request, A1, storage or f"disk-{peer}", first, last or first)
         self.fetching.lacks(peer, message.storage, message)
 
     def lacking(self, wheel: WheelId = A1) -> dict[int, str]:
-        members = self.fetching.lacking_members().items()
-        return {seq: "".join(sorted(nodes)) for (of, seq), nodes in members if of == wheel}
+        told = sorted(self.fetching.lacks_told().get(wheel, {}).items())
+        seqs = {seq for _, lacks in told for seq in lacks}
+        return {seq: "".join(node for node, lacks in told if seq in lacks) for seq in seqs}
 
 
 # --- what
 
 
-def test_what_is_behind_is_asked_for_in_batches_of_who_helps() -> None:
+def test_all_that_is_behind_is_asked_for_at_once_of_who_helps() -> None:
+    """However much it is: the answer has as much as one message takes."""
     fetcher = Fetcher()
     shown = {"b": 25}
-    assert fetcher.asks(want_of(shown, limit=25)) == ("b", 1, 10)
+    assert fetcher.asks(want_of(shown, limit=25)) == ("b", 1, 25)
     fetcher.answered()
-    assert fetcher.asks(want_of(shown, applied=10, limit=25)) == ("b", 11, 20)
+    assert fetcher.asks(want_of(shown, applied=10, limit=25)) == ("b", 11, 25)
     fetcher.answered()
     assert fetcher.asks(want_of(shown, applied=20, limit=25)) == ("b", 21, 25)
     fetcher.answered()
@@ -99,7 +99,7 @@ def test_what_is_behind_is_asked_for_in_batches_of_who_helps() -> None:
 
 def test_holes_come_first_in_runs() -> None:
     want = want_of({"b": 9}, applied=8, lacking=(2, 3, 4, 6), limit=9)
-    assert list(want.runs()) == [(2, 4), (3, 4), (4, 4), (6, 6), (9, 9)]
+    assert list(want.runs()) == [(2, 4), (6, 6), (9, 9)]
     assert Fetcher().asks(want) == ("b", 2, 4)
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_asked_for_when_nothing_is_wanted() -> None:
 def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
     fetcher = Fetcher()
     want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, lacking=(2, 6), limit=9)
-    damaged = {node: replace(told, lacking=(2,)) for node, told in want.beats.items()}
+    damaged = {node: replace(told, lacking=SeqSet.of([2])) for node, told in want.beats.items()}
     want = replace(want, beats=damaged)
     for node in "abc":
         assert fetcher.asks(want) == (node, 2, 2)
@@ -162,7 +162,7 @@ def test_an_answer_to_an_older_request_is_none_to_the_newest() -> None:
     fetcher.after(ROUND_MS)
     assert fetcher.asks(want, reachable="b") == ("b", 1, 5)
     fetcher.fetching.answered(old.request)
-    fetcher.fetching.lacks("b", "disk-b", Lacks(old.request, A1, "disk-b", (1,)))
+    fetcher.fetching.lacks("b", "disk-b", Lacks(old.request, A1, "disk-b", 1, 1))
     assert fetcher.asks(want) is None
     assert fetcher.lacking() == {}
 
@@ -211,11 +211,11 @@ def test_who_answers_uselessly_is_not_asked_again_at_once() -> None:
 def test_who_helped_is_asked_on_though_another_comes_first() -> None:
     fetcher = Fetcher()
     shown = {"a": 99, "c": 99}
-    assert fetcher.asks(want_of(shown, limit=99)) == ("a", 1, 10)
+    assert fetcher.asks(want_of(shown, limit=99)) == ("a", 1, 99)
     fetcher.after(TIMEOUT_MS)
-    assert fetcher.asks(want_of(shown, limit=99)) == ("c", 1, 10)
+    assert fetcher.asks(want_of(shown, limit=99)) == ("c", 1, 99)
     fetcher.answered()
-    assert fetcher.asks(want_of(shown, applied=10, limit=99)) == ("c", 11, 20)
+    assert fetcher.asks(want_of(shown, applied=10, limit=99)) == ("c", 11, 99)
 
 
 @pytest.mark.parametrize("reachable", ["", "e"])
@@ -315,7 +315,7 @@ def test_what_another_disk_lacks_says_nothing() -> None:
 def test_only_what_was_asked_for_is_believed() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, applied=2, limit=4))
-    fetcher.told_lacks(2, 3, 4, 5)
+    fetcher.told_lacks(2, 5)
     assert fetcher.lacking() == {3: "b", 4: "b"}
 
 
@@ -323,8 +323,8 @@ def test_only_who_was_asked_is_believed() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, limit=4))
     _, fetch = fetcher.sent[A1]
-    fetcher.fetching.lacks("c", "disk-c", Lacks(fetch.request, A1, "disk-c", (1,)))
-    fetcher.fetching.lacks("b", "disk-b", Lacks(fetch.request, A2, "disk-b", (1,)))
+    fetcher.fetching.lacks("c", "disk-c", Lacks(fetch.request, A1, "disk-c", 1, 1))
+    fetcher.fetching.lacks("b", "disk-b", Lacks(fetch.request, A2, "disk-b", 1, 1))
     assert fetcher.lacking() == {}
     assert fetcher.asks(want_of({"b": 4}, limit=4)) is None
 
@@ -333,8 +333,8 @@ def test_what_is_found_or_over_is_lacking_no_more() -> None:
     fetcher = Fetcher()
     fetcher.asks(want_of({"b": 4}, limit=4))
     fetcher.told_lacks(1, 2)
-    fetcher.fetching.found(A1, 1)
-    fetcher.fetching.found(A2, 1)
+    fetcher.fetching.look_only_for(A1, SeqSet([(2, 9)]))
+    fetcher.fetching.look_only_for(A2, NO_SEQS)
     assert fetcher.lacking() == {2: "b"}
     fetcher.fetching.forget(A1)
     fetcher.fetching.forget(A2)
@@ -350,7 +350,7 @@ def test_what_is_wanted_no_more_is_forgotten_after_a_while() -> None:
         fetcher.answered()
         fetcher.after(waited_ms)
         fetcher.fetching.plan(fetcher.now_ms, {}, "abc")
-        assert fetcher.asks(want_of(shown, applied=10, limit=99)) == (asked, 11, 20)
+        assert fetcher.asks(want_of(shown, applied=10, limit=99)) == (asked, 11, 99)
 
 
 # --- a world of nodes that hold some frames, show some of them, and answer or not
@@ -392,7 +392,8 @@ def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
             held |= found
             fetcher.answered()
         else:
-            fetcher.told_lacks(*_leading(run, run - holds[peer]))
+            lacks = _leading(run, run - holds[peer])
+            fetcher.told_lacks(min(lacks), max(lacks))
     for first, _ in _want_of_all(held, limit).runs():
         assert not any(first in holds[node] for node in answering)
         assert "".join(answering) == fetcher.lacking().get(first, "")

@@ -113,3 +113,60 @@ def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
     assert ears.leader_clock_ms(1_099) == 50_999
     hear(ears, "b", told("b", 3), 1_050, new)
     assert ears.leader_clock_ms(1_100) is None
+
+
+# --- relayed beats that are none of their nodes'
+
+
+def test_what_is_relayed_of_a_node_that_is_heard_does_not_count() -> None:
+    ears = hearing()
+    for tick in range(10):
+        hear(ears, "b", told("b", tick), 100 * tick)
+        ahead = told("b", tick + 9, start=1 + tick % 2)
+        assert hear(ears, "c", told("c", tick), 100 * tick + 50, ahead)[1:] == []
+        assert ears.beats()["b"].count == tick
+    assert ears.implausible == 0
+    # Three of its own beats are missing, or it is known not to be connected.
+    assert hear(ears, "c", told("c", 50), 1_200, told("b", 12))[1:]
+    hear(ears, "b", told("b", 13), 1_250)
+    ears.disconnected("b")
+    assert hear(ears, "c", told("c", 51), 1_260, told("b", 14))[1:]
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "is_taken"),
+    [
+        (1, 1_000, True),
+        (1, 10_000_000, False),
+        (5, 3, True),
+        (5, 10_000_000, False),
+        (10_000, 3, False),
+        (10**9, 10**9, False),
+    ],
+)
+def test_a_relayed_beat_is_not_further_ahead_than_can_be(
+    start: int, count: int, is_taken: bool
+) -> None:
+    ears = hearing()
+    hear(ears, "b", told("b", 5), 0)
+    relayed = told("b", count, start=start)
+    assert bool(hear(ears, "c", told("c", 1), 5_000, relayed)[1:]) is is_taken
+    assert ears.implausible == (not is_taken)
+    # A node may be away for long.
+    assert hear(ears, "c", told("c", 2), 10**9, told("b", 10**6, start=10**4 - 1))[1:]
+
+
+@pytest.mark.parametrize("start", [1, 2, 9, 10**9])
+def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) -> None:
+    """Else nothing new would be known of that node, whatever it says itself."""
+    ears = hearing()
+    wrong = told("b", 90_000, start=start)
+    hear(ears, "c", told("c", 1), 0, wrong)
+    assert ears.beats()["b"] is wrong
+    for tick in range(1, 30):
+        now_ms = 100 * tick
+        own = told("b", 5 + tick)
+        assert hear(ears, "b", own, now_ms) == [News(own, is_direct=True)]
+        hear(ears, "c", told("c", 1 + tick), now_ms, wrong)
+        assert (ears.beats()["b"] is own) == (now_ms >= 1_000)
+    assert ears.implausible == 1

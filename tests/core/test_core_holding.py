@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
 from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
-from delaywheel_replica.core.frames import FrameSet
+from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.holding import held_prefix, holds_progress, knows_all, takeable
 from delaywheel_replica.core.progress import Progress
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -183,8 +184,14 @@ def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost
     assert held_prefix(state, A1, told("a", applied, lacking=tuple(there))) == expected
 
 
-def test_beyond_as_many_as_are_told_nothing_is_known() -> None:
-    lacking = tuple(range(1, MAX_LACKING + 1))
-    state = ControlState(lost=FrameSet.of((A1, seq) for seq in lacking))
-    assert held_prefix(state, A1, told("a", 999, lacking=lacking)) == MAX_LACKING
-    assert held_prefix(state, A1, told("a", 999, lacking=lacking[:-1])) == 999
+def test_of_many_spans_the_last_one_told_takes_in_the_others() -> None:
+    scattered = tuple(range(1, 4 * MAX_LACKING, 2))
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in scattered[: MAX_LACKING - 1]))
+    own = told("a", 999, lacking=SeqSet.of(scattered).condensed(MAX_LACKING))
+    assert held_prefix(state, A1, own) == 2 * MAX_LACKING - 2
+
+
+def test_millions_in_a_row_are_one_span() -> None:
+    lost = FrameSet([FrameRange(A1, 3, 10**9)])
+    own = told("a", 10**9 + 5, lacking=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
+    assert held_prefix(ControlState(lost=lost), A1, own) == 10**9 + 1

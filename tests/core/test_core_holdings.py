@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.beat import MAX_LACKING, WheelBeat
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.holdings import READ_AGAIN_MS, Holdings
@@ -28,33 +29,33 @@ def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -
 
 def test_a_frame_that_could_not_be_read_is_lacking_until_it_is_repaired() -> None:
     holdings = holding(5)
-    assert holdings.unreadable(B1, 3)
-    assert not holdings.unreadable(B1, 3)
-    assert not holdings.unreadable(B1, 6)
+    assert holdings.unreadable(B1, SeqSet.of([3]))
+    assert not holdings.unreadable(B1, SeqSet.of([3]))
+    assert not holdings.unreadable(B1, SeqSet.of([6]))
     holdings.put(held_of(B1, 6))
-    assert holdings.beats()[B1].lacking == (3,)
-    holdings.repaired(B1, [3], 0)
+    assert holdings.beats()[B1].lacking == SeqSet.of([3])
+    holdings.repaired(B1, SeqSet.of([3]), 0)
     holdings.put(held_of(B1, 6))
-    assert holdings.beats()[B1].lacking == ()
+    assert holdings.beats()[B1].lacking == NO_SEQS
 
 
 def test_what_lies_beyond_the_end_is_cut_with_its_marks() -> None:
     holdings = holding(5)
-    holdings.unreadable(B1, 4)
-    holdings.unreadable(B1, 2)
+    holdings.unreadable(B1, SeqSet.of([4]))
+    holdings.unreadable(B1, SeqSet.of([2]))
     holdings.put(held_of(B1, 3, final_seq=3))
     held = holdings.get(B1)
     assert held is not None
-    assert held.lacking == (2,)
+    assert held.lacking == SeqSet.of([2])
 
 
 def test_the_cleaners_word_may_be_older_than_the_repair() -> None:
     holdings = holding(5)
-    assert holdings.reported(B1, 3, 1_000)
-    holdings.repaired(B1, [3], 1_100)
+    assert holdings.reported(B1, SeqSet.of([3]), 1_000)
+    holdings.repaired(B1, SeqSet.of([3]), 1_100)
     holdings.put(held_of(B1, 5))
-    assert not holdings.reported(B1, 3, 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.reported(B1, 3, 1_100 + READ_AGAIN_MS)
+    assert not holdings.reported(B1, SeqSet.of([3]), 1_100 + READ_AGAIN_MS - 1)
+    assert holdings.reported(B1, SeqSet.of([3]), 1_100 + READ_AGAIN_MS)
 
 
 def test_of_several_words_the_greatest_counts() -> None:
@@ -81,5 +82,9 @@ def test_what_was_told_is_never_changed_afterwards() -> None:
 
 
 def test_a_beat_has_a_bounded_size() -> None:
-    holdings = holding(500, tuple(range(1, 400)))
-    assert holdings.beats()[B1].lacking == tuple(range(1, MAX_LACKING + 1))
+    """What is not told to be lacking is held."""
+    scattered = tuple(range(2, 400, 2))
+    told = holding(500, scattered).beats()[B1].lacking
+    assert len(told.spans) == MAX_LACKING
+    assert told.spans[-1] == (2 * MAX_LACKING, 398)
+    assert told - SeqSet.of(scattered) == SeqSet.of(range(2 * MAX_LACKING + 1, 398, 2))

@@ -6,6 +6,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState, Spare
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import FrameSet
@@ -31,6 +32,7 @@ from delaywheel_replica.core.member_events import (
 from delaywheel_replica.core.peers import Applied, Gossip
 from delaywheel_replica.core.status import Role
 from support.core_values import beat as plain_beat
+from support.core_values import lacking_members
 from support.member_world import WALL_MS, FakeNode, FakeStore, disk_of, held_of, record_of, state_of
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
@@ -184,13 +186,13 @@ def test_a_broken_wheel_is_left_and_the_spare_opened() -> None:
 def test_an_origin_that_cannot_read_its_own_frame_goes_on_with_its_spare() -> None:
     node = alone()
     node.write(2)
-    node.step(Unreadable(A1, 3))
+    node.step(Unreadable(A1, SeqSet.of([3])))
     assert node.status().beat.open == A1
     node.store.damaged.add((A1, 2))
-    node.step(Unreadable(A1, 2))
+    node.step(Unreadable(A1, SeqSet.of([2])))
     beat = node.status().beat
     assert beat.open == A2
-    assert beat.wheels[A1].lacking == (2,)
+    assert beat.wheels[A1].lacking == SeqSet.of([2])
 
 
 def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile() -> None:
@@ -393,22 +395,21 @@ def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_fail
 def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     node.store.damaged.add((A1, 2))
-    node.step(Unreadable(A1, 2))
-    assert node.status().beat.wheels[A1].lacking == (2,)
-    assert node.status().lacks == {(A1, 2): frozenset({"a"})}
+    node.step(Unreadable(A1, SeqSet.of([2])))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert lacking_members(node.status()) == {(A1, 2): "a"}
     node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
     assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
-    assert node.status().beat.wheels[A1].lacking == ()
-    assert node.status().lacks == {}
+    assert node.status().beat.wheels[A1].lacking == NO_SEQS
+    assert lacking_members(node.status()) == {}
 
 
 def test_what_the_cleaner_cannot_read_is_lacking_here() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
     told = node.cleaner({A1: record_of("a")}, unreadable=FrameSet.of({(A1, 2), (A1, 7)}))
     node.told(told)
-    assert node.status().beat.wheels[A1].lacking == (2,)
-    lacks = {(A1, 2): frozenset({"a"}), (A1, 7): frozenset({"a"})}
-    assert node.status().lacks == lacks
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert lacking_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
 
 
 def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:
@@ -421,7 +422,7 @@ def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() ->
     assert node.status().beat.open == A2
     node.tick(2_000)
     node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
-    assert node.status().beat.wheels[A1].lacking == (1, 3)
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([1, 3])
 
 
 def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.beat import Fence, FenceAnswer, Heard, Office
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member import MemberRefusal
@@ -33,6 +34,7 @@ from delaywheel_replica.core.peers import (
     Refused,
 )
 from delaywheel_replica.core.status import Role
+from support.core_values import lacking_members
 from support.member_talk import beat_of, messages, spare_of, wheel_beat
 from support.member_world import (
     FakeCluster,
@@ -189,27 +191,27 @@ def test_a_long_way_is_caught_up_without_waiting_for_ticks() -> None:
 def test_lacking_frames_are_fetched_and_repaired() -> None:
     node = _mirror_of_b(held=3)
     node.store.damaged.add((B1, 2))
-    node.step(Unreadable(B1, 2))
+    node.step(Unreadable(B1, SeqSet.of([2])))
     node.receive("c", Gossip(beat_of("c", wheels={B1: wheel_beat(3)})))
     node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 2, 2))]
     effects = node.receive("c", frames_of(B1, 2, 2, request=1))
     assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
-    assert node.status().beat.wheels[B1].lacking == ()
+    assert node.status().beat.wheels[B1].lacking == NO_SEQS
 
 
 def test_what_all_members_lack_is_told_with_who_said_so() -> None:
     node = _mirror_of_b(held=3)
     node.store.damaged.add((B1, 2))
-    node.step(Unreadable(B1, 2))
+    node.step(Unreadable(B1, SeqSet.of([2])))
     for peer in "bc":
         node.receive(peer, Gossip(beat_of(peer)))
     node.tick()
     for request in (1, 2):
         ((peer, fetch),) = messages(node, Fetch)
         assert fetch == Fetch(request, B1, 2, 2)
-        node.receive(peer, Lacks(request, B1, disk_of(peer), (2,)))
-    assert node.status().lacks == {(B1, 2): frozenset("abc")}
+        node.receive(peer, Lacks(request, B1, disk_of(peer), 2, 2))
+    assert lacking_members(node.status()) == {(B1, 2): "abc"}
 
 
 def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
@@ -221,8 +223,8 @@ def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None
     node.tick()
     ((peer, fetch),) = messages(node, Fetch)
     assert fetch == Fetch(1, B1, 2, 2)
-    node.receive(peer, Lacks(1, B1, disk_of(peer), (2,)))
-    assert node.status().lacks == {(B1, 2): frozenset({"a", peer})}
+    node.receive(peer, Lacks(1, B1, disk_of(peer), 2, 2))
+    assert lacking_members(node.status()) == {(B1, 2): "a" + peer}
 
 
 def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held() -> None:
@@ -233,7 +235,7 @@ def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held
     sought = FrameSet.of({(B1, 1)})
     node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
     node.tick()
-    assert node.status().lacks == {(B1, 1): frozenset()}
+    assert lacking_members(node.status()) == {(B1, 1): ""}
 
 
 def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:
@@ -243,8 +245,8 @@ def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:
     node.receive("c", Fetch(6, B1, 4, 5))
     node.receive("c", Fetch(7, B2, 1, 1))
     assert node.take_sent() == [
-        ("c", Lacks(6, B1, "disk-a", (4, 5))),
-        ("c", Lacks(7, B2, "disk-a", (1,))),
+        ("c", Lacks(6, B1, "disk-a", 4, 5)),
+        ("c", Lacks(7, B2, "disk-a", 1, 1)),
     ]
 
 

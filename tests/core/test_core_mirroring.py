@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.mirroring import Verdict, judge
 from delaywheel_replica.core.peers import Frames, WheelCard
@@ -35,7 +36,7 @@ def judged(
     fill: int | None = None,
     closed_at: int | None = None,
 ) -> Verdict:
-    held = None if applied is None else Held(CARD, applied, 0, lacking)
+    held = None if applied is None else Held(CARD, applied, 0, SeqSet.of(lacking))
     return judge(
         frames_of(seqs, request),
         held,

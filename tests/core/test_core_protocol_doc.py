@@ -30,7 +30,7 @@ from delaywheel_replica.core.progress import (
 )
 from delaywheel_replica.core.registration import MAX_WHEELS, Registered, register
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Answer
-from support.core_values import beat, wheel_beat, wheel_record_of
+from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -257,7 +257,11 @@ def test_what_may_be_taken() -> None:
 
 
 SAID = {"said that they lack it": "abcde", "did not all say so": "abcd"}
-SEQS = {"any": 3, "≤ V, ≤ T, or ≤ what anyone has of the wheel": 3, "beyond all of these": 9}
+SEQS = {
+    "any": 3,
+    "≤ V, ≤ T, or ≤ what its own node says to have written": 3,
+    "beyond all of these": 9,
+}
 
 
 def test_lost_frames() -> None:
@@ -268,7 +272,7 @@ def test_lost_frames() -> None:
         beats = lacking | (holding("b", 5) if "newest beat" in but else {})
         if "is verifying" in but:
             beats["b"] = replace(beat("b"), verifying=frozenset({A1}))
-        sought = Sought("a", beats, (), {(A1, seq): frozenset(SAID[said])})
+        sought = Sought("a", beats, (), *looked_for({(A1, seq): SAID[said]}))
         assert bool(frames_lost(FIVE, {}, sought)) == (result == "lost")
 
 

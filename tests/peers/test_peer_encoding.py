@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.fields import MalformedError
 from delaywheel_replica.core.peers import (
@@ -24,7 +26,8 @@ from delaywheel_replica.core.peers import (
 from delaywheel_replica.core.plausible import check
 from delaywheel_replica.peers.encoding import decode, encode
 from support.copies import bundled, copy_of
-from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_ids
+from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_beat, wheel_ids
+from support.core_values import beat as beat_of
 
 texts = st.text(max_size=8)
 cards = st.builds(
@@ -55,7 +58,7 @@ messages: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Applied, wheel_ids, texts, texts, seqs),
     st.builds(Refused, node_ids, seqs),
     st.builds(Fetch, seqs, wheel_ids, seqs, seqs),
-    st.builds(Lacks, seqs, wheel_ids, texts, st.lists(seqs, max_size=9).map(tuple)),
+    st.builds(Lacks, seqs, wheel_ids, texts, st.integers(1, 99), st.integers(1, 99)),
     st.builds(Promise, answers),
     st.builds(VoteAsk, seqs, times_ms),
     st.builds(Vote, seqs),
@@ -149,3 +152,48 @@ def test_numbers_that_do_not_fit_are_refused_where_they_are_sent(message: PeerMe
 def test_what_is_no_message_is_named(data: bytes) -> None:
     with pytest.raises(MalformedError):
         decode(data)
+
+
+# --- nodes of before, which tell frames one by one
+
+
+def test_what_an_older_node_lacks_is_read() -> None:
+    told = pb.WheelBeat(wheel="a.1", applied=999, lacking=[3, 4, 9])
+    assert lacking_of(told) == SeqSet([(3, 4), (9, 9)])
+
+
+def test_behind_as_many_as_an_older_node_tells_nothing_is_known_to_be_held() -> None:
+    told = pb.WheelBeat(wheel="a.1", applied=999, lacking=range(2, 202, 2))
+    assert lacking_of(told) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
+
+
+def test_an_older_node_reads_the_first_frames_that_are_lacking() -> None:
+    lacking = SeqSet([(5, 10**12), (10**12 + 5, 10**12 + 5)])
+    beat = replace(beat_of("a"), wheels={WheelId("a", 1): wheel_beat(10**13, lacking=lacking)})
+    written = encode(Gossip(beat))
+    (told,) = pb.ToPeer.FromString(written).gossip.beat.wheels
+    assert list(told.lacking) == list(range(5, 105))
+    assert len(written) < 1_000
+    assert decode(written) == Gossip(beat)
+
+
+def test_lacks_of_and_for_an_older_node() -> None:
+    message = Lacks(7, WheelId("a", 1), "disk-a", 5, 10**12)
+    written = encode(message)
+    assert list(pb.ToPeer.FromString(written).lacks.seqs) == list(range(5, 517))
+    assert len(written) < 2_000
+    told = pb.Lacks(request=7, wheel="a.1", storage="disk-a", seqs=range(5, 517))
+    assert decode(pb.ToPeer(lacks=told).SerializeToString()) == replace(message, last_seq=516)
+
+
+def test_half_a_span_is_malformed() -> None:
+    with pytest.raises(MalformedError, match="half a span"):
+        lacking_of(pb.WheelBeat(wheel="a.1", applied=9, lacking_spans=[3]))
+
+
+def lacking_of(told: pb.WheelBeat) -> SeqSet:
+    """What is read of one wheel of a beat."""
+    beat = pb.Beat(node="a", wheels=[told])
+    gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=beat)).SerializeToString())
+    assert isinstance(gossip, Gossip)
+    return gossip.beat.wheels[WheelId("a", 1)].lacking

@@ -48,7 +48,7 @@ ALL = (
     Frames(CARD, bundled([copy_of(1, b"frame")])),
     Applied(WHEEL, "disk-n1", "boot", 1),
     Fetch(1, WHEEL, 2, 3),
-    Lacks(1, WHEEL, "disk-n1", (2, 3)),
+    Lacks(1, WHEEL, "disk-n1", 2, 3),
 )
 
 

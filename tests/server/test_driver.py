@@ -38,6 +38,7 @@ from delaywheel_replica.core.status import Role
 from delaywheel_replica.server.committer import Request
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import bundled, copies_of
+from support.core_values import lacking_members
 from support.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
 from support.messages import BASE_SLOT, Message, columns_of, message
 
@@ -246,15 +247,15 @@ def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready
 
 def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
     ready.produce(message(), message(1, slot=BASE_SLOT + 1))
-    assert ready.row.lacks == {}
+    assert lacking_members(ready.row) == {}
     bad = FrameSet.of({(ONE, 1), (ONE, 3), (TWO, 5)})
     ready.hear(w1=None, w2=None, unreadable=bad)
     # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
-    assert ready.row.lacks[ONE, 1] == frozenset({"n1"})
-    assert (TWO, 5) not in ready.row.lacks
+    assert lacking_members(ready.row)[ONE, 1] == "n1"
+    assert (TWO, 5) not in ready.row.looked_for
     assert ready.row.beat.open == TWO
     ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))
-    assert (ONE, 1) not in ready.row.lacks
+    assert (ONE, 1) not in ready.row.looked_for
     assert ready.row.beat.wheels[ONE].prefix == 2
 
 
@@ -448,7 +449,7 @@ def test_a_fetch_is_answered_with_one_message(pair: Driven) -> None:
     assert (answer.request, answer.frames.first_seq) == (5, 2)
     assert 1 < len(answer.frames) < 8
     assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
-        Lacks(6, ONE, pair.state.storage, (10, 11, 12))
+        Lacks(6, ONE, pair.state.storage, 10, 12)
     ]
 
 
@@ -460,7 +461,7 @@ def test_a_damaged_frame_is_told_to_who_asks_and_to_the_machine(pair: Driven) ->
     pair.driver.received("n2", Fetch(5, ONE, 1, 1))
     pair.work()
     assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
-        Lacks(5, ONE, pair.state.storage, (1,))
+        Lacks(5, ONE, pair.state.storage, 1, 1)
     ]
     # An origin that cannot serve a frame of its own leaves its wheel.
     assert pair.row.beat.open is None

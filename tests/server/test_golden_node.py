@@ -9,6 +9,7 @@ import pytest
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Frame, Kind
 from delaywheel.reader import WheelReader
+from delaywheel.seqset import NO_SEQS
 from delaywheel.verify import verify_folder
 from support.copies import verified
 from support.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP
@@ -50,8 +51,8 @@ def test_a_node_goes_on_where_an_earlier_release_was_killed(golden: Path, tmp_pa
     assert (state.last_number, dict(state.fenced)) == (4, {"golden-2": 6})
     held = store.held_wheels()
     assert {wheel: (each.applied, each.lacking) for wheel, each in held.items()} == {
-        OWN: (2, ()),
-        MIRROR: (1, ()),
+        OWN: (2, NO_SEQS),
+        MIRROR: (1, NO_SEQS),
     }
     assert all(each.card.members == MEMBERS for each in held.values())
 

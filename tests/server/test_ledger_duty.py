@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.beat import Beat, Heard, WheelBeat
 from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
 from delaywheel_replica.core.frames import FrameSet
@@ -25,7 +26,7 @@ NOW_MS = 10_000_000
 
 
 def held(applied: int, high_watermark: int, *lacking: int, ledger: int = 0) -> WheelBeat:
-    return WheelBeat(applied, high_watermark, 0, 0, ledger, 0, lacking)
+    return WheelBeat(applied, high_watermark, 0, 0, ledger, 0, SeqSet.of(lacking))
 
 
 def beat_of(node: str, storage: str | None = None, **wheels: WheelBeat) -> Beat:

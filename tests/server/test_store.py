@@ -14,9 +14,11 @@ from delaywheel.dial import DialView
 from delaywheel.format import Kind
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
+from delaywheel.index import ROWS_PER_SEGMENT
 from delaywheel.nodefile import NodeFolderInUse, load_node_state
 from delaywheel.nodestate import Spare
 from delaywheel.rows import HOLE_ROW
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.steps import finish
 from delaywheel.wheel import (
     WheelBroken,
@@ -36,6 +38,7 @@ from support.messages import BASE_SLOT, columns_of, message
 from support.wheels import ACCEPTED_AT_MS, append, ignored, new_wheel
 
 DATA = Path("/data")
+SEGMENT_BYTES = ROWS_PER_SEGMENT * len(HOLE_ROW)
 OWN = WheelId("b", 1)
 MEMBERS = {"a": "storage-a", "b": "storage-b"}
 WHEEL = WheelId("node-1", 1)
@@ -109,7 +112,7 @@ def read(
     store: Store, wheel: WheelId, first: int, last: int, *, max_bytes: int = 10_000, floor: int = 0
 ) -> tuple[list[int], list[int]]:
     frames, absent = store.read(wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor)
-    return frames.seqs.tolist(), absent
+    return frames.seqs.tolist(), list(absent)
 
 
 # --- the start
@@ -198,7 +201,7 @@ def test_what_a_crash_took_is_found_though_the_process_ends_before_it_is_looked_
             verified(store)
             assert effects > 3
             break
-        assert restarted(disk, "boot-2").held(WHEEL).lacking == (4,)
+        assert restarted(disk, "boot-2").held(WHEEL).lacking == SeqSet.of([4])
 
 
 def lose_slot_files(disk: SimulatedDisk, slot: int) -> None:
@@ -250,7 +253,7 @@ def test_the_open_wheel_is_written_read_and_left() -> None:
     assert read(store, OWN, 1, 5) == ([1, 2], [])
     assert store.card(OWN).members == MEMBERS
     held = store.leave_wheel()
-    assert (held.applied, held.top_slot, held.lacking) == (2, BASE_SLOT + 3, ())
+    assert (held.applied, held.top_slot, held.lacking) == (2, BASE_SLOT + 3, NO_SEQS)
     assert store.wheel is None
     with pytest.raises(WheelMissing):
         store.leave_wheel()
@@ -304,7 +307,7 @@ def test_what_was_written_last_is_sent_as_it_was_written() -> None:
     on_disk = copies_of(disk, DATA, OWN)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 2), 700)
     frames, absent = store.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
-    assert (frames, absent) == (bundled(on_disk), [])
+    assert (frames, absent) == (bundled(on_disk), NO_SEQS)
     assert read(store, OWN, 4, 9) == ([4, 5], [])
     # What is finished is sent without content, as from the disk.
     frames, _ = store.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
@@ -323,7 +326,7 @@ def test_what_was_written_before_is_read_again() -> None:
     on_disk = copies_of(disk, DATA, OWN)
     assert len(on_disk[0].content) < 300 < 4 * len(on_disk[0].content)
     frames, absent = store.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
-    assert (frames, absent) == (bundled(on_disk), [])
+    assert (frames, absent) == (bundled(on_disk), NO_SEQS)
 
 
 # --- copies
@@ -432,17 +435,17 @@ def test_damage_is_lacking_until_it_is_repaired_also_after_restarts() -> None:
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
     assert read(store, WHEEL, 1, 5) == ([1], [2])
     assert read(store, WHEEL, 2, 5) == ([], [2])
-    assert store.held(WHEEL).lacking == (2,)
+    assert store.held(WHEEL).lacking == SeqSet.of([2])
     store.checkpoint(ignored)
     store = restarted(disk)
-    assert store.held(WHEEL).lacking == (2,)
-    assert store.repair(CARD, bundled(copies[1:2])).lacking == ()
-    assert restarted(disk).held(WHEEL).lacking == ()
+    assert store.held(WHEEL).lacking == SeqSet.of([2])
+    assert store.repair(CARD, bundled(copies[1:2])).lacking == NO_SEQS
+    assert restarted(disk).held(WHEEL).lacking == NO_SEQS
 
 
 def test_what_is_not_here_is_told_as_lacking() -> None:
     store = opened(SimulatedDisk())
-    assert read(store, WHEEL, 3, 100) == ([], [3, 4, 5, 6])
+    assert read(store, WHEEL, 3, 100) == ([], list(range(3, 101)))
     store.mirror(CARD, bundled(written_elsewhere()))
     assert read(store, WHEEL, 4, 9) == ([4, 5], [])
     assert read(store, WHEEL, 6, 7) == ([], [6, 7])
@@ -482,9 +485,9 @@ def test_a_frame_without_content_tells_the_floor() -> None:
     store = opened(SimulatedDisk())
     copies = written_elsewhere()
     finished = [copies[0]._replace(content=b""), *copies[1:]]
-    assert store.mirror(CARD, bundled(finished)).lacking == ()
+    assert store.mirror(CARD, bundled(finished)).lacking == NO_SEQS
     assert read(store, WHEEL, 1, 3) == ([1, 2, 3], [])
-    assert store.held(WHEEL).lacking == ()
+    assert store.held(WHEEL).lacking == NO_SEQS
 
 
 def test_lost_frames_are_passed_on_as_holes() -> None:
@@ -492,12 +495,12 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     store = opened(disk)
     copies = written_elsewhere()
     holed = [copies[0], FrameCopy(2, HOLE_ROW, b""), *copies[2:]]
-    assert store.mirror(CARD, bundled(holed)).lacking == (2,)
+    assert store.mirror(CARD, bundled(holed)).lacking == SeqSet.of([2])
     assert read(store, WHEEL, 1, 3) == ([1], [2])
     store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
-    assert store.held(WHEEL).lacking == ()
+    assert store.held(WHEEL).lacking == NO_SEQS
     frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
-    assert (frames, absent) == (bundled(holed[:3]), []), "what is here goes on, lost or not"
+    assert (frames, absent) == (bundled(holed[:3]), NO_SEQS), "what is here goes on, lost or not"
 
 
 def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -506,7 +509,7 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
     holes = [FrameCopy(seq, HOLE_ROW, b"") for seq in range(1, 301)]
     store.mirror(CARD, bundled(holes[:200]))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 1, 150)]))
-    assert store.held(WHEEL).lacking == tuple(range(151, 201))
+    assert store.held(WHEEL).lacking == SeqSet.of(range(151, 201))
     looked: list[object] = []
     contains = FrameSet.__contains__
 
@@ -519,9 +522,49 @@ def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch)
         assert len(store.held(WHEEL).lacking) == 50
     assert looked == []
     # What changes is seen: holes that come, frames that are lost.
-    assert store.mirror(CARD, bundled(holes[200:])).lacking == tuple(range(151, 301))
+    assert store.mirror(CARD, bundled(holes[200:])).lacking == SeqSet.of(range(151, 301))
     store.forget_lost(FrameSet([FrameRange(WHEEL, 200, 400)]))
-    assert store.held(WHEEL).lacking == tuple(range(151, 200))
+    assert store.held(WHEEL).lacking == SeqSet.of(range(151, 200))
+
+
+def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
+    """Of each there is a row of the index, which is looked at a segment at a time."""
+    million = 1_000_000
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies[:1]))
+    store.checkpoint(ignored)
+    folder = layout.wheel_folder(DATA, WHEEL)
+    rows = copies[0].row + HOLE_ROW * million
+    for segment in range(-(-len(rows) // SEGMENT_BYTES)):
+        begin = segment * SEGMENT_BYTES
+        disk.set_content(layout.index_path(folder, segment), rows[begin : begin + SEGMENT_BYTES])
+    for boot_id in ("boot-1", "boot-1", "boot-2"):
+        store = restarted(disk, boot_id)
+        assert store.held(WHEEL).lacking == SeqSet([(2, million + 1)])
+        store.checkpoint(ignored)
+        assert load_checkpoint(disk, folder) == (million + 1, SeqSet([(2, million + 1)]))
+        assert len(disk.content(layout.checkpoint_path(folder))) < 100
+    asked, first_seq = 0, 2
+    while first_seq <= million + 1:
+        frames, absent = store.read(
+            WHEEL, first_seq, million + 9, max_bytes=9999, max_frames=512, floor=0
+        )
+        assert len(frames) == 0
+        assert absent.spans == ((first_seq, absent.last),)
+        first_seq, asked = absent.last + 1, asked + 1
+    assert asked <= million // ROWS_PER_SEGMENT + 2
+    for ahead in range(3):
+        assert list(store.sweep(BASE_SLOT + ahead)) == ([BASE_SLOT] if ahead == 1 else [])
+    held = store.repair(
+        CARD, bundled([copies[1]._replace(seq=million)])
+    )  # which is another frame's
+    assert held.lacking == SeqSet([(2, million + 1)])
+    store.forget_lost(FrameSet([FrameRange(WHEEL, 2, million + 1)]))
+    assert store.held(WHEEL).lacking == NO_SEQS
+    frames, absent = store.read(WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0)
+    assert (len(frames), absent) == (512, NO_SEQS)
 
 
 def test_a_closed_copy_is_cut_and_stays_so() -> None:
@@ -529,9 +572,9 @@ def test_a_closed_copy_is_cut_and_stays_so() -> None:
     store = opened(disk)
     copies = written_elsewhere()
     store.mirror(CARD, bundled(copies))
-    assert store.close_wheel(WHEEL, 2) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
+    assert store.close_wheel(WHEEL, 2) == Held(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
     assert store.mirror(CARD, bundled(copies)).applied == 2
-    assert restarted(disk).held(WHEEL) == Held(CARD, 2, BASE_SLOT + 1, (), 2)
+    assert restarted(disk).held(WHEEL) == Held(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
     with pytest.raises(WheelMissing):
         store.close_wheel(WheelId("node-1", 2), 2)
 
@@ -635,7 +678,7 @@ def test_what_a_failed_sync_dropped_is_written_again_also_by_the_next_process() 
     restarted(disk).checkpoint(ignored)
     lose_unsynced(disk)
     store = restarted(disk, "boot-2")
-    assert store.held(WHEEL).lacking == ()
+    assert store.held(WHEEL).lacking == NO_SEQS
     assert read(store, WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
@@ -649,9 +692,9 @@ def test_what_cannot_be_written_again_after_a_failed_sync_is_told_as_damaged() -
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 300)
     told: list[tuple[object, ...]] = []
     store.checkpoint(lambda *frame: told.append(frame))
-    assert told == [(WHEEL, 2)]
-    assert store.held(WHEEL).lacking == (2,)
-    assert restarted(disk).held(WHEEL).lacking == (2,)
+    assert told == [(WHEEL, SeqSet.of([2]))]
+    assert store.held(WHEEL).lacking == SeqSet.of([2])
+    assert restarted(disk).held(WHEEL).lacking == SeqSet.of([2])
 
 
 def test_a_checkpoint_of_synced_groups_syncs_nothing() -> None:

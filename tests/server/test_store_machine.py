@@ -203,7 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
             node.forget(wheel, seq)
         assert frames.seqs.tolist() == list(range(first, first + len(frames)))
         assert len(frames) <= 8
-        return frames, missing
+        return frames, list(missing)
 
     @rule(name=NODES, number=st.integers(0, 9), most=st.integers(0, 6))
     def take(self, name: str, number: int, most: int) -> None:

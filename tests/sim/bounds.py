@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel.rows import HOLE_ROW
-from delaywheel_replica.cleaner.unreadable import TOLD_FRAMES
+from delaywheel_replica.cleaner.unreadable import TOLD_RANGES
 from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT
 from delaywheel_replica.core.status import ServerStatus
 from sim.node import CLEANER, SERVER
@@ -71,9 +71,11 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
     row, cleaner = node.server.row, node.server.cleaner_row
     if row is not None:
         yield from _too_much_told(world, node.name, row)
-    most = 2 * TOLD_FRAMES + MAX_SOUGHT
-    if cleaner is not None and len(cleaner.unreadable) > most * (len(cleaner.wheels) + 1):
-        yield f"{node.name} tells {len(cleaner.unreadable)} unreadable frames"
+    most = 2 * TOLD_RANGES + MAX_SOUGHT
+    if cleaner is not None:
+        ranges = len([*cleaner.unreadable.ranges()])
+        if ranges > most * (len(cleaner.wheels) + 1):
+            yield f"{node.name} tells {ranges} ranges of unreadable frames"
 
 
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
@@ -84,8 +86,9 @@ def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     if len(row.answers) > nodes * nodes:
         yield f"{name} tells {len(row.answers)} answers"
     for wheel, told in row.beat.wheels.items():
-        if len(told.lacking) > MAX_LACKING:
-            yield f"{name} tells {len(told.lacking)} frames of {wheel} to be lacking"
+        spans = len(told.lacking.spans)
+        if spans > MAX_LACKING:
+            yield f"{name} tells {spans} spans of {wheel} to be lacking"
 
 
 def _not_copies(world: World, node: SimNode) -> Iterator[str]:

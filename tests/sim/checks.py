@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from delaywheel_replica.cleaner.ports import IDS
 from delaywheel_replica.core.cancelling import CancelDecision
 from delaywheel_replica.core.control import ControlState, WheelRecord
 from delaywheel_replica.core.fitness import CLOCKS
+from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.progress import Progress, violations
 from delaywheel_replica.core.status import Role
@@ -88,10 +88,10 @@ class Checks:
         self._book = world.book
         self.control = ControlState()
         self.outcomes: defaultdict[Key, list[str]] = defaultdict(list)
-        self.lost: set[FrameName] = set()
+        self.lost = NO_FRAMES
         self.closed_at: dict[WheelId, int] = {}
         self.registered: dict[WheelId, WheelRecord] = {}
-        self.given_up: set[FrameName] = set()
+        self.given_up = NO_FRAMES
         self.floor = 0
         self._told: dict[tuple[str, str, WheelId], Held] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
@@ -153,8 +153,8 @@ class Checks:
     def _prefix(self, held: Held) -> int:
         """Up to where it holds a wheel; a frame that is given up is not lacking."""
         wheel = held.card.wheel
-        lacking = (seq for seq in held.lacking if (wheel, seq) not in self.given_up)
-        return next(lacking, held.applied + 1) - 1
+        lacking = held.lacking - self.given_up.seqs(wheel)
+        return lacking.first - 1 if lacking else held.applied
 
     def turned(self, node: SimNode, role: Role) -> None:
         """A cleaner has turned: it does not stand before its own server has told anything."""
@@ -304,10 +304,10 @@ class Checks:
         if news.progress is not None:
             self.floor = max(self.floor, news.progress.floor)
 
-    def _give_up(self, lost: AbstractSet[FrameName]) -> None:
+    def _give_up(self, lost: FrameSet) -> None:
         """Frames are given up: who lacks nothing else holds more than it could say so far."""
         self.given_up |= lost
-        wheels = {wheel for wheel, _ in lost}
+        wheels = {wheel for wheel, _ in lost.items()}
         for place, held in self._told.items():
             if held.card.wheel in wheels:
                 self._truth.held(*place, self._prefix(held))
@@ -375,11 +375,13 @@ class Checks:
         told = json.loads(log_entry.value)
         outcome = told["outcome"]
         if outcome == "lost":
-            frame = WheelId.parse(told["wheel"]), told["seq"]
-            if frame in self.lost:
-                self._fail(f"{frame[0]}/{frame[1]} is told as lost twice")
-            self.lost.add(frame)
-            self._world.trace.add("kafka", "tells lost", f"{told['wheel']}/{told['seq']}")
+            wheel, first, last = WheelId.parse(told["wheel"]), told["seq"], told["last_seq"]
+            frames = FrameSet([FrameRange(wheel, first, last)])
+            if frames & self.lost:
+                self._fail(f"{frames & self.lost} are told as lost twice")
+            self.lost |= frames
+            for seq in range(first, last + 1):
+                self._world.trace.add("kafka", "tells lost", f"{wheel}/{seq}")
             return
         key = bytes.fromhex(told["id"]), told["due_ms"]
         entry = self._book.by_key.get(key)
@@ -400,8 +402,8 @@ class Checks:
         elif kind == "wheel":
             self._wheel(before, WheelId.parse(rest))
         elif kind == "lost" and log_entry.value is not None:
-            wheel, _, seq = rest.rpartition("/")
-            self._committed_lost(WheelId.parse(wheel), int(seq))
+            for frame in self.control.lost - before.lost:
+                self._committed_lost(*frame)
         elif kind == "progress":
             self._check_epoch(log_entry.transaction)
             assert self.control.progress is not None

@@ -20,7 +20,6 @@ from delaywheel_replica.cleaner.trials import Trials
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
-from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
@@ -225,7 +224,7 @@ class SimCleaner:
                 fences=view.fences,
                 fills=view.fills,
                 vote_wish=view.vote_wish,
-                unreadable=FrameSet.of(view.unreadable),
+                unreadable=view.unreadable,
                 lost=view.state.lost,
             )
         )

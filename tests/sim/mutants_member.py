@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from delaywheel import layout
 from delaywheel.identity import WheelId
 from delaywheel.index import OpenIndexes
 from delaywheel.nodestate import NodeState
+from delaywheel.seqset import SeqSet
 from delaywheel.slotfiles import SlotFiles
 from delaywheel_replica.core import losing, mirroring, own, promises, quorum
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
@@ -270,7 +272,13 @@ def indexes_stay_open() -> list[Patch]:
 
 
 def one_word_makes_a_frame_lost() -> list[Patch]:
-    return [instead(losing, "_all_lack", lambda _state, _frame, nodes, _sought: bool(nodes))]
+    def lacked_by_any(
+        _state: object, wheel: WheelId, seqs: SeqSet, sought: losing.Sought
+    ) -> SeqSet:
+        said = (frames.seqs(wheel).spans for frames in sought.lacks.values())
+        return seqs & SeqSet(chain.from_iterable(said))
+
+    return [instead(losing, "_lacked_by_all", lacked_by_any)]
 
 
 def keeps_its_ballast() -> list[Patch]:

@@ -190,10 +190,12 @@ class SimServer:
     def _checkpoint(self) -> None:
         """Puts what was written on the medium, in the background."""
         self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
-        if not self._is_slow:
-            self._make_checkpoint()
-        elif not self._checkpointing:
+        if self._checkpointing:
+            return  # the disk was slow when it began
+        if self._is_slow:
             self._spawn("upkeep", self._make_checkpoint)
+        else:
+            self._make_checkpoint()
 
     def _make_checkpoint(self) -> None:
         self._checkpointing = True

@@ -1,13 +1,15 @@
 """Hypothesis strategies and short makers for the values of the core."""
 
+from collections.abc import Collection, Iterable, Mapping
 from typing import cast
 
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.control import Leader, NodeRecord, WheelRecord
-from delaywheel_replica.core.frames import FrameSet
+from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import (
@@ -45,7 +47,7 @@ wheel_beats = st.builds(
     seal_seq=seqs,
     ledger_seq=seqs,
     top_slot=st.integers(-1, 2**33),
-    lacking=st.sets(st.integers(1, 99), max_size=3).map(lambda lacking: tuple(sorted(lacking))),
+    lacking=st.sets(st.integers(1, 99), max_size=9).map(SeqSet.of),
 )
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
 frame_names = st.tuples(wheel_ids, st.integers(1, 99))
@@ -83,6 +85,15 @@ answers = st.builds(
     incomplete=st.frozensets(wheel_ids, max_size=2),
     all_incomplete=st.booleans(),
 )
+frame_sets = st.lists(
+    st.builds(
+        lambda wheel, first, more: FrameRange(wheel, first, first + more),
+        wheel_ids,
+        st.integers(1, 99),
+        st.integers(0, 2**40),
+    ),
+    max_size=3,
+).map(FrameSet)
 server_statuses = st.builds(
     ServerStatus,
     beat=beats,
@@ -93,7 +104,9 @@ server_statuses = st.builds(
     answers=st.lists(answers, max_size=2).map(tuple),
     votes=st.frozensets(node_ids, max_size=2),
     vote_round=st.integers(0, 9),
-    lacks=st.dictionaries(frame_names, st.frozensets(node_ids, max_size=2), max_size=2),
+    looked_for=frame_sets,
+    lacks=st.dictionaries(node_ids, frame_sets, max_size=2),
+    implausible_beats=seqs,
 )
 wheel_records = st.dictionaries(node_ids, st.text(max_size=4), min_size=1).flatmap(
     lambda members: st.builds(
@@ -141,8 +154,8 @@ cleaner_statuses = st.builds(
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
     vote_wish=st.none() | st.builds(VoteWish, st.integers(1, 9), times_ms),
     call_since_ms=st.none() | st.integers(0, 2**40),
-    unreadable=st.frozensets(frame_names, max_size=2).map(FrameSet.of),
-    lost=st.frozensets(frame_names, max_size=2).map(FrameSet.of),
+    unreadable=frame_sets,
+    lost=frame_sets,
 )
 
 
@@ -181,7 +194,7 @@ def wheel_beat(
     seal: tuple[int, int] = (0, 0),
     ledger_seq: int | None = None,
     top_slot: int = -1,
-    lacking: tuple[int, ...] = (),
+    lacking: Iterable[int] = (),
     high_watermark: int | None = None,
 ) -> WheelBeat:
     """How far a wheel is held; published and acknowledged as far unless told otherwise."""
@@ -192,7 +205,7 @@ def wheel_beat(
         seal_seq=seal[1],
         ledger_seq=applied if ledger_seq is None else ledger_seq,
         top_slot=top_slot,
-        lacking=lacking,
+        lacking=lacking if isinstance(lacking, SeqSet) else SeqSet.of(lacking),
     )
 
 
@@ -211,3 +224,25 @@ def wheel_record_of(
         closed_at=closed_at,
         fill=fill,
     )
+
+
+def looked_for(lacks: Mapping[FrameName, Collection[str]]) -> tuple[FrameSet, dict[str, FrameSet]]:
+    """Frames that are looked for, and by member those of them that it lacks, as rows tell it.
+
+    Args:
+        lacks: frame -> the members that do not have it.
+    """
+    members = sorted({node for nodes in lacks.values() for node in nodes})
+    by_member = {
+        node: FrameSet.of(frame for frame, nodes in lacks.items() if node in nodes)
+        for node in members
+    }
+    return FrameSet.of(lacks), by_member
+
+
+def lacking_members(status: ServerStatus) -> dict[FrameName, str]:
+    """Of each frame that is looked for the members that do not have it."""
+    return {
+        frame: "".join(node for node, frames in status.lacks.items() if frame in frames)
+        for frame in status.looked_for
+    }

@@ -32,7 +32,7 @@ from delaywheel_replica.core.control import (
     lost_records,
     node_record,
 )
-from delaywheel_replica.core.frames import FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.registration import Refusal, register
@@ -107,7 +107,7 @@ class FakeCleaner:
         self._boot = read_boot_id()
         self._lock = threading.Lock()
         self._fences: dict[str, Fence] = {}
-        self._missing: frozenset[tuple[WheelId, int]] = frozenset()
+        self._missing = NO_FRAMES
         self._ended = threading.Event()
         self._stays_fresh_ms = STAYS_FRESH_MS
         self._thread = threading.Thread(target=self._live, name="fake cleaner", daemon=True)
@@ -276,8 +276,9 @@ class FakeCleaner:
         beats = {status.beat.node: status.beat}
         ends = {wheel: record.closed_at or 0 for wheel, record in self.state.wheels.items()}
         self._missing = frames_missing(self.state, ends, beats)
-        sought = Sought(status.beat.node, beats, status.answers, status.lacks)
-        lost = FrameSet.of(frames_lost(self.state, ends, sought))
+        node, answers = status.beat.node, status.answers
+        sought = Sought(node, beats, answers, status.looked_for, status.lacks)
+        lost = frames_lost(self.state, ends, sought)
         self.state = self.state.apply_all(lost_records(self.state, lost))
 
     def _change(self, wheel: WheelId, *, closed_at: int) -> None:
@@ -312,7 +313,7 @@ class FakeCleaner:
             started_ms=self._started_ms,
             counters={"dead_lettered": self.dead_lettered},
             fences=tuple(self._fences.values()),
-            unreadable=FrameSet.of(self._missing),
+            unreadable=self._missing,
             lost=self.state.lost,
         )
         self._row.write(status.to_json())

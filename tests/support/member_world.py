@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.beat import Fence
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
@@ -96,13 +98,14 @@ def held_of(
     *,
     nodes: str = "abc",
     top_slot: int = 0,
-    lacking: tuple[int, ...] = (),
+    lacking: Iterable[int] = (),
     final_seq: int | None = None,
 ) -> Held:
     """What a store holds of a wheel."""
     record = record_of(nodes)
     card = WheelCard(wheel, record.members, record.min_insync, SPAN_S)
-    return Held(card, applied, top_slot, lacking, final_seq)
+    seqs = lacking if isinstance(lacking, SeqSet) else SeqSet.of(lacking)
+    return Held(card, applied, top_slot, seqs, final_seq)
 
 
 def frames_of(
@@ -146,7 +149,7 @@ class FakeStore:
         """What there is of a wheel."""
         seqs = self.frames[wheel]
         applied = max(seqs, default=0)
-        lacking = tuple(
+        lacking = SeqSet.of(
             seq for seq in range(1, applied + 1) if seq not in seqs or (wheel, seq) in self.damaged
         )
         top_slot = 0 if seqs else -1
@@ -407,9 +410,9 @@ class FakeNode:
             self.sent.append((effect.peer, message))
         elif effect.request:
             storage = self.store.state.storage
-            message = Lacks(effect.request, effect.wheel, storage, tuple(lacking))
+            message = Lacks(effect.request, effect.wheel, storage, lacking[0], lacking[-1])
             self.sent.append((effect.peer, message))
-        return Unreadable(effect.wheel, lacking[0]) if lacking else None
+        return Unreadable(effect.wheel, SeqSet.of(lacking)) if lacking else None
 
 
 class FakeCluster:

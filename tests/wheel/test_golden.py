@@ -12,6 +12,7 @@ from delaywheel.disk import PosixDisk
 from delaywheel.format import VERSION, Frame, Kind
 from delaywheel.reader import WheelReader
 from delaywheel.recovery import Recovered, recover_wheel
+from delaywheel.seqset import NO_SEQS
 from delaywheel.verify import verify_folder
 from delaywheel.wheel import list_wheels, load_meta
 from support.golden import (
@@ -55,7 +56,7 @@ def test_a_golden_folder_is_read(golden: Path, tmp_path: Path) -> None:
     assert [row.tobytes() for row in cancels.columns.ids] == [each.id for each in CANCELLED]
     assert [frame.seq for frame in reader.slot_frames(SLOT, 9)] == [1, 3, 4]
     assert list(verify_folder(disk, folder)) == []
-    assert recover_wheel(disk, folder, WHEEL, os_crashed=False) == Recovered(4, [], [])
+    assert recover_wheel(disk, folder, WHEEL, os_crashed=False) == Recovered(4, [], NO_SEQS)
     reader.close()
 
 

@@ -17,6 +17,7 @@ from delaywheel.mirror import MirrorWheel
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Recovered, recover_wheel
 from delaywheel.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.verify import verify_wheel
 from delaywheel.wheel import (
     Checkpoint,
@@ -99,7 +100,7 @@ def test_a_copy_has_the_same_bytes_at_the_same_places() -> None:
     assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
     assert not pair.mirror.lacking
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
     assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
 
 
@@ -222,7 +223,7 @@ def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
     offset = np.frombuffer(pair.copies[2].row, dtype=INDEX_ROW)["offset"][0]
     assert pair.disk.content(pair.slot_path())[:offset] == bytes(offset)
     assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(3), Frame)
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
 def test_a_hole_is_lacking_until_it_is_repaired() -> None:
@@ -230,14 +231,14 @@ def test_a_hole_is_lacking_until_it_is_repaired() -> None:
     hole = FrameCopy(1, HOLE_ROW, b"")
     pair.append([hole, *pair.copies[1:]])
     assert list(pair.mirror.lacking) == [1]
-    assert pair.reopened() == Recovered(5, [], [1]), "no restart forgets it"
+    assert pair.reopened() == Recovered(5, [], SeqSet.of([1])), "no restart forgets it"
     assert pair.repair([hole]) == []
     assert list(pair.mirror.lacking) == [1]
     assert pair.repair(pair.copies[:1]) == []
     assert not pair.mirror.lacking
     pair.assert_same()
     assert pair.counted() == {0: 3, 1: 1, 2: 1}
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
 def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
@@ -260,13 +261,13 @@ def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
     assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(seq), DamagedFrame)
     pair.mirror.note_damaged(seq)
     pair.mirror.checkpoint()
-    assert pair.reopened().damaged == [seq], "no restart forgets it"
+    assert pair.reopened().damaged == SeqSet.of([seq]), "no restart forgets it"
     assert len(pair.repair(flipped(pair.copies, number, 70))) == 1
     assert list(pair.mirror.lacking) == [seq]
     assert pair.repair(pair.copies) == []
     assert not pair.mirror.lacking
     pair.assert_same()
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
 def test_a_damaged_row_is_repaired_and_hits_no_other_frame() -> None:
@@ -317,7 +318,7 @@ def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
     pair.append(pair.copies)
     assert pair.mirror.last_seq == final_seq, "nothing comes behind the end"
     lacking = [5] if final_seq == 5 else []
-    assert pair.mirror.lacking == tuple(lacking)
+    assert pair.mirror.lacking == SeqSet.of(lacking)
     for os_crashed in (False, True):
         assert pair.reopened(os_crashed=os_crashed).last_seq == final_seq
     pair.mirror.end_at(final_seq)
@@ -354,7 +355,7 @@ def test_a_checkpoint_says_what_is_on_the_medium() -> None:
     pair.append(pair.copies[:3])
     pair.mirror.note_damaged(2)
     pair.mirror.checkpoint()
-    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(3, (2,))
+    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(3, SeqSet.of([2]))
     pair.repair(pair.copies)
     pair.append(pair.copies)
     pair.mirror.checkpoint()
@@ -394,7 +395,7 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
     pair.mirror.checkpoint()
     pair.lose_unsynced()
     assert not pair.disk._unsynced_names
-    assert pair.reopened(os_crashed=True) == Recovered(4, [], [])
+    assert pair.reopened(os_crashed=True) == Recovered(4, [], NO_SEQS)
     assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(4)
 
 
@@ -418,7 +419,7 @@ def test_a_repair_that_a_crash_of_the_machine_undoes_is_lacking_again() -> None:
     pair.disk.flip_bit(pair.slot_path(1), 700)
     pair.repair(pair.copies)
     pair.lose_unsynced()
-    assert pair.reopened(os_crashed=True).damaged == [2]
+    assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
 
 
 def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
@@ -427,10 +428,10 @@ def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
     pair.mirror.checkpoint()
     pair.disk.flip_bit(pair.slot_path(1), 700)
     pair.repair(pair.copies)
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
     pair.mirror.checkpoint()
     pair.lose_unsynced()
-    assert pair.reopened(os_crashed=True) == Recovered(5, [], [])
+    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
     pair.assert_same()
 
 
@@ -454,7 +455,7 @@ def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     delete_below(pair.mirror, floor)
     assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [bytes(16)] * 4
     assert pair.mirror.last_seq == 5
-    assert pair.reopened() == Recovered(5, [], [])
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
 
 
 def test_lacking_frames_below_the_floor_are_finished() -> None:
@@ -463,4 +464,4 @@ def test_lacking_frames_below_the_floor_are_finished() -> None:
     pair.mirror.note_damaged(1)
     pair.mirror.note_damaged(2)
     delete_below(pair.mirror, BASE_SLOT + 1)
-    assert pair.mirror.lacking == (2,)
+    assert pair.mirror.lacking == SeqSet.of([2])

@@ -7,6 +7,7 @@ from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Cut, Recovered, recover_wheel
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slottable import read_entry
 from delaywheel.wheel import OriginWheel, WheelMissing
 from sim.disk import Fault, SimulatedDisk, SimulatedFile
@@ -38,7 +39,7 @@ def index_file(wheel: OriginWheel) -> Path:
 def test_nothing_to_do(*, os_crashed: bool) -> None:
     disk, wheel, frames = wheel_of_three()
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(3, [], [])
+    assert recovered == Recovered(3, [], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
@@ -78,7 +79,7 @@ def test_only_files_that_were_announced_are_looked_at(monkeypatch: pytest.Monkey
         return open_read(path)
 
     monkeypatch.setattr(disk, "open_read", noted)
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(25, [], [])
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(25, [], NO_SEQS)
     slots = {path for path in opened if path.suffix == ".slot"}
     assert slots == {slot_file(wheel), slot_file(wheel, 7)}
     assert read_all(disk, DATA, wheel.wheel) == frames
@@ -96,21 +97,21 @@ def test_no_byte_is_cut_on_the_word_of_a_wrong_table(*, os_crashed: bool) -> Non
     content = disk.content(slot_file(wheel))
     disk.set_content(slot_file(wheel), content + b"torn")
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(4, [Cut(slot_file(wheel), len(content), 4)], [])
+    assert recovered == Recovered(4, [Cut(slot_file(wheel), len(content), 4)], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_frames_bring_lost_rows_back() -> None:
     disk, wheel, frames = wheel_of_three()
     disk.set_content(index_file(wheel), b"")
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], [])
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_a_lost_frame_between_others_is_reported_not_hidden() -> None:
     disk, wheel, frames = wheel_of_three()
     disk.delete(slot_file(wheel, 1))
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True).damaged == [2]
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True).damaged == SeqSet.of([2])
     lost = WheelReader(disk, DATA, wheel.wheel).frame(2)
     assert isinstance(lost, DamagedFrame)
     assert (lost.slot, lost.messages, lost.reason) == (BASE_SLOT + 1, 1, DamageReason.GONE)
@@ -122,14 +123,16 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     disk, wheel, frames = wheel_of_three()
     disk.delete(slot_file(wheel, 1))
     disk.set_content(index_file(wheel), b"")
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], [2])
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(
+        3, [], SeqSet.of([2])
+    )
     hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
     assert isinstance(hole, DamagedFrame)
     assert (hole.slot, hole.reason) == (0, DamageReason.HOLE)
     del frames[2]
     assert read_all(disk, DATA, wheel.wheel) == frames
     again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-    assert again == Recovered(3, [], [2]), "no start forgets what is lacking"
+    assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is lacking"
 
 
 def test_deleted_slots_are_no_damage() -> None:
@@ -138,7 +141,7 @@ def test_deleted_slots_are_no_damage() -> None:
     floor = BASE_SLOT + 1
     for os_crashed in (False, True):
         recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed, floor=floor)
-        assert recovered == Recovered(3, [], [])
+        assert recovered == Recovered(3, [], NO_SEQS)
 
 
 def test_only_what_came_after_the_checkpoint_is_read_again() -> None:
@@ -150,13 +153,13 @@ def test_only_what_came_after_the_checkpoint_is_read_again() -> None:
     damaged[-80] ^= 1
     disk.set_content(slot_file(wheel), bytes(damaged))
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
-    assert recovered == Recovered(4, [], [4])
+    assert recovered == Recovered(4, [], SeqSet.of([4]))
 
 
 def test_damage_at_the_very_end_is_seen_even_without_a_crash_of_the_machine() -> None:
     disk, wheel, _ = wheel_of_three()
     disk.flip_bit(slot_file(wheel), 8 * len(disk.content(slot_file(wheel))) - 1)
-    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False).damaged == [3]
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False).damaged == SeqSet.of([3])
 
 
 def test_what_fails_once_is_read_again() -> None:
@@ -165,7 +168,7 @@ def test_what_fails_once_is_read_again() -> None:
     for times, damaged in ((1, []), (2, [3])):
         disk.faults += [Fault("open", path_part=".slot") for _ in range(times)]
         recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
-        assert recovered == Recovered(3, [], damaged)
+        assert recovered == Recovered(3, [], SeqSet.of(damaged))
 
 
 @pytest.mark.parametrize("os_crashed", [False, True])
@@ -201,14 +204,14 @@ def test_a_bad_sector_of_a_slot_file_hides_only_its_own_frames() -> None:
     assert lost[5].reason is DamageReason.UNREADABLE
     assert set(found) == set(frames)
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
-    assert recovered == Recovered(10, [], [5])
+    assert recovered == Recovered(10, [], SeqSet.of([5]))
 
 
 def test_an_empty_wheel_and_a_missing_one() -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA).wheel
     for os_crashed in (False, True):
-        assert recover_wheel(disk, DATA, wheel, os_crashed=os_crashed) == Recovered(0, [], [])
+        assert recover_wheel(disk, DATA, wheel, os_crashed=os_crashed) == Recovered(0, [], NO_SEQS)
     with pytest.raises(WheelMissing):
         recover_wheel(disk, DATA, WheelId("node-1", 2), os_crashed=False)
 
@@ -227,7 +230,7 @@ def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -
         folder = layout.wheel_folder(DATA, wheel.wheel)
         if kept >= 3:
             _cut_index(disk, folder, kept)
-        assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(10, [], [])
+        assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(10, [], NO_SEQS)
         assert read_all(disk, DATA, wheel.wheel) == frames
 
 

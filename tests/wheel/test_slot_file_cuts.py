@@ -55,7 +55,7 @@ def test_recovering_a_file_cut_at_every_byte_after_a_crash_of_the_machine() -> N
         whole = [seq for seq, end in enumerate(ends, 1) if end <= length]
         rows = min(length % 6, 5)
         assert recovered.last_seq == max([*whole, rows])
-        assert recovered.damaged == [seq for seq in range(1, rows + 1) if seq not in whole]
+        assert [*recovered.damaged] == [seq for seq in range(1, rows + 1) if seq not in whole]
         found = read_all(disk, DATA, wheel)
         assert {seq: found[seq] for seq in whole} == {seq: frames[seq] for seq in whole}
         assert all(isinstance(found[seq], DamagedFrame) for seq in recovered.damaged)

@@ -31,7 +31,6 @@ never while files are synced.
 """
 
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter
 from delaywheel.reader import WheelReader
-from delaywheel.rows import INDEX_ROW
+from delaywheel.rows import INDEX_ROW, is_hole
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slotfiles import SlotFiles
 from delaywheel.wheel import Checkpoint, load_checkpoint, save_checkpoint
 
@@ -69,7 +69,7 @@ class CopyMedium:
         self._folder = layout.wheel_folder(data, wheel)
         self._slots = slots
         self._index = index
-        self._rewritten: frozenset[int] = frozenset()  # in their places, since the last sync
+        self._rewritten = NO_SEQS  # in their places, since the last sync
         self._rewritten_lock = threading.Lock()
         self._doubted = False
         self._syncing = threading.Lock()
@@ -78,47 +78,41 @@ class CopyMedium:
         self.checkpoint = load_checkpoint(disk, self._folder)
         self.synced_seq = self.checkpoint.seq
 
-    def take_over(self, first_seq: int, rows: NDArray[Any], damaged: frozenset[int]) -> None:
-        """Finds among these rows what an earlier life may not have synced.
+    def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
+        """An earlier life may not have synced these rows of one segment, nor what they speak of.
 
         That is all behind the checkpoint, and what was lacking then and is no more.
         """
-        mended = frozenset(self.checkpoint.lacking) - damaged
-        seqs = np.arange(first_seq, first_seq + len(rows))
-        unsynced = (seqs > self.checkpoint.seq) | np.isin(seqs, sorted(mended))
-        if unsynced.any():
-            slots = np.unique(rows["slot"][unsynced & (rows["length"] > 0)])
-            self._slots.mark_unsynced(slots.tolist(), new=True)
-            self._index.mark_unsynced([(first_seq - 1) // ROWS_PER_SEGMENT])
-            self.rewritten(seqs[unsynced & (seqs <= self.checkpoint.seq)].tolist())
+        slots = np.unique(rows["slot"][rows["length"] > 0])
+        self._slots.mark_unsynced(slots.tolist(), new=True)
+        self._index.mark_unsynced([(first_seq - 1) // ROWS_PER_SEGMENT])
+        last_seq = min(first_seq + len(rows) - 1, self.checkpoint.seq)
+        self.rewritten(NO_SEQS.with_span(first_seq, last_seq))
 
-    def rewritten(self, seqs: Iterable[int]) -> None:
+    def rewritten(self, seqs: SeqSet) -> None:
         """These frames were written in their places."""
         with self._rewritten_lock:
-            self._rewritten |= frozenset(seqs)
+            self._rewritten |= seqs
 
     def doubt(self) -> None:
         """A sync has failed."""
         self._doubted = True
 
-    def note_lacking(self, seqs: Iterable[int]) -> None:
+    def note_lacking(self, seqs: SeqSet) -> None:
         """Notes durably that these frames are lacking, as far as the checkpoint covers them."""
-        noted = frozenset(self.checkpoint.lacking)
-        wanted = noted.union(seq for seq in seqs if seq <= self.checkpoint.seq)
-        if wanted != noted:
-            self._save(Checkpoint(self.checkpoint.seq, tuple(sorted(wanted))))
+        known = self.checkpoint
+        self._save(Checkpoint(known.seq, known.lacking | seqs.within(1, known.seq)))
 
-    def note_synced(self, seq: int, damaged: frozenset[int]) -> None:
+    def note_synced(self, seq: int, damaged: SeqSet) -> None:
         """Notes durably that a sync has covered everything up to ``seq``.
 
         Args:
             seq: the last that was there when the sync began.
             damaged: what cannot be read, looked up before this is called.
         """
-        lacking = sorted(each for each in damaged | self._rewritten if each <= seq)
-        self._save(Checkpoint(seq, tuple(lacking)))
+        self._save(Checkpoint(seq, (damaged | self._rewritten).within(1, seq)))
 
-    def sync(self, last_seq: int, *, floor: int) -> list[int]:
+    def sync(self, last_seq: int, *, floor: int) -> SeqSet:
         """Puts all that was written on the medium.
 
         Args:
@@ -134,14 +128,14 @@ class CopyMedium:
         with self._syncing:
             return self._sync(last_seq, floor)
 
-    def _sync(self, last_seq: int, floor: int) -> list[int]:
+    def _sync(self, last_seq: int, floor: int) -> SeqSet:
         with self._rewritten_lock:
-            rewritten, self._rewritten = self._rewritten, frozenset()
-        unreadable: list[int] = []
+            rewritten, self._rewritten = self._rewritten, NO_SEQS
+        unreadable = NO_SEQS
         if self._doubted:
-            behind = range(self.checkpoint.seq + 1, last_seq + 1)
+            written = rewritten.with_span(self.checkpoint.seq + 1, last_seq)
             try:
-                unreadable = self._write_again([*sorted(rewritten), *behind], floor)
+                unreadable = self._write_again(written, floor)
             except OSError:
                 self.rewritten(rewritten)
                 raise
@@ -165,24 +159,32 @@ class CopyMedium:
             save_checkpoint(self._disk, self._folder, checkpoint)
             self.checkpoint = checkpoint
 
-    def _write_again(self, seqs: Iterable[int], floor: int) -> list[int]:
+    def _write_again(self, seqs: SeqSet, floor: int) -> SeqSet:
         """Writes frames once more; returns those that cannot be read."""
-        unreadable = []
+        unreadable = NO_SEQS
         reader = WheelReader(self._disk, self._data, self._wheel)
         try:
-            for seq in seqs:
-                for found in reader.copies(seq, seq, floor=floor):
-                    if not isinstance(found, FrameCopy):
-                        unreadable.append(seq)
-                        continue
-                    with self.lock:  # a frame that was cut meanwhile must not come back
-                        if not self.closed and seq <= self._index.last_seq:
+            for first_seq, rows in reader.rows_of(seqs):
+                holes = is_hole(rows)
+                damaged = []
+                for seq in (np.flatnonzero(~holes) + first_seq).tolist():
+                    for found in reader.copies(seq, seq, floor=floor):
+                        if isinstance(found, FrameCopy):
                             self._write_once_more(found)
+                        else:
+                            damaged.append(seq)
+                unreadable |= SeqSet.where(first_seq, holes)
+                unreadable |= SeqSet.of(damaged)
         finally:
             reader.close()
         return unreadable
 
     def _write_once_more(self, copy: FrameCopy) -> None:
+        with self.lock:  # a frame that was cut meanwhile must not come back
+            if not self.closed and copy.seq <= self._index.last_seq:
+                self._put(copy)
+
+    def _put(self, copy: FrameCopy) -> None:
         slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
         if copy.content:
             try:

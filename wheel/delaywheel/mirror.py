@@ -27,7 +27,7 @@ are where the same bytes go when it is tried again. What is on the medium: see `
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -48,7 +48,8 @@ from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.medium import CopyMedium
 from delaywheel.reader import DamagedFrame, WheelReader, check_copy
-from delaywheel.rows import HOLE_ROW, checked_rows, flawed_rows, is_hole, raw_rows
+from delaywheel.rows import checked_rows, flawed_rows, is_hole, raw_rows
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slotfiles import SlotFiles, delete_slots_below
 from delaywheel.steps import Steps, finish
 from delaywheel.tablewriter import SlotTable
@@ -94,7 +95,8 @@ class MirrorWheel:
         self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self._floor = floor
         self._dial = dial
-        self._damaged: frozenset[int] = frozenset()  # changed as a whole, under its lock
+        self._damaged = NO_SEQS  # changed as a whole, under its lock
+        self._looked_to = 0  # the last damaged frame that was looked at for being finished
         self._damaged_lock = threading.Lock()
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
@@ -108,7 +110,7 @@ class MirrorWheel:
         wheel: WheelId,
         handles: HandleCache,
         *,
-        damaged: Iterable[int] = (),
+        damaged: SeqSet = NO_SEQS,
         floor: int = 0,
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
@@ -134,7 +136,7 @@ class MirrorWheel:
         wheel: WheelId,
         handles: HandleCache,
         *,
-        damaged: Iterable[int] = (),
+        damaged: SeqSet = NO_SEQS,
         floor: int = 0,
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
@@ -156,7 +158,7 @@ class MirrorWheel:
         """
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
-        copy._damaged = frozenset(damaged)
+        copy._damaged = damaged
         yield from copy._read_index()
         return copy
 
@@ -171,13 +173,8 @@ class MirrorWheel:
         return self._index.last_seq
 
     @property
-    def lacking(self) -> tuple[int, ...]:
+    def lacking(self) -> SeqSet:
         """Frames up to the last that cannot be read and are not known to be finished."""
-        return tuple(sorted(self._damaged))
-
-    @property
-    def damaged(self) -> frozenset[int]:
-        """The same as a set; another object once it has changed."""
         return self._damaged
 
     # --- writing
@@ -261,21 +258,22 @@ class MirrorWheel:
             taken |= self._taken([place])
             between()
         # Before it is noted: a checkpoint that is being made must not take the note back.
-        self._change_damaged(add=(place.seq for place in damaged))
+        seqs = SeqSet.of(place.seq for place in damaged)
+        self._change_damaged(add=seqs)
         with self._medium.lock:
-            self._medium.note_lacking(place.seq for place in damaged)
+            self._medium.note_lacking(seqs)
         for place in damaged:
             if place.seq not in taken:
                 self._mend(place)
                 between()
         refused += [_lies_there(seq) for seq in sorted(taken)]
-        self._change_damaged(remove={place.seq for place in places} - taken)
+        self._change_damaged(remove=SeqSet.of({place.seq for place in places} - taken))
         return refused
 
     def note_damaged(self, seq: int) -> None:
         """A frame was found that cannot be read."""
         if 1 <= seq <= self.last_seq:
-            self._change_damaged(add=[seq])
+            self._change_damaged(add=SeqSet.of([seq]))
 
     def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
         """Notes durably that the wheel ends here, then cuts what lies beyond.
@@ -303,7 +301,7 @@ class MirrorWheel:
         """Slots below are finished: nothing of them is read, written or lacking any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
-        self._change_damaged(remove=[seq for seq in self._damaged if self._is_finished(seq)])
+        self._change_damaged(remove=self._finished(self._next_damaged()))
 
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
@@ -311,6 +309,15 @@ class MirrorWheel:
         self._index.delete_below(self._floor)
 
     # --- reading
+
+    def end_of_hole(self, first_seq: int, last_seq: int) -> int:
+        """Up to where rows from `first_seq` on are holes, and not beyond `last_seq`."""
+        span = self._damaged.span_of(first_seq)
+        if span is None:
+            return first_seq - 1
+        rows = self._reader.rows(first_seq, min(last_seq, span[1]))
+        others = np.flatnonzero(~is_hole(rows))
+        return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
 
     def copies(
         self, first_seq: int, last_seq: int, *, floor: int
@@ -328,7 +335,7 @@ class MirrorWheel:
         """
         self._sync(self.last_seq)
 
-    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> list[int]:
+    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> SeqSet:
         """Notes on the medium up to where everything is there, and what is lacking.
 
         Args:
@@ -341,14 +348,14 @@ class MirrorWheel:
         Raises:
             OSError: see `sync`.
         """
-        medium, seq, damaged = self._medium, self._medium.synced_seq, list[int]()
+        medium, seq, damaged = self._medium, self._medium.synced_seq, NO_SEQS
         if syncs:
             seq = self.last_seq
             try:
                 damaged = self._sync(seq)
             except OSError:
                 if medium.closed:  # perhaps its files are deleted
-                    return []
+                    return NO_SEQS
                 raise
         with medium.lock:
             if not medium.closed:
@@ -361,7 +368,7 @@ class MirrorWheel:
                     raise
         return damaged
 
-    def _sync(self, last_seq: int) -> list[int]:
+    def _sync(self, last_seq: int) -> SeqSet:
         unreadable = self._medium.sync(last_seq, floor=self._floor)
         self._change_damaged(add=unreadable)
         return unreadable
@@ -394,11 +401,12 @@ class MirrorWheel:
         self.top_slot = top_slot
         synced = min(self._medium.checkpoint.seq, last_seq)
         for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
-            self._medium.take_over(first_seq, checked_rows(rows), self._damaged)
+            self._medium.take_over(first_seq, checked_rows(rows))
             yield
-        for seq in frozenset(self._medium.checkpoint.lacking) - self._damaged:
-            if seq <= synced:
-                self._medium.take_over(seq, self._reader.rows(seq, seq), self._damaged)
+        mended = (self._medium.checkpoint.lacking - self._damaged).within(1, synced)
+        for first_seq, rows in self._reader.rows_of(mended):
+            self._medium.take_over(first_seq, rows)
+            yield
 
     def _following(self, bundle: FrameBundle) -> FrameBundle:
         """Those frames that follow on the last one, up to the committed end."""
@@ -500,7 +508,7 @@ class MirrorWheel:
         self.top_slot = _top_slot(rows, self.top_slot)
         holes = is_hole(rows)
         if holes.any():
-            self._change_damaged(add=bundle.seqs[holes].tolist())
+            self._change_damaged(add=SeqSet.of(bundle.seqs[holes].tolist()))
         if self._dial is not None:
             self._dial.add(rows[bundle.has_content])
 
@@ -510,10 +518,10 @@ class MirrorWheel:
         except OSError:
             return  # none of the rows is known to count
 
-    def _change_damaged(self, *, add: Iterable[int] = (), remove: Iterable[int] = ()) -> None:
+    def _change_damaged(self, *, add: SeqSet = NO_SEQS, remove: SeqSet = NO_SEQS) -> None:
         """Both the writing thread and the one that makes checkpoints find damage."""
         with self._damaged_lock:
-            self._damaged = (self._damaged | frozenset(add)) - frozenset(remove)
+            self._damaged = (self._damaged | add) - remove
 
     def _is_damaged(self, seq: int) -> bool:
         found = next(self.copies(seq, seq, floor=self._floor))
@@ -524,8 +532,9 @@ class MirrorWheel:
         self._write(place)
         self._write_row(place)
         # In this order: whoever looks at both in between must find it in one.
-        self._medium.rewritten([place.seq])
-        self._change_damaged(remove=[place.seq])
+        seqs = SeqSet.of([place.seq])
+        self._medium.rewritten(seqs)
+        self._change_damaged(remove=seqs)
 
     def _write_row(self, place: _Place) -> None:
         old = self._reader.rows(place.seq, place.seq)
@@ -537,9 +546,23 @@ class MirrorWheel:
             self._dial.remove(old)
         self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
 
-    def _is_finished(self, seq: int) -> bool:
-        row = self._reader.rows(seq, seq)
-        return row.tobytes() != HOLE_ROW and int(row["slot"][0]) < self._floor
+    def _next_damaged(self) -> SeqSet:
+        """Those that are looked at now: all, or so many as do not take long, one after another."""
+        damaged = self._damaged
+        if len(damaged) <= ROWS_PER_SEGMENT:
+            return damaged
+        behind = damaged.within(self._looked_to + 1, damaged.last) or damaged
+        looked_at = behind.least(ROWS_PER_SEGMENT)
+        self._looked_to = looked_at.last
+        return looked_at
+
+    def _finished(self, seqs: SeqSet) -> SeqSet:
+        """Those whose slots are below the floor."""
+        finished = NO_SEQS
+        for first_seq, rows in self._reader.rows_of(seqs):
+            is_done = (rows["slot"] < self._floor) & ~is_hole(rows)
+            finished |= SeqSet.where(first_seq, is_done)
+        return finished
 
     def _cut(self, final_seq: int, between: Callable[[], object]) -> None:
         beyond = self._reader.rows(final_seq + 1, self.last_seq)
@@ -554,7 +577,8 @@ class MirrorWheel:
                 between()
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
-            self._change_damaged(remove=[seq for seq in self._damaged if seq > self.last_seq])
+            damaged = self._damaged
+            self._change_damaged(remove=damaged - damaged.within(1, self.last_seq))
 
 
 def _damage(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:

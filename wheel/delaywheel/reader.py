@@ -22,9 +22,10 @@ from delaywheel.disk import Disk
 from delaywheel.format import DamageReason, Frame, FrameDamaged, Kind, decode_frame, index_row_of
 from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.index import IndexReader, OpenIndexes
+from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
 from delaywheel.places import Places, SlotPlaces
 from delaywheel.rows import HOLE_ROW, INDEX_ROW, cancel_counts, message_counts
+from delaywheel.seqset import SeqSet
 from delaywheel.slotfiles import list_slots
 
 # Frames that lie together are read at once, up to so many bytes; a larger one alone. What lies
@@ -81,6 +82,15 @@ class WheelReader:
         All zeros where the segment is deleted.
         """
         return self._index.rows(first_seq, min(last_seq, self.last_seq()))
+
+    def rows_of(self, seqs: SeqSet) -> Iterator[tuple[int, NDArray[Any]]]:
+        """First seq and rows of the spans of some seqs that are there, a segment at a time."""
+        for first, last in seqs.within(1, self.last_seq()).spans:
+            begin = first
+            while begin <= last:
+                end = min(last, -(-begin // ROWS_PER_SEGMENT) * ROWS_PER_SEGMENT)
+                yield begin, self._index.rows(begin, end)
+                begin = end + 1
 
     def frame(self, seq: int) -> Frame | DamagedFrame:
         """One frame, found by its row.

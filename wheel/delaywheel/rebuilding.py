@@ -7,8 +7,10 @@ longer than frames up to there make it; what lies behind is read, frame by frame
 import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.cutting import end_index, last_seq_of, raise_ends
@@ -26,6 +28,7 @@ from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, read_raw_rows
 from delaywheel.places import finding_rows
 from delaywheel.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
+from delaywheel.seqset import SeqSet
 from delaywheel.slottable import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.steps import Steps
 
@@ -83,7 +86,7 @@ def rebuild_rows(
     *,
     safe_seq: int,
     end_seq: int,
-) -> Steps[list[int]]:
+) -> Steps[SeqSet]:
     """Derives all rows behind the checkpoint from the frames; returns the damaged seqs.
 
     The rows go at least up to ``end_seq``.
@@ -92,21 +95,20 @@ def rebuild_rows(
     last_row = last_seq_of(disk, folder)
     yield
     for first_seq, raw in read_raw_rows(disk, folder, safe_seq + 1, last_row):
-        told.update(
-            (seq, row.tobytes())
-            for seq, row in enumerate(checked_rows(raw), first_seq)
-            if int(row["length"]) > 0
-        )
+        rows = checked_rows(raw)
+        numbers = np.flatnonzero(rows["length"] > 0).tolist()
+        told.update((first_seq + number, rows[number].tobytes()) for number in numbers)
         yield
     found = yield from _frames_behind(disk, folder, wheel, longer, told)
     last_seq = max([safe_seq, end_seq, *found, *told])
-    rows_by_seq = {
-        seq: found.get(seq) or told.get(seq) or HOLE_ROW
-        for seq in range(safe_seq + 1, last_seq + 1)
-    }
-    yield from _write_rows(disk, folder, safe_seq, rows_by_seq)
-    lost = (seq for seq in rows_by_seq if seq not in found)
-    return [seq for seq in lost if not 0 < _slot_of(rows_by_seq[seq]) < floor]
+    rows = np.full(last_seq - safe_seq, np.frombuffer(HOLE_ROW, INDEX_ROW)[0])
+    for by_seq in (told, found):
+        behind = [seq for seq in by_seq if seq > safe_seq]
+        written = b"".join([by_seq[seq] for seq in behind])
+        rows[np.array(behind, np.int64) - safe_seq - 1] = np.frombuffer(written, INDEX_ROW)
+    yield from _write_rows(disk, folder, safe_seq, rows)
+    is_finished = (rows["slot"] > 0) & (rows["slot"] < floor)
+    return SeqSet.where(safe_seq + 1, ~is_finished) - SeqSet.of(found)
 
 
 def _frames_behind(
@@ -171,18 +173,15 @@ def _read_frame(file: File, wheel: WheelId, slot: int, offset: int, end: int) ->
         raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
 
 
-def _write_rows(
-    disk: Disk, folder: Path, safe_seq: int, rows_by_seq: dict[int, bytes]
-) -> Steps[None]:
+def _write_rows(disk: Disk, folder: Path, safe_seq: int, rows: NDArray[Any]) -> Steps[None]:
     """Puts the rows behind the checkpoint in place, and ends the index with the last."""
-    rows = list(rows_by_seq.values())
     at = safe_seq
-    while rows:
+    while len(rows):
         segment, row = divmod(at, ROWS_PER_SEGMENT)
         part, rows = rows[: ROWS_PER_SEGMENT - row], rows[ROWS_PER_SEGMENT - row :]
         file = disk.open(layout.index_path(folder, segment), create=True)
         try:
-            file.write_at((b"".join(part),), row * INDEX_ROW_LENGTH_BYTES)
+            file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
             yield
             file.sync_data()
         finally:
@@ -190,7 +189,3 @@ def _write_rows(
         at += len(part)
         yield
     yield from end_index(disk, folder, at)
-
-
-def _slot_of(row: bytes) -> int:
-    return int(np.frombuffer(row, INDEX_ROW)["slot"][0])

@@ -45,19 +45,18 @@ from delaywheel.cutting import cut_beyond, cut_slot, last_seq_of
 from delaywheel.disk import Disk
 from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
-from delaywheel.index import IndexReader, list_segments, read_raw_rows
+from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, list_segments, read_raw_rows
 from delaywheel.places import Places, SlotPlaces, finding_rows
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rebuilding import HourSizes, longer_files, rebuild_rows
-from delaywheel.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
+from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slotfiles import announced_slots, forget_announced, slot_sizes
 from delaywheel.steps import Steps, finish
 from delaywheel.tablewriter import SlotTable
 from delaywheel.unlisted import with_unlisted
 from delaywheel.walk import walk_headers
 from delaywheel.wheel import Checkpoint, load_checkpoint, load_meta, save_checkpoint
-
-_HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
 
 class Cut(NamedTuple):
@@ -74,7 +73,7 @@ class Recovered:
 
     last_seq: int  # the last frame that counts
     cut: list[Cut]
-    damaged: list[int]  # seqs up to last_seq that cannot be read from this disk
+    damaged: SeqSet  # up to last_seq, they cannot be read from this disk
 
 
 def recover_wheel(
@@ -126,41 +125,59 @@ def recovering(
     slots = [slot for slot in slots if slot >= floor]
     cut += yield from _cut_tails(disk, folder, wheel, slots, last_seq)
     noted = yield from _still_damaged(disk, data, wheel, checkpoint.lacking, floor)
-    found = {*damaged, *noted}
+    found = damaged | noted
     for holes in _holes(disk, folder, checkpoint.seq, last_seq):  # it notes those before it
-        found.update(holes)
+        found |= holes
         yield
-    lacking = sorted(seq for seq in found if seq <= last_seq)
+    lacking = found.within(1, last_seq)
     if os_crashed:
-        save_checkpoint(disk, folder, Checkpoint(last_seq, tuple(lacking)))
+        save_checkpoint(disk, folder, Checkpoint(last_seq, lacking))
         yield
     forget_announced(disk, folder)
     return Recovered(last_seq, cut, lacking)
 
 
-def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[list[int]]:
+def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[SeqSet]:
     """Those behind a seq, segment by segment."""
     for first_seq, rows in read_raw_rows(disk, folder, safe_seq + 1, last_seq):
-        yield (first_seq + np.flatnonzero(checked_rows(rows) == _HOLE)).tolist()
+        yield SeqSet.where(first_seq, is_hole(checked_rows(rows)))
 
 
 def _still_damaged(
-    disk: Disk, data: Path, wheel: WheelId, seqs: Sequence[int], floor: int
-) -> Steps[list[int]]:
+    disk: Disk, data: Path, wheel: WheelId, seqs: SeqSet, floor: int
+) -> Steps[SeqSet]:
     """Those of these seqs that still cannot be read and are not finished."""
+    folder = layout.wheel_folder(data, wheel)
     reader = WheelReader(disk, data, wheel)
-    damaged = []
+    damaged = NO_SEQS
     try:
-        for seq in filter(reader.has, seqs):
-            frame = _read(reader, seq)
-            if isinstance(frame, DamagedFrame) and (
-                frame.reason is DamageReason.HOLE or frame.slot >= max(floor, 1)
-            ):
-                damaged.append(seq)
+        for first_seq, rows in reader.rows_of(seqs):
+            damaged |= SeqSet.where(first_seq, is_hole(rows))
             yield
+            placed = (rows["slot"] >= max(floor, 1)) & (rows["length"] > 0)
+            places = SeqSet.where(first_seq, placed), rows[placed]
+            damaged |= yield from _unreadable(disk, folder, reader, places)
     finally:
         reader.close()
     return damaged
+
+
+def _unreadable(
+    disk: Disk, folder: Path, reader: WheelReader, places: tuple[SeqSet, NDArray[Any]]
+) -> Steps[SeqSet]:
+    """Those of the frames with these seqs and rows that cannot be read."""
+    seqs, rows = np.array([*places[0]], np.int64), places[1]
+    damaged: list[int] = []
+    for slot in np.unique(rows["slot"]).tolist():
+        of_slot = rows["slot"] == slot
+        if not disk.exists(layout.slot_path(folder, slot)):
+            damaged += seqs[of_slot].tolist()
+            continue
+        for seq in seqs[of_slot].tolist():
+            if isinstance(_read(reader, seq), DamagedFrame):
+                damaged.append(seq)
+            yield
+    return SeqSet.of(damaged)
 
 
 def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
@@ -190,20 +207,35 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
     return cut
 
 
-def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> Steps[list[int]]:
+def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> Steps[SeqSet]:
     """Reads frames from the last one backwards until one is good, or was deleted."""
     reader = WheelReader(disk, data, wheel)
-    damaged = []
     try:
-        for seq in range(reader.last_seq(), 0, -1):
-            frame = _read(reader, seq)
-            if isinstance(frame, Frame) or frame.reason is DamageReason.GONE:
+        good = last_seq = reader.last_seq()
+        while good > 0:
+            good = yield from _begin_of_holes(reader, good)
+            frame = _read(reader, good) if good else None
+            if frame is None or isinstance(frame, Frame) or frame.reason is DamageReason.GONE:
                 break
-            damaged.append(seq)
+            good -= 1
             yield
     finally:
         reader.close()
-    return damaged[::-1]
+    return NO_SEQS.with_span(good + 1, last_seq)
+
+
+def _begin_of_holes(reader: WheelReader, last_seq: int) -> Steps[int]:
+    """The last seq up to this one that is no hole; 0: there is none."""
+    rows_at_once = 1
+    while last_seq > 0:
+        first_seq = max(1, last_seq - rows_at_once + 1)
+        others = np.flatnonzero(~is_hole(reader.rows(first_seq, last_seq)))
+        if len(others):
+            return first_seq + int(others[-1])
+        last_seq = first_seq - 1
+        rows_at_once = min(2 * rows_at_once, ROWS_PER_SEGMENT)
+        yield
+    return 0
 
 
 def _cut_tails(

@@ -98,16 +98,22 @@ def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows were not written so: their check value is wrong, or they speak of no frame."""
+    has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
+    has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
+    if not has_none.any():
+        return _are_wrong(rows)
+    flawed = ~has_none
+    flawed[flawed] = _are_wrong(rows[flawed])
+    return flawed  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _are_wrong(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of the rows that are to speak of frames do not."""
     raw = _bytes_of(rows).copy()
     raw[:, 14] &= 0x0F
     raw[:, 15] &= 0x80
     wrong = _checks(raw) != (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
-    wrong |= rows["length"] == 0
-    if not wrong.any():
-        return wrong  # type: ignore[no-any-return]  # numpy's stubs
-    has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
-    has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
-    return wrong & ~has_none  # type: ignore[no-any-return]  # numpy's stubs
+    return wrong | (rows["length"] == 0)  # type: ignore[no-any-return]  # numpy's stubs
 
 
 def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:

@@ -38,6 +38,7 @@ from delaywheel.handles import HandleCache
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
 from delaywheel.rows import index_rows
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slotfiles import (
     SlotFiles,
     delete_slots_below,
@@ -117,7 +118,7 @@ class Checkpoint(NamedTuple):
     """Everything up to ``seq`` is on the medium, but for the frames of ``lacking``."""
 
     seq: int
-    lacking: tuple[int, ...] = ()
+    lacking: SeqSet = NO_SEQS
 
 
 class OriginWheel:
@@ -477,7 +478,7 @@ def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
     """Records what is on the medium."""
     document: dict[str, Any] = {"seq": checkpoint.seq}
     if checkpoint.lacking:
-        document["lacking"] = list(checkpoint.lacking)
+        document["lacking"] = checkpoint.lacking.to_json()
     disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
 
 
@@ -485,9 +486,8 @@ def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
     """What is recorded; nothing when there is no record."""
     try:
         document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
-        lacking = tuple(int(seq) for seq in document.get("lacking", ()))
-        return Checkpoint(int(document["seq"]), lacking)
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))
+    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
         return Checkpoint(0)
 
 

@@ -395,6 +395,7 @@ class WheelBeat(_message.Message):
     LEDGER_SEQ_FIELD_NUMBER: _builtins.int
     TOP_SLOT_FIELD_NUMBER: _builtins.int
     LACKING_FIELD_NUMBER: _builtins.int
+    LACKING_SPANS_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     applied: _builtins.int
     high_watermark: _builtins.int
@@ -403,7 +404,15 @@ class WheelBeat(_message.Message):
     ledger_seq: _builtins.int
     top_slot: _builtins.int
     @_builtins.property
-    def lacking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def lacking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The first 100 of `lacking_spans` one by one: what a node reads that knows nothing of those. Of
+        one that tells no spans, behind the 100th nothing is known to be held.
+        """
+
+    @_builtins.property
+    def lacking_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """First and last seq of each span, one after the other."""
+
     def __init__(
         self,
         *,
@@ -415,10 +424,11 @@ class WheelBeat(_message.Message):
         ledger_seq: _builtins.int = ...,
         top_slot: _builtins.int = ...,
         lacking: _abc.Iterable[_builtins.int] | None = ...,
+        lacking_spans: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "lacking", b"lacking", "ledger_seq", b"ledger_seq", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "lacking", b"lacking", "lacking_spans", b"lacking_spans", "ledger_seq", b"ledger_seq", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -705,11 +715,17 @@ class Lacks(_message.Message):
     WHEEL_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
     SEQS_FIELD_NUMBER: _builtins.int
+    FIRST_SEQ_FIELD_NUMBER: _builtins.int
+    LAST_SEQ_FIELD_NUMBER: _builtins.int
     request: _builtins.int
     wheel: _builtins.str
     storage: _builtins.str
+    first_seq: _builtins.int
+    last_seq: _builtins.int
     @_builtins.property
-    def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The first 512 of them one by one: what a node reads that knows nothing of the next two."""
+
     def __init__(
         self,
         *,
@@ -717,10 +733,12 @@ class Lacks(_message.Message):
         wheel: _builtins.str = ...,
         storage: _builtins.str = ...,
         seqs: _abc.Iterable[_builtins.int] | None = ...,
+        first_seq: _builtins.int = ...,
+        last_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "seqs", b"seqs", "storage", b"storage", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "last_seq", b"last_seq", "request", b"request", "seqs", b"seqs", "storage", b"storage", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import outcomes
 from delaywheel_replica.cleaner.deadletters import Condemned, DeadLetters, Hold, Plan, condemn
+from delaywheel_replica.cleaner.given_up import Looked, LostFrames, joined
 from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record
 from delaywheel_replica.cleaner.producers import is_aftermath
-from delaywheel_replica.cleaner.rows import DueRows, LostFrame, Outcome
+from delaywheel_replica.cleaner.rows import DueRows, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.cleaner.steps import Step
 from delaywheel_replica.core.control import ControlRecord, ControlState
 from delaywheel_replica.core.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.floor import FloorWatch
-from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.reports import Verdict
@@ -48,11 +49,11 @@ class ReaderPort(Protocol):
         """Begins from a committed progress; forgets the limits."""
 
     @property
-    def unreadable(self) -> frozenset[FrameName]:
+    def unreadable(self) -> FrameSet:
         """Frames that something waits for."""
 
-    def lost_frame(self, wheel: WheelId, seq: int) -> LostFrame | None:
-        """What is known of a frame that is to be given up; None: it can be read."""
+    def look_at_lost(self, frames: FrameSet) -> Looked:
+        """What is known of frames that are to be given up, and which are not."""
 
     def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
         """Says how far each wheel may be taken, and which frames are known to be lost."""
@@ -132,7 +133,7 @@ class Forwarder:
         self._pace: Pace = first_pace(caps)
         self._monotonic = monotonic
         self._watch = FloorWatch()
-        self._missing: frozenset[FrameName] = frozenset()
+        self._missing = NO_FRAMES
         self._turn = 0
         self._forwarding = False
         self._reading = False
@@ -148,7 +149,7 @@ class Forwarder:
         return self._forwarding
 
     @property
-    def unreadable(self) -> frozenset[FrameName]:
+    def unreadable(self) -> FrameSet:
         """Frames that are waited for: they have to be looked for at the other members."""
         return self._missing | self._reader.unreadable if self._reading else self._missing
 
@@ -201,7 +202,7 @@ class Forwarder:
             dues_ms, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
             counted += written
         self._producers.write_own(number, outcomes.lost(self._names, lost))
-        counted["lost_frames"] += len(lost)
+        counted["lost_frames"] += sum(run.frames for run in lost)
         control = [self._control(record) for record in todo.all_records]
         self._producers.write_own(number, control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
@@ -219,20 +220,20 @@ class Forwarder:
 
     def _duties(
         self, progress: Progress | None, situation: Situation
-    ) -> tuple[Duties, list[LostFrame]]:
+    ) -> tuple[Duties, list[LostFrames]]:
         """The duties, and what is to be told of the frames that they give up.
 
         A frame that turns out to be readable here was repaired meanwhile: it is not given up.
         """
         todo = duties(self.state, progress, self._watch, self._cluster, situation)
-        found = {frame: self._reader.lost_frame(*frame) for frame in todo.lost}
-        readable = {frame for frame, lost in found.items() if lost is None}
-        if readable:
-            lacks = {f: nodes for f, nodes in situation.lacks.items() if f not in readable}
-            situation = replace(situation, lacks=lacks)
+        if not todo.lost:
+            return todo, []
+        looked = self._reader.look_at_lost(todo.lost)
+        if looked.kept:
+            situation = replace(situation, looked_for=todo.lost - looked.kept)
             todo = duties(self.state, progress, self._watch, self._cluster, situation)
-        lost = [frame for frame in found.values() if frame is not None]
-        return todo, [frame for frame in lost if not _was_done(frame, self.state.progress)]
+        lost = (each for each in looked.lost if not _was_done(each, self.state.progress))
+        return todo, list(joined(lost))
 
     def _committed(self, step: Step | None, todo: Duties) -> None:
         before = self.state.progress
@@ -289,11 +290,11 @@ class Forwarder:
         return Record(self._names.control, key.encode(), value, [], partition=0)
 
 
-def _was_done(frame: LostFrame, progress: Progress | None) -> bool:
-    """Whether nothing is lost with a frame: all its messages were taken."""
-    if progress is None or frame.slot == 0:
+def _was_done(lost: LostFrames, progress: Progress | None) -> bool:
+    """Whether nothing is lost with frames: all their messages were taken."""
+    if progress is None or lost.slot == 0:
         return False
-    return progress.covers_all(frame.wheel, frame.seq, frame.slot * 1000 + 999)
+    return progress.covers_all(lost.wheel, lost.last_seq, lost.last_slot * 1000 + 999)
 
 
 def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:

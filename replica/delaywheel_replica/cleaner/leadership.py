@@ -50,7 +50,7 @@ from delaywheel_replica.core.election_events import (
     TransactionReport,
 )
 from delaywheel_replica.core.fitness import Fitness, heard_beats
-from delaywheel_replica.core.frames import FrameName
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.histogram import COMMIT_BOUNDS_US, Tally
 from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.reports import Verdict
@@ -81,7 +81,7 @@ class View:
     lateness_ms: int
     error: str | None
     warnings: tuple[str, ...] = ()
-    unreadable: frozenset[FrameName] = frozenset()
+    unreadable: FrameSet = NO_FRAMES
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
@@ -248,7 +248,7 @@ class Leadership:
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
             warnings=self._candidacy.warnings,
-            unreadable=frozenset() if forwarder is None else forwarder.unreadable,
+            unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
             vote_wish=self._election.vote_wish,
@@ -389,6 +389,7 @@ class Leadership:
             node=server.beat.node,
             beats=_beats(server),
             answers=server.answers,
+            looked_for=server.looked_for,
             lacks=server.lacks,
             silent=silent_nodes(
                 server,

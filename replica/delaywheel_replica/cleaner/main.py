@@ -47,7 +47,6 @@ from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.duties import Cluster
 from delaywheel_replica.core.election import ElectionConfig
 from delaywheel_replica.core.election_events import Phase
-from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.pacing import CapLimits
 from delaywheel_replica.core.quorum import required_answers
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
@@ -274,7 +273,7 @@ class Cleaner:
             fences=view.fences,
             fills=view.fills,
             vote_wish=view.vote_wish,
-            unreadable=FrameSet.of(view.unreadable),
+            unreadable=view.unreadable,
             lost=view.state.lost,
         )
         self._telling.tell(status)

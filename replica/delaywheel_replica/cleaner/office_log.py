@@ -12,11 +12,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
-from delaywheel.identity import WheelId
 from delaywheel_replica.core.election_events import Phase, Reason
+from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.logs import get_logger
 
 FAILED_AGAIN_S: Final = 60.0
@@ -71,7 +72,7 @@ class OfficeLog:
         else:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)
 
-    def committed(self, dead: int, lost: Collection[tuple[WheelId, int]]) -> None:
+    def committed(self, dead: int, lost: FrameSet) -> None:
         """A transaction was committed.
 
         Args:
@@ -79,7 +80,10 @@ class OfficeLog:
             lost: frames that it gives up.
         """
         if lost:
-            named = [f"{wheel} {seq}" for wheel, seq in sorted(lost)[:_NAMED]]
+            named = [
+                f"{wheel} {first}" if first == last else f"{wheel} {first} to {last}"
+                for wheel, first, last in islice(lost.ranges(), _NAMED)
+            ]
             _log.error("frames lost", frames=len(lost), named=named)
         self._dead += dead
         now = self._monotonic()

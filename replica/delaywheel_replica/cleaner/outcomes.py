@@ -6,7 +6,7 @@ forwarding, unless the caller gave the message one of its own: then a fifth head
 tells when that was. A dead letter is the message as it was to be forwarded, with headers that say
 why it was not, so that it can be sent again from there.
 The outcomes topic gets one JSON record for each message that was done without being forwarded,
-and one for each lost frame; its key is the message's id, or the frame's name.
+and one for lost frames in a row; its key is the message's id, or the first frame's name.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from enum import StrEnum
 from functools import lru_cache
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.given_up import LostFrames
 from delaywheel_replica.cleaner.ports import ANY_PARTITION, NOW, Record
-from delaywheel_replica.cleaner.rows import Dropped, DueMessage, LostFrame, Outcome
+from delaywheel_replica.cleaner.rows import Dropped, DueMessage, Outcome
 from delaywheel_replica.cleaner.settings import KafkaNames
 
 OWN_HEADERS = 4
@@ -132,18 +133,20 @@ def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
         yield _outcome(names, row.id, outcome | _place(row))
 
 
-def lost(names: KafkaNames, frames: Iterable[LostFrame]) -> Iterator[Record]:
-    """What became of frames that nobody can read any more."""
-    for frame in frames:
+def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
+    """What became of frames that nobody can read any more: of many in a row, one record."""
+    for run in runs:
         outcome = {
             "outcome": "lost",
-            "reason": frame.reason,
-            "wheel": str(frame.wheel),
-            "seq": frame.seq,
-            "slot": frame.slot,
-            "messages": frame.messages,
+            "reason": run.reason,
+            "wheel": str(run.wheel),
+            "seq": run.seq,
+            "last_seq": run.last_seq,
+            "slot": run.slot,
+            "last_slot": run.last_slot,
+            "messages": run.messages,
         }
-        yield _outcome(names, f"{frame.wheel}/{frame.seq}".encode(), outcome)
+        yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
 
 
 def batch_bytes(record: Record) -> int:

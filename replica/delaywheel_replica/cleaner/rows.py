@@ -189,19 +189,6 @@ class DroppedRows:
             )  # fmt: skip
 
 
-class LostFrame(NamedTuple):
-    """A frame that nobody can read any more: what of it was not done is lost."""
-
-    wheel: WheelId
-    seq: int
-    slot: int
-    """0 where it is not known either."""
-    messages: int
-    cancels: int
-    """So many, as the index says: a frame holds the one or the other."""
-    reason: str
-
-
 def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
     """Bytes of key, value and headers of each record; null counts as nothing."""
     lengths: NDArray[np.int64] = np.maximum(records["key_length"], 0).astype(np.int64)

@@ -6,15 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from delaywheel.disk import Disk
-from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel_replica.cleaner.rows import LostFrame
+from delaywheel_replica.cleaner.given_up import Looked, look_at
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.steps import Draft, Step
 from delaywheel_replica.cleaner.tail import Tail
 from delaywheel_replica.cleaner.window import Window
-from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.progress import Progress
 
 __all__ = ["DueReader", "Step"]
@@ -59,22 +57,13 @@ class DueReader:
         self._tail.start(progress)
 
     @property
-    def unreadable(self) -> frozenset[FrameName]:
+    def unreadable(self) -> FrameSet:
         """Frames that something waits for: the first of each wheel and second."""
-        return frozenset([*self._tail.unreadable(), *self._window.unreadable()])
+        return FrameSet([*self._tail.unreadable(), *self._window.unreadable()])
 
-    def lost_frame(self, wheel: WheelId, seq: int) -> LostFrame | None:
-        """What the index says of a frame that is to be given up; None: it can be read."""
-        reader = WheelReader(self._disk, self._data, wheel)
-        try:
-            frame = reader.frame(seq) if reader.has(seq) else None
-        finally:
-            reader.close()
-        if frame is None:
-            return LostFrame(wheel, seq, 0, 0, 0, DamageReason.GONE.name)
-        if isinstance(frame, Frame):
-            return None
-        return LostFrame(wheel, seq, frame.slot, frame.messages, frame.cancels, frame.reason.name)
+    def look_at_lost(self, frames: FrameSet) -> Looked:
+        """What the index says of frames that are to be given up, and which can be read."""
+        return look_at(self._disk, self._data, frames)
 
     def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
         """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.

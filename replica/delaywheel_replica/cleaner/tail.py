@@ -36,7 +36,7 @@ from delaywheel.rows import HOLE_ROW, INDEX_ROW, message_counts
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.cleaner.unreadable import Awaited
 from delaywheel_replica.cleaner.window import Window
-from delaywheel_replica.core.frames import NO_FRAMES, FrameName
+from delaywheel_replica.core.frames import NO_FRAMES, FrameRange
 from delaywheel_replica.core.progress import Progress
 
 _ROWS_AT_ONCE = 65_536
@@ -104,7 +104,7 @@ class Tail:
             ):
                 pass
 
-    def unreadable(self) -> Iterator[FrameName]:
+    def unreadable(self) -> Iterator[FrameRange]:
         """The frames that wheels rest in front of, and some behind them."""
         for awaited in self._awaited.values():
             yield from awaited.told()
@@ -163,7 +163,7 @@ class Tail:
     def _pass_lost(self, wheel: WheelId, limit: int) -> bool:
         """Admit what is lost and has no row here; False: there is nothing of it."""
         before = self.admitted[wheel]
-        self.admitted[wheel] = min(limit, self.lost.end_from(wheel, before))
+        self.admitted[wheel] = min(limit, self.lost.seqs(wheel).end_from(before))
         return self.admitted[wheel] > before
 
     def _touched(
@@ -178,9 +178,10 @@ class Tail:
 
     def _not_lost(self, wheel: WheelId, first: int, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
         """Which of some rows speak of frames that are not given up."""
-        for first_lost, last_lost in self.lost.spans(wheel):
-            numbers = numbers[(numbers < first_lost - first) | (numbers > last_lost - first)]
-        return numbers
+        lost = self.lost.seqs(wheel)
+        if not (lost and len(numbers)):
+            return numbers
+        return numbers[~lost.marks(first, int(numbers[-1]) + 1)[numbers]]
 
     def _first_to_wait(
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress

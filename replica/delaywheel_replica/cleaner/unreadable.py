@@ -9,22 +9,25 @@ A frame is waited for until it can be read, because it was repaired from another
 it is committed as lost.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from delaywheel.identity import WheelId
 from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel_replica.core.frames import FrameName, FrameSet
+from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
 
-TOLD_FRAMES = 100
-"""So many are told at once, and looked at again: the cleaner's row has a bounded size."""
+TOLD_RANGES = 100
+"""So many are told at once: the cleaner's row has a bounded size."""
+
+LOOKED_AT_FRAMES = 100
+"""So many are looked at again at once."""
 
 
 class Awaited:
     """Some frames that are waited for together."""
 
-    def __init__(self, frames: Collection[FrameName]) -> None:
-        self._frames = dict.fromkeys(sorted(frames))
+    def __init__(self, frames: Iterable[FrameName]) -> None:
+        self._frames = FrameSet.of(frames)
 
     def __bool__(self) -> bool:
         return bool(self._frames)
@@ -32,15 +35,16 @@ class Awaited:
     def __contains__(self, frame: FrameName) -> bool:
         return frame in self._frames
 
-    def told(self) -> frozenset[FrameName]:
+    def told(self) -> Iterable[FrameRange]:
         """The first of them: others are told when those are there."""
-        return frozenset(islice(self._frames, TOLD_FRAMES))
+        return islice(self._frames.ranges(), TOLD_RANGES)
 
     def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
         """Wait no more for those that are lost, or can be read."""
-        for frame in list(islice(self._frames, TOLD_FRAMES)):
-            if frame in lost or _is_readable(readers.get(frame[0]), frame[1]):
-                del self._frames[frame]
+        left = self._frames - lost
+        looked_at = islice(left, LOOKED_AT_FRAMES)
+        readable = [frame for frame in looked_at if _is_readable(readers.get(frame[0]), frame[1])]
+        self._frames = left - FrameSet.of(readable)
 
 
 def _is_readable(reader: WheelReader | None, seq: int) -> bool:

@@ -40,7 +40,7 @@ from delaywheel_replica.cleaner.loading import Loader
 from delaywheel_replica.cleaner.runs import WheelNumbers
 from delaywheel_replica.cleaner.seconds import Second
 from delaywheel_replica.cleaner.unreadable import Awaited
-from delaywheel_replica.core.frames import FrameName, FrameSet
+from delaywheel_replica.core.frames import FrameRange, FrameSet
 from delaywheel_replica.core.progress import Progress
 
 PRELOAD_MS = 1500
@@ -198,7 +198,7 @@ class Window:
         self._arrived = []
         return True
 
-    def unreadable(self) -> Iterator[FrameName]:
+    def unreadable(self) -> Iterator[FrameRange]:
         """The frames that seconds are blocked by."""
         for awaited in self._blocked.values():
             yield from awaited.told()

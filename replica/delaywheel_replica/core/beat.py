@@ -5,28 +5,23 @@ peer, and with its process' stamp into the row that its cleaner reads (core/stat
 whole state, never a change: a reader that missed some loses nothing.
 """
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.fields import Fields, MalformedError, parse_wheel
 from delaywheel_replica.core.seal import Seal
 
-_NUMBERS_OF_A_WHEEL = 6  # those that are lacking follow
+_NUMBERS_OF_A_WHEEL = 6  # the spans of those that are lacking follow
 
-MAX_LACKING = 100
-"""Of one wheel, so many lacking frames are told at once: rows and beats have bounded sizes."""
+MAX_LACKING = 50
+"""Of one wheel, lacking frames are told in so many spans: rows and beats have bounded sizes."""
 
 MAX_SOUGHT = 512
-"""Of one wheel, so many frames are looked for at once."""
-
-
-def is_among(ascending: Sequence[int], seq: int) -> bool:
-    """Whether a seq is among others, of which there may be many."""
-    place = bisect_left(ascending, seq)
-    return place < len(ascending) and ascending[place] == seq
+"""Of one wheel, so many spans of frames are looked for at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +37,8 @@ class WheelBeat:
         ledger_seq: frames up to here are in the published ledger.
         top_slot: the greatest slot that one of its frames has; -1: it has none.
         lacking: seqs up to `applied` that cannot be read here and are not known to be lost or
-            finished, ascending; after `MAX_LACKING` of them, no more are told.
+            finished. Of more than `MAX_LACKING` spans the last one told takes in all behind it,
+            so that what is not told to be lacking is held.
     """
 
     applied: int
@@ -51,18 +47,21 @@ class WheelBeat:
     seal_seq: int
     ledger_seq: int
     top_slot: int
-    lacking: tuple[int, ...] = ()
+    lacking: SeqSet = NO_SEQS
 
     @property
     def prefix(self) -> int:
         """Every frame up to here is held: what counts for "W members hold it"."""
-        return self.lacking[0] - 1 if self.lacking else self.applied
+        return self.lacking.first - 1 if self.lacking else self.applied
+
+    @property
+    def shown(self) -> SeqSet:
+        """What it says that is held."""
+        return NO_SEQS.with_span(1, self.applied) - self.lacking
 
     def shows(self, seq: int) -> bool:
         """Whether it says that a frame is held."""
-        if seq > self.applied or is_among(self.lacking, seq):
-            return False
-        return len(self.lacking) < MAX_LACKING or seq < self.lacking[-1]
+        return seq <= self.applied and seq not in self.lacking
 
     @property
     def seal(self) -> Seal:
@@ -78,7 +77,7 @@ class WheelBeat:
             self.seal_seq,
             self.ledger_seq,
             self.top_slot,
-            *self.lacking,
+            *chain.from_iterable(self.lacking.spans),
         ]
 
     @classmethod
@@ -90,13 +89,16 @@ class WheelBeat:
         """
         if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
             raise MalformedError(f"a list of numbers was expected, not {document!r}")
+        if len(document) % 2:
+            raise MalformedError(f"{document!r} has half a span")
         if set(map(type, document)) != {int}:
             raise MalformedError(f"{document!r} is no list of integers")
         applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = document
         if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
             raise MalformedError(f"{document!r} has a number that is too small")
+        spans = zip(lacking[::2], lacking[1::2], strict=True)
         return cls(
-            applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, tuple(lacking)
+            applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, SeqSet(spans)
         )
 
 

@@ -57,7 +57,7 @@ from delaywheel_replica.core.floor import (
     watch_seals,
     wholly_below,
 )
-from delaywheel_replica.core.frames import FrameName, FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.progress import Progress, SetBackRefusal, first_progress
 from delaywheel_replica.core.registration import Refusal, register
@@ -92,7 +92,8 @@ class Situation:
         node: its own.
         beats: the newest beat of each node, its own included.
         answers: the newest fence answer of each member for each origin.
-        lacks: frames that were looked for -> the members that do not have them.
+        looked_for: frames that were looked for.
+        lacks: member -> those of them that it does not have.
         silent: nodes that are heard by too few.
         in_office_ms: for how long it has led: silence counts only after it could have heard.
         replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
@@ -104,7 +105,8 @@ class Situation:
     node: str
     beats: Mapping[str, Beat]
     answers: Collection[FenceAnswer] = ()
-    lacks: Mapping[FrameName, AbstractSet[str]] = field(default_factory=dict)
+    looked_for: FrameSet = NO_FRAMES
+    lacks: Mapping[str, FrameSet] = field(default_factory=dict)
     silent: AbstractSet[str] = frozenset()
     in_office_ms: int = 0
     replacements: Mapping[str, str] = field(default_factory=dict)
@@ -133,8 +135,8 @@ class Duties:
     watch: FloorWatch
     fences: list[Fence] = field(default_factory=list)
     fills: Mapping[WheelId, int] = field(default_factory=dict)
-    missing: frozenset[FrameName] = frozenset()
-    lost: tuple[FrameName, ...] = ()
+    missing: FrameSet = NO_FRAMES
+    lost: FrameSet = NO_FRAMES
     closed: Mapping[WheelId, int] = field(default_factory=dict)
     unregistered: frozenset[WheelId] = frozenset()
     refused: Mapping[str, Refusal] = field(default_factory=dict)
@@ -265,7 +267,7 @@ class _Endings:
     records: list[ControlRecord]
     closings: Mapping[WheelId, Closing]
     ends: Mapping[WheelId, int]
-    lost: tuple[FrameName, ...]
+    lost: FrameSet
     closed: Mapping[WheelId, int]
 
 
@@ -274,7 +276,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
     closings = _closings(state, progress, situation)
     ends = _ends(state, progress, closings)
     lost = _lost(state, ends, situation)
-    records = lost_records(state, FrameSet.of(lost))
+    records = lost_records(state, lost)
     if lost:
         closings = _closings(state.apply_all(records), progress, situation)
     closed = {w: result.final_seq for w, result in closings.items() if isinstance(result, Close)}
@@ -283,7 +285,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
         for wheel, final_seq in closed.items()
     ]
     records += [wheel_record(*filled) for filled in fills_wanted(state, closings).items()]
-    return _Endings(records, closings, ends, tuple(lost), closed)
+    return _Endings(records, closings, ends, lost, closed)
 
 
 def _closings(
@@ -309,12 +311,16 @@ def _ends(
     return ends
 
 
-def _lost(
-    state: ControlState, ends: Mapping[WheelId, int], situation: Situation
-) -> list[FrameName]:
-    if not situation.lacks:
-        return []
-    sought = Sought(situation.node, situation.beats, situation.answers, situation.lacks)
+def _lost(state: ControlState, ends: Mapping[WheelId, int], situation: Situation) -> FrameSet:
+    if not situation.looked_for:
+        return NO_FRAMES
+    sought = Sought(
+        situation.node,
+        situation.beats,
+        situation.answers,
+        situation.looked_for,
+        situation.lacks,
+    )
     return frames_lost(state, ends, sought)
 
 

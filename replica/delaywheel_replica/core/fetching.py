@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat, is_among
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat
 from delaywheel_replica.core.member_events import MemberConfig
 from delaywheel_replica.core.peers import Fetch, Lacks
 
@@ -35,7 +36,7 @@ class Want:
 
     Attributes:
         applied: the greatest seq that is there.
-        lacking: seqs that are wanted one by one, ascending; some may be above `applied`.
+        lacking: seqs that are wanted one by one; some may be above `applied`.
         limit: all above `applied` up to here are wanted; less than `applied`: none.
         beats: node -> what its newest beat tells of the wheel, where it tells anything.
         members: node -> storage, as registered.
@@ -43,7 +44,7 @@ class Want:
     """
 
     applied: int
-    lacking: tuple[int, ...]
+    lacking: SeqSet
     limit: int
     beats: Mapping[str, WheelBeat]
     members: Mapping[str, str]
@@ -52,24 +53,28 @@ class Want:
     def runs(self) -> Iterator[tuple[int, int]]:
         """What may be asked for next, as (first seq, last seq) without gaps.
 
-        Any hole may be filled; behind `applied` only what follows on it.
+        Of any hole any part may be filled; behind `applied` only what follows on it.
         """
-        holes = self.lacking[:MAX_SOUGHT]
-        ends = [*holes]
-        for number in range(len(holes) - 2, -1, -1):
-            if holes[number + 1] == holes[number] + 1:
-                ends[number] = ends[number + 1]
-        yield from zip(holes, ends, strict=True)
+        yield from self.lacking.head(MAX_SOUGHT).spans
         if self.limit > self.applied:
             yield self.applied + 1, self.limit
 
+    def may_begin_at(self, seq: int) -> bool:
+        """Whether something may be asked for from this frame on."""
+        return seq in self.lacking or seq == self.applied + 1
+
     def has(self, seq: int) -> bool:
         """Whether a frame is wanted."""
-        return is_among(self.lacking, seq) or self.applied < seq <= self.limit
+        return seq in self.lacking or self.applied < seq <= self.limit
 
     def is_member(self, node: str) -> bool:
         """Whether another node takes part, with the disk that the wheel was registered with."""
         return node in self.storages and self.storages[node] == self.members.get(node)
+
+    def shown(self, node: str) -> SeqSet:
+        """The frames that a node's newest beat shows it to hold."""
+        told = self.beats.get(node)
+        return NO_SEQS if told is None else told.shown
 
     def shows(self, node: str, seq: int) -> bool:
         """Whether a node's newest beat shows that it holds a frame."""
@@ -106,12 +111,12 @@ class _Wheel:
         asked: the last request; None: none yet.
         passed_over: (seq, node) -> when a node that did not help with a frame may be asked for it
             again; with `_EVERY`, one that did not answer, for any frame.
-        lacks: seq -> who said that it has nothing of it.
+        lacks: node -> what it said that it has nothing of; of many spans the first.
     """
 
     asked: _Asked | None = None
     passed_over: dict[tuple[int, str], int] = field(default_factory=dict)
-    lacks: dict[int, set[str]] = field(default_factory=dict)
+    lacks: dict[str, SeqSet] = field(default_factory=dict)
 
     def is_waiting(self, now_ms: int) -> bool:
         """Whether an answer is still waited for."""
@@ -123,16 +128,19 @@ class _Wheel:
 
     def doubt(self, want: Want | None, reachable: Collection[str]) -> None:
         """Who said that it lacks a frame may have got it since."""
-        for seq, nodes in list(self.lacks.items()):
-            left = nodes & {*reachable}
-            if want is not None:
-                for node in [node for node in left if want.shows(node, seq)]:
-                    left.remove(node)
-                    self.passed_over.pop((seq, node), None)
-            if left:
-                self.lacks[seq] = left
-            else:
-                del self.lacks[seq]
+        for node, seqs in list(self.lacks.items()):
+            shown = NO_SEQS if want is None else want.shown(node)
+            for seq, of in list(self.passed_over):
+                if of == node and seq in seqs and seq in shown:
+                    del self.passed_over[seq, of]
+            self.keep(node, seqs - shown if node in reachable else NO_SEQS)
+
+    def keep(self, node: str, seqs: SeqSet) -> None:
+        """A node lacks these, as far as it counts."""
+        if seqs:
+            self.lacks[node] = seqs.head(MAX_SOUGHT)
+        else:
+            self.lacks.pop(node, None)
 
     def judge(self, want: Want, now_ms: int, round_ms: int) -> None:
         """Who was asked last and did not help is passed over for a round."""
@@ -148,15 +156,19 @@ class _Wheel:
 
     def whom(self, want: Want, seq: int, askable: list[str]) -> str | None:
         """Who shows a frame comes before who does not; in a circle that begins at the last one."""
-        lacks, over = self.lacks.get(seq, set()), self.passed_over
-        candidates = [
-            node
-            for node in askable
-            if node not in lacks and (seq, node) not in over and (_EVERY, node) not in over
-        ]
+        candidates = [node for node in askable if self.next_asked(node, seq) == seq]
         begin = "" if self.asked is None else self.asked.peer
         candidates.sort(key=lambda node: (not want.shows(node, seq), node < begin, node))
         return candidates[0] if candidates else None
+
+    def next_asked(self, node: str, seq: int) -> int:
+        """The first frame from this one on that a node can be asked for."""
+        lacks = self.lacks.get(node, NO_SEQS)
+        while True:
+            seq = lacks.end_from(seq - 1) + 1
+            if (seq, node) not in self.passed_over:
+                return seq
+            seq += 1
 
 
 class Fetching:
@@ -216,23 +228,19 @@ class Fetching:
         asked.under_way = False
         if storage != asked.storage:
             return
-        for seq in message.seqs:
-            if asked.fetch.first_seq <= seq <= asked.fetch.last_seq:
-                state.lacks.setdefault(seq, set()).add(sender)
+        told = message.seqs.within(asked.fetch.first_seq, asked.fetch.last_seq)
+        state.keep(sender, state.lacks.get(sender, NO_SEQS) | told)
 
-    def lacking_members(self) -> dict[tuple[WheelId, int], frozenset[str]]:
-        """Frame -> the other members that said they lack it."""
-        return {
-            (wheel, seq): frozenset(nodes)
-            for wheel, state in sorted(self._wheels.items(), key=_by_wheel)
-            for seq, nodes in sorted(state.lacks.items())
-        }
+    def lacks_told(self) -> dict[WheelId, dict[str, SeqSet]]:
+        """Of each wheel what the other members said that they lack."""
+        return {wheel: dict(state.lacks) for wheel, state in self._wheels.items() if state.lacks}
 
-    def found(self, wheel: WheelId, seq: int) -> None:
-        """A frame is looked for no more."""
+    def look_only_for(self, wheel: WheelId, seqs: SeqSet) -> None:
+        """Other frames of a wheel are looked for no more."""
         state = self._wheels.get(wheel)
         if state is not None:
-            state.lacks.pop(seq, None)
+            for node, lacks in list(state.lacks.items()):
+                state.keep(node, lacks & seqs)
 
     def forget(self, wheel: WheelId) -> None:
         """A wheel is over."""
@@ -243,14 +251,21 @@ class Fetching:
     ) -> list[tuple[str, Fetch]]:
         """For the first run that somebody can be asked for, if there is one."""
         state, config = self._wheels[wheel], self._config
-        askable = [n for n in sorted(want.members) if n in reachable and want.is_member(n)]
+        askable = [
+            node
+            for node in sorted(want.members)
+            if node in reachable
+            and want.is_member(node)
+            and (_EVERY, node) not in state.passed_over
+        ]
         for first, last in want.runs():
-            peer = state.whom(want, first, askable)
-            if peer is None:
+            seq = min((state.next_asked(node, first) for node in askable), default=last + 1)
+            if seq > last or not want.may_begin_at(seq):
                 continue
+            peer = state.whom(want, seq, askable)
+            assert peer is not None
             self._last_request += 1
-            last_seq = min(last, first + config.batch_frames - 1)
-            fetch = Fetch(self._last_request, wheel, first, last_seq)
+            fetch = Fetch(self._last_request, wheel, seq, last)
             until_ms = now_ms + config.fetch_timeout_ms
             state.asked = _Asked(peer, want.members[peer], fetch, until_ms)
             return [(peer, fetch)]

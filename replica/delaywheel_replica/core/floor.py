@@ -56,7 +56,7 @@ def _taken(view: FloorView, wheel: WheelId) -> int:
 
 def _published(view: FloorView, wheel: WheelId) -> int:
     """A lost frame has no ledger: it counts as published, as a gap."""
-    return view.lost.end_from(wheel, view.published.get(wheel, 0))
+    return view.lost.seqs(wheel).end_from(view.published.get(wheel, 0))
 
 
 FRAME_GATES: dict[str, FrameGate] = {"taken": _taken, "published": _published}

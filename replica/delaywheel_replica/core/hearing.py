@@ -2,13 +2,19 @@
 
 | a beat | counts as newest when |
 |---|---|
-| of the storage that is known | its (start, count) is greater, whichever way it came |
+| of the storage that is known, direct | its (start, count) is greater |
+| the same, but less than that of a relayed one | that one came `HEARD_MS` ago: the node itself |
+|   | should have come to it by now, so it was not the node's |
+| of the storage that is known, relayed | its (start, count) is greater, by no more than can be; |
+|   | and no beat came directly for `RELAYED_AFTER_MS` |
 | of another storage, direct | always: the node itself says so |
-| of another storage, relayed | who relays it heard that very boot later than this node heard any |
+| of another storage, relayed | likewise, and who relays it heard that very boot later than this |
+|   | node heard any |
 
-Only direct messages make a node *heard*; only a direct beat tells its boot, its open wheel's end
-for completeness, and that it leads. A beat that came by a relay first is still news when it comes
-directly.
+So a wrong number that somebody relays is forgotten again: the node itself cannot be kept from being
+heard. Only direct messages make a node *heard*; only a direct beat tells its boot, its open wheel's
+end for completeness, and that it leads. A beat that came by a relay first is still news when it
+comes directly.
 """
 
 from collections.abc import Mapping
@@ -21,6 +27,19 @@ from delaywheel_replica.core.status import PeerSight
 
 HEARD_MS = 1_000
 """A node of which nothing came directly for so long is not heard."""
+
+RELAYED_AFTER_MS = 300
+"""What others relay of a node counts once three of its own beats are missing."""
+
+BEATS_AT_ONCE = 100_000
+BEATS_A_MS = 10
+"""No node tells more: ten a second, and one more for some of its groups."""
+
+START_MS = 100
+"""No start takes less."""
+
+MOST_DELAY_MS = 60_000
+"""For so long a beat may have been on its way when it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +60,7 @@ class _Peer:
     newest: Beat
     told_ms: int
     direct: Beat | None = None
+    direct_ms: int = 0
     heard_ms: int | None = None
     is_connected: bool = True
 
@@ -49,9 +69,14 @@ class Hearing:
     """What one node hears of the configured others."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Nothing was heard yet."""
+        """Nothing was heard yet.
+
+        Attributes:
+            implausible: so many relayed beats were none of their nodes'.
+        """
         self.others = tuple(sorted(set(config.nodes) - {config.node}))
         self._peers: dict[str, _Peer] = {}
+        self.implausible = 0
 
     def message(self, sender: str, now_ms: int) -> None:
         """Something came directly."""
@@ -132,8 +157,11 @@ class Hearing:
         peer = self._peers.setdefault(beat.node, _Peer(beat, now_ms))
         if peer.direct is not None and not _replaces(beat, peer.direct):
             return False
-        peer.direct = beat
+        peer.direct, peer.direct_ms = beat, now_ms
         if _replaces(beat, peer.newest):
+            peer.newest, peer.told_ms = beat, now_ms
+        elif now_ms - peer.told_ms >= HEARD_MS:
+            self.implausible += 1
             peer.newest, peer.told_ms = beat, now_ms
         return True
 
@@ -143,8 +171,14 @@ class Hearing:
         if peer is None:
             self._peers[beat.node] = _Peer(beat, now_ms)
             return True
+        is_silent = peer.direct is None or now_ms - peer.direct_ms >= RELAYED_AFTER_MS
+        if peer.is_connected and not is_silent:
+            return False
         if beat.storage == peer.newest.storage:
             is_newer = beat.order > peer.newest.order
+            if is_newer and not _may_follow(peer.newest, beat, now_ms - peer.told_ms):
+                self.implausible += 1
+                return False
         elif heard is None or heard.boot != beat.boot:
             is_newer = False
         else:
@@ -161,6 +195,14 @@ class Hearing:
             and peer.heard_ms is not None
             and now_ms - peer.heard_ms < HEARD_MS
         )
+
+
+def _may_follow(known: Beat, beat: Beat, elapsed_ms: int) -> bool:
+    """Whether a node can have started so often, and told so much, since it told a beat."""
+    elapsed_ms += MOST_DELAY_MS
+    count = beat.count - (known.count if beat.start == known.start else 0)
+    starts = beat.start - known.start
+    return starts <= elapsed_ms // START_MS and count <= BEATS_AT_ONCE + elapsed_ms * BEATS_A_MS
 
 
 def _replaces(beat: Beat, known: Beat) -> bool:

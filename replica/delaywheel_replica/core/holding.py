@@ -18,7 +18,7 @@ finished, are not lacking.
 from collections.abc import Mapping
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.beat import Beat, WheelBeat
 from delaywheel_replica.core.control import ControlState, WheelRecord
 from delaywheel_replica.core.quorum import held_by
 
@@ -27,13 +27,9 @@ _NOTHING = WheelBeat(0, 0, 0, 0, 0, -1)
 
 def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
     """Up to which seq a node holds every frame of a wheel, lost ones apart."""
-    told = beat.wheels.get(wheel, _NOTHING)
-    for seq in told.lacking:
-        if (wheel, seq) not in state.lost:
-            return seq - 1
-    if len(told.lacking) >= MAX_LACKING:
-        return told.lacking[-1]  # perhaps it lacks more than it told
-    return state.lost.end_from(wheel, told.applied)
+    told, lost = beat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
+    lacking = told.lacking - lost
+    return lacking.first - 1 if lacking else lost.end_from(told.applied)
 
 
 def member_beats(

@@ -11,11 +11,12 @@ What the store said last (`Held`) counts; beside it stands what the store cannot
 The cleaner's word may be older than a repair: of one frame it counts once in `READ_AGAIN_MS`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat, is_among
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.seal import Seal
@@ -31,8 +32,9 @@ class _Wheel:
     high_watermark: int = 0
     seal: Seal = field(default_factory=lambda: Seal(0, 0))
     ledger_seq: int = 0
-    bad: set[int] = field(default_factory=set)
-    reported_ms: dict[int, int] = field(default_factory=dict)
+    bad: SeqSet = NO_SEQS
+    # When frames were repaired, or reported by the cleaner, in the last `READ_AGAIN_MS`.
+    looked_at: list[tuple[int, SeqSet]] = field(default_factory=list)
 
 
 class Holdings:
@@ -64,8 +66,8 @@ class Holdings:
     def prefix(self, wheel: WheelId) -> int:
         """Every frame up to here is held, lost ones apart."""
         held = self.get(wheel)
-        end = 0 if held is None else held.lacking[0] - 1 if held.lacking else held.applied
-        return self._lost.end_from(wheel, end)
+        end = 0 if held is None else held.lacking.first - 1 if held.lacking else held.applied
+        return self._lost.seqs(wheel).end_from(end)
 
     def put(self, held: Held) -> None:
         """The store says what is held."""
@@ -75,7 +77,7 @@ class Holdings:
             known = _Wheel(held, held)
             self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=_by_wheel))
         known.stored = held
-        known.bad = {seq for seq in known.bad if seq <= held.applied}
+        known.bad = known.bad.within(1, held.applied)
         self._look_at(wheel, known)
 
     def left(self, wheel: WheelId, told: WheelBeat) -> None:
@@ -85,35 +87,34 @@ class Holdings:
         known.ledger_seq = told.ledger_seq
         self._beats = None
 
-    def repaired(self, wheel: WheelId, seqs: Collection[int], now_ms: int) -> None:
+    def repaired(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
         """The store has put frames in their places anew; to be told before `put`."""
         known = self._wheels.get(wheel)
         if known is not None:
-            known.bad.difference_update(seqs)
-            known.reported_ms.update(dict.fromkeys(seqs, now_ms))
+            known.bad -= seqs
+            _looked_at(known, now_ms)
+            known.looked_at.append((now_ms, seqs))
 
-    def unreadable(self, wheel: WheelId, seq: int) -> bool:
-        """The store could not read a frame; returns whether that is news."""
+    def unreadable(self, wheel: WheelId, seqs: SeqSet) -> SeqSet:
+        """The store could not read frames; returns those of which that is news."""
         known = self._wheels.get(wheel)
-        if (
-            known is None
-            or not 1 <= seq <= known.stored.applied
-            or is_among(known.held.lacking, seq)
-        ):
-            return False
-        known.bad.add(seq)
-        self._look_at(wheel, known)
-        return True
+        if known is None:
+            return NO_SEQS
+        news = seqs.within(1, known.stored.applied) - known.held.lacking
+        if news:
+            known.bad |= news
+            self._look_at(wheel, known)
+        return news
 
-    def reported(self, wheel: WheelId, seq: int, now_ms: int) -> bool:
-        """The cleaner could not read a frame; returns whether that is news."""
+    def reported(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> SeqSet:
+        """The cleaner could not read frames; returns those of which that is news."""
         known = self._wheels.get(wheel)
-        if known is None or now_ms - known.reported_ms.get(seq, -READ_AGAIN_MS) < READ_AGAIN_MS:
-            return False
-        if not self.unreadable(wheel, seq):
-            return False
-        known.reported_ms[seq] = now_ms
-        return True
+        if known is None:
+            return NO_SEQS
+        news = self.unreadable(wheel, seqs - _looked_at(known, now_ms))
+        if news:
+            known.looked_at.append((now_ms, news))
+        return news
 
     def lost(self, frames: FrameSet) -> None:
         """These frames are committed to be lost: nobody looks for them any more."""
@@ -160,11 +161,8 @@ class Holdings:
 
     def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
         stored = known.stored
-        lacking = known.bad.union(stored.lacking)
-        if self._lost:
-            lacking = {seq for seq in lacking if (wheel, seq) not in self._lost}
-        is_as_stored = len(lacking) == len(stored.lacking) and not known.bad
-        known.held = stored if is_as_stored else replace(stored, lacking=tuple(sorted(lacking)))
+        lacking = (stored.lacking | known.bad) - self._lost.seqs(wheel)
+        known.held = stored if lacking == stored.lacking else replace(stored, lacking=lacking)
         self._beats = None
 
 
@@ -181,8 +179,16 @@ def _beat(known: _Wheel) -> WheelBeat:
         seal_seq=known.seal.seq,
         ledger_seq=known.ledger_seq,
         top_slot=held.top_slot,
-        lacking=held.lacking[:MAX_LACKING],
+        lacking=held.lacking.condensed(MAX_LACKING),
     )
+
+
+def _looked_at(known: _Wheel, now_ms: int) -> SeqSet:
+    """What was repaired or reported lately."""
+    known.looked_at = [
+        (at_ms, seqs) for at_ms, seqs in known.looked_at if now_ms - at_ms < READ_AGAIN_MS
+    ]
+    return SeqSet(span for _, seqs in known.looked_at for span in seqs.spans)
 
 
 def _strength(seal: Seal) -> tuple[int, int]:

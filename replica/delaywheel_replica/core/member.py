@@ -54,6 +54,7 @@ from enum import StrEnum
 
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.awaiting import Awaited, Awaiting
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.completeness import Completeness
@@ -222,6 +223,7 @@ class Member:
         known.now_ms, known.wall_ms = now_ms, wall_ms
         office = known.office
         own_answers = [] if office is None else self._answers(office.fences)
+        looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
             beat=self._telling.beat(),
             pid=pid,
@@ -231,7 +233,9 @@ class Member:
             answers=(*own_answers, *self._promises.answers()),
             votes=self._voting.votes,
             vote_round=self._voting.round,
-            lacks=self._mirrors.lacks(),
+            looked_for=looked_for,
+            lacks=lacks,
+            implausible_beats=self._hearing.implausible,
         )
 
     # --- events
@@ -280,8 +284,8 @@ class Member:
             case Verified():
                 return self._verified(event.held)
             case Unreadable():
-                self._holdings.unreadable(event.wheel, event.seq)
-                self._unreadable_own(event.wheel, event.seq)
+                self._holdings.unreadable(event.wheel, event.seqs)
+                self._unreadable_own(event.wheel, event.seqs)
                 return []
             case Closed():
                 self._awaiting.done(CloseWheel, wheel=event.held.card.wheel)
@@ -380,10 +384,10 @@ class Member:
 
     # --- own wheels
 
-    def _unreadable_own(self, wheel: WheelId, seq: int) -> None:
+    def _unreadable_own(self, wheel: WheelId, seqs: SeqSet) -> None:
         """An origin that cannot serve a frame of its own goes on with its spare."""
         writing = self._line.writing
-        if writing is not None and writing.wheel == wheel and seq <= writing.last_seq:
+        if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
             self._keeping.must_leave(wheel)
 
     def _refused(self, message: Refused) -> None:
@@ -501,10 +505,10 @@ class Member:
         if fetch.first_seq <= end:
             last_seq = min(fetch.last_seq, end)
             return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
-        count = self._known.config.batch_frames
-        last_seq = min(fetch.last_seq, fetch.first_seq + count - 1)
-        seqs = tuple(range(fetch.first_seq, last_seq + 1))
-        return [Send(sender, Lacks(fetch.request, fetch.wheel, self._known.storage, seqs))]
+        lacks = Lacks(
+            fetch.request, fetch.wheel, self._known.storage, fetch.first_seq, fetch.last_seq
+        )
+        return [Send(sender, lacks)]
 
     def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
         known = self._known
@@ -537,9 +541,9 @@ class Member:
             self._follow(status)
         self._promises.asked(status.fences, known.state)
         self._promises.filled(status.fills)
-        for wheel, seq in sorted(status.unreadable - known.lost):
-            self._holdings.reported(wheel, seq, known.now_ms)
-            self._unreadable_own(wheel, seq)
+        for wheel, seqs in (status.unreadable - known.lost).items():
+            self._holdings.reported(wheel, seqs, known.now_ms)
+            self._unreadable_own(wheel, seqs)
         self._keeping.changed()
         return effects
 

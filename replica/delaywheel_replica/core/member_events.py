@@ -14,6 +14,7 @@ from enum import StrEnum
 from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState, Spare
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.peers import Frames, PeerMessage, WheelCard
 from delaywheel_replica.core.status import CleanerStatus
@@ -117,7 +118,7 @@ class Held:
     card: WheelCard
     applied: int
     top_slot: int
-    lacking: tuple[int, ...] = ()
+    lacking: SeqSet = NO_SEQS
     final_seq: int | None = None
 
 
@@ -138,10 +139,10 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A frame up to `applied` was found to be damaged."""
+    """Frames were found to be damaged; those up to `applied` count."""
 
     wheel: WheelId
-    seq: int
+    seqs: SeqSet
 
 
 @dataclass(frozen=True, slots=True)

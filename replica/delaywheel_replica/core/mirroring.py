@@ -17,7 +17,6 @@ Before all that, frames are left out (`believable`) that no holder can have: wit
 their second is not finished; and for a second that lies further ahead than anything is accepted.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,6 +24,7 @@ import numpy as np
 
 from delaywheel.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.member_events import Held
 from delaywheel_replica.core.peers import Frames
 
@@ -100,7 +100,7 @@ def judge(
     mirror, repair = NO_BUNDLE, NO_BUNDLE
     if len(bundle):
         mirror = _following(bundle, 1 if held is None else held.applied + 1, limit)
-        repair = _lacking(bundle, () if held is None else held.lacking, closed_at)
+        repair = _lacking(bundle, NO_SEQS if held is None else held.lacking, closed_at)
     is_pushed = frames.request == 0
     refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
     return Verdict(
@@ -123,11 +123,14 @@ def _following(bundle: FrameBundle, next_seq: int, limit: int | None) -> FrameBu
     return bundle.part(first, last) if first < last else NO_BUNDLE
 
 
-def _lacking(bundle: FrameBundle, lacking: Collection[int], closed_at: int | None) -> FrameBundle:
+def _lacking(bundle: FrameBundle, lacking: SeqSet, closed_at: int | None) -> FrameBundle:
     """The frames that are lacking, up to the end."""
-    if not lacking or max(lacking) < bundle.first_seq:
+    last_seq = bundle.last_seq if closed_at is None else min(bundle.last_seq, closed_at)
+    lacking = lacking.within(bundle.first_seq, last_seq)
+    if not lacking:
         return NO_BUNDLE
-    wanted = np.isin(bundle.seqs, list(lacking))
-    if closed_at is not None:
-        wanted &= bundle.seqs <= closed_at
+    wanted = np.zeros(len(bundle), np.bool_)
+    for first, last in lacking.spans:
+        begin, end = bundle.seqs.searchsorted([first, last + 1])
+        wanted[begin:end] = True
     return bundle.chosen(wanted)

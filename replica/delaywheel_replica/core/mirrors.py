@@ -27,10 +27,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.awaiting import Awaiting
-from delaywheel_replica.core.beat import MAX_SOUGHT, Beat, is_among
+from delaywheel_replica.core.beat import MAX_SOUGHT, Beat
 from delaywheel_replica.core.fetching import Fetching, Want
-from delaywheel_replica.core.frames import FrameName
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.hearing import Hearing
 from delaywheel_replica.core.holdings import Holdings
 from delaywheel_replica.core.known import Known
@@ -46,8 +47,12 @@ from delaywheel_replica.core.member_events import (
 )
 from delaywheel_replica.core.mirroring import Verdict, believable, judge
 from delaywheel_replica.core.peers import Applied, Frames, Lacks, Refused
+from delaywheel_replica.core.plausible import MOST
 from delaywheel_replica.core.promises import Promises
 from delaywheel_replica.core.verifying import Verifying
+
+MAX_TOLD: Final = 4_096
+"""Of all wheels together, so many spans of frames that are looked for are told, and some."""
 
 WAITING_BYTES: Final = 32 << 20
 """So much content of a wheel waits for the store at most; a message with more waits alone."""
@@ -147,7 +152,7 @@ class Mirrors:
         wheel = held.card.wheel
         written = self._awaiting.done(Mirror, Repair, wheel=wheel)
         if isinstance(written, Repair):
-            seqs = written.frames.seqs.tolist()
+            seqs = SeqSet.of(written.frames.seqs.tolist())
             self._holdings.repaired(wheel, seqs, self._known.now_ms)
         self._holdings.put(held)
         return [*self._tell_origin(wheel), *self._go_on(wheel)]
@@ -256,9 +261,9 @@ class Mirrors:
 
     def tick(self) -> list[Effect]:
         """Fetches what is wanted, and looks after what is held."""
-        for frame in self._fetching.lacking_members():
-            if frame in self._known.lost or not self._lacking_here(*frame):
-                self._fetching.found(*frame)
+        for wheel in self._fetching.lacks_told():
+            wanted = self._lacking_here(wheel) - self._known.lost.seqs(wheel)
+            self._fetching.look_only_for(wheel, wanted)
         effects = self.fetch()
         self._shown = {}
         for beat in self._hearing.beats().values():
@@ -276,8 +281,7 @@ class Mirrors:
         for wheel in self._wheels():
             if self._awaiting.is_writing(wheel):
                 continue
-            seqs = [seq for of, seq in sought if of == wheel] if sought else []
-            want = self._want(wheel, seqs, beats)
+            want = self._want(wheel, sought.seqs(wheel), beats)
             if want is not None:
                 wants[wheel] = want
         reachable = self._hearing.reachable(self._known.now_ms)
@@ -288,30 +292,39 @@ class Mirrors:
         """Another node has nothing of what it was asked for."""
         self._fetching.lacks(sender, message.storage, message)
 
-    def sought(self) -> list[FrameName]:
+    def sought(self) -> FrameSet:
         """The frames that the cleaner could not read, and that are not given up."""
         cleaner = self._known.living_cleaner
-        return [] if cleaner is None else sorted(cleaner.unreadable - self._known.lost)
+        return NO_FRAMES if cleaner is None else cleaner.unreadable - self._known.lost
 
-    def lacks(self) -> dict[FrameName, frozenset[str]]:
-        """Frames that were looked for -> the members that do not have them."""
-        told = self._fetching.lacking_members()
-        frames = {*told, *self.sought()}
-        for wheel, held in self._holdings.items():
-            frames.update((wheel, seq) for seq in held.lacking[:MAX_SOUGHT])
-        return {
-            frame: frozenset({*told.get(frame, ()), *self._lacking_here(*frame)})
-            for frame in sorted(frames)
-            if frame[0] != self._line.wheel
+    def looked_for(self) -> tuple[FrameSet, dict[str, FrameSet]]:
+        """The frames that are looked for, and those of them that each member does not have."""
+        told, sought = self._fetching.lacks_told(), self.sought()
+        wheels = {*told, *(wheel for wheel, _ in sought.items())}
+        wheels.update(wheel for wheel, held in self._holdings.items() if held.lacking)
+        wheels.discard(self._line.wheel)
+        frames: dict[WheelId, SeqSet] = {}
+        lacks: dict[str, dict[WheelId, SeqSet]] = {}
+        for wheel in wheels:
+            held = self._holdings.get(wheel)
+            seqs = sought.seqs(wheel) | (NO_SEQS if held is None else held.lacking)
+            for said in told.get(wheel, {}).values():
+                seqs |= said
+            seqs = frames[wheel] = seqs.head(max(1, min(MAX_SOUGHT, MAX_TOLD // len(wheels))))
+            own = {self._known.node: self._lacking_here(wheel)}
+            for node, said in (told.get(wheel, {}) | own).items():
+                lacks.setdefault(node, {})[wheel] = seqs & said
+        return FrameSet.of_wheels(frames), {
+            node: FrameSet.of_wheels(said) for node, said in sorted(lacks.items())
         }
 
-    def _lacking_here(self, wheel: WheelId, seq: int) -> tuple[str, ...]:
-        """This node, if it is a member that lacks a frame; a disk put in its place says nothing."""
-        if wheel in self._verifying:
-            return ()
+    def _lacking_here(self, wheel: WheelId) -> SeqSet:
+        """What this node lacks, if it is a member; a disk put in its place says nothing."""
+        if wheel in self._verifying or not self._is_member(wheel):
+            return NO_SEQS
         held = self._holdings.get(wheel)
-        has = held is not None and seq <= held.applied and not is_among(held.lacking, seq)
-        return () if has or not self._is_member(wheel) else (self._known.node,)
+        behind = NO_SEQS.with_span(1 if held is None else held.applied + 1, MOST)
+        return behind if held is None else held.lacking | behind
 
     def _wheels(self) -> list[WheelId]:
         """Those that may be wanted."""
@@ -321,19 +334,19 @@ class Mirrors:
             wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
         return sorted(wheels - {self._line.wheel} - self._verifying.wheels)
 
-    def _want(self, wheel: WheelId, sought: list[int], beats: Mapping[str, Beat]) -> Want | None:
+    def _want(self, wheel: WheelId, sought: SeqSet, beats: Mapping[str, Beat]) -> Want | None:
         if not self._is_member(wheel):
             return None
         held = self._holdings.get(wheel)
         applied = 0 if held is None else held.applied
         limit = self._limit(wheel)
-        lacking = [] if held is None else list(held.lacking)
-        lacking += [seq for seq in sought if seq > applied]
+        lacking = NO_SEQS if held is None else held.lacking
+        lacking |= sought.within(applied + 1, MOST)
         if not lacking and limit <= applied:
             return None
         return Want(
             applied=applied,
-            lacking=tuple(lacking),
+            lacking=lacking,
             limit=limit,
             beats={
                 node: beat.wheels[wheel] for node, beat in beats.items() if wheel in beat.wheels
@@ -354,7 +367,8 @@ class Mirrors:
     def _limit(self, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)
         if closed_at is not None:
-            return self._known.lost.begin_to(wheel, closed_at)  # nobody has those behind
+            # Nobody has those behind.
+            return self._known.lost.seqs(wheel).begin_to(closed_at)
         if wheel.number <= self._promises.upto(wheel.node, self._known.state):
             return self._promises.fill(wheel) or 0
         return self._shown.get(wheel, 0)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.beat import Beat, FenceAnswer
 
 
@@ -88,7 +89,7 @@ class Fetch:
         request: by this number the answer is known.
         wheel: of which wheel.
         first_seq: with `last_seq` the frames asked for; as many as fit one answer are sent.
-        last_seq: see `first_seq`.
+        last_seq: see `first_seq`. They may be millions.
     """
 
     request: int
@@ -105,13 +106,20 @@ class Lacks:
         request: of the Fetch.
         wheel: of which wheel.
         storage: of the node that answers.
-        seqs: those it lacks, among the first that were asked for.
+        first_seq: with `last_seq` those it lacks: the first of what was asked for, in a row.
+        last_seq: see `first_seq`.
     """
 
     request: int
     wheel: WheelId
     storage: str
-    seqs: tuple[int, ...]
+    first_seq: int
+    last_seq: int
+
+    @property
+    def seqs(self) -> SeqSet:
+        """Those it lacks."""
+        return NO_SEQS.with_span(self.first_seq, self.last_seq)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ messages on other nodes.
 |---|---|
 | what no node can ever mean (`check`) | it is malformed: the connection is closed |
 | a floor | nothing is deleted by it: only the node's own cleaner's reading of Kafka does that |
+| a relayed beat that is more starts, or beats, ahead than can be | it is ignored (`hearing.py`) |
+| a relayed beat that its own node, heard directly, does not come to | likewise, a second later |
 | a seal or floor above the own clock less the late window | it is taken as that (`tempered`) |
 | pushed frames of another node's wheel | malformed: only an origin pushes |
 | frames with a card that is not the wheel's | they are dropped (`mirrors.py`) |
@@ -22,7 +24,6 @@ others, nor makes it delete anything sooner.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import Final
 
 from delaywheel.identity import NameInvalidError, WheelId, check_name
@@ -51,11 +52,16 @@ MOST_SLOT: Final = (1 << 32) - 1
 MOST_NUMBER: Final = 10**18 - 1
 """Of a wheel: its name has at most 18 digits for it."""
 
+MOST_STARTS: Final = 10**9
+"""Of a node: one a second for thirty years."""
+
+MOST_BEATS: Final = 10**13
+"""Since a start: ten a millisecond for thirty years."""
+
 MOST_WHEELS: Final = 1 << 16
 """Told in one beat or promise."""
 
 MOST_MEMBERS: Final = 1_000
-MOST_LACKS: Final = 1 << 16
 MOST_TEXT: Final = 256
 MOST_SPAN_SECONDS: Final = 366 * 86_400
 
@@ -87,7 +93,8 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
         case Lacks():
             _check_texts(message.storage)
             _check_number("request", message.request, least=1)
-            _at_most("lacking frames", len(message.seqs), MOST_LACKS)
+            _check_number("first seq", message.first_seq, least=1)
+            _check_number("last seq", message.last_seq, least=message.first_seq)
         case Promise():
             _check_answer(sender, message.answer)
         case VoteAsk():
@@ -144,8 +151,8 @@ def _check_beat(beat: Beat) -> None:
     _check_texts(beat.storage, beat.boot)
     _check_number("clock", beat.wall_ms)
     _check_number("last number", beat.last_number, most=MOST_NUMBER)
-    _check_number("start", beat.start)
-    _check_number("count", beat.count)
+    _check_number("start", beat.start, most=MOST_STARTS)
+    _check_number("count", beat.count, most=MOST_BEATS)
     if beat.floor is not None:
         _check_number("floor", beat.floor, least=-MOST)
     for wheel in beat.named:
@@ -184,9 +191,8 @@ def _check_wheel(wheel: WheelId, told: WheelBeat) -> None:
     lacking = told.lacking
     if not lacking:
         return
-    _at_most("lacking frames", len(lacking), MAX_LACKING)
-    ascends = all(first < second for first, second in pairwise(lacking))
-    if not (ascends and lacking[0] >= 1 and lacking[-1] <= told.applied):
+    _at_most("spans of lacking frames", len(lacking.spans), MAX_LACKING)
+    if lacking.first < 1 or lacking.last > told.applied:
         raise MalformedError(f"lacking frames of {wheel} are none up to {told.applied}")
 
 

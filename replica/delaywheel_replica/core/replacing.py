@@ -55,4 +55,4 @@ def _at_risk(
     if record.closed_at is not None:
         end = record.closed_at  # nothing beyond it counts
     held = max(member_prefixes(after, wheel, record, beats), default=0)
-    return max(0, end - held - after.lost.count(wheel, held + 1, end))
+    return max(0, end - held - len(after.lost.seqs(wheel).within(held + 1, end)))

@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.control import ControlState, Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.fields import Fields, parse_wheel
-from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameSet
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.histogram import Histogram
 from delaywheel_replica.core.progress import Progress
 
@@ -76,9 +76,10 @@ class ServerStatus:
             and origin.
         votes: who agreed to this node's newest round of asking; `vote_round` says which.
         vote_round: see `votes`; 0: none.
-        lacks: frames that were looked for -> the members that do not have them, this node
-            included. A member is named only after it said so, or has another storage than the
-            wheel was registered with.
+        looked_for: frames that are looked for; of many ranges some of each wheel.
+        lacks: member, this node included -> those of them that it does not have. One of the
+            others is named only after it said so.
+        implausible_beats: of the others, relayed, that cannot have been theirs; since the start.
     """
 
     beat: Beat
@@ -89,7 +90,9 @@ class ServerStatus:
     answers: tuple[FenceAnswer, ...] = ()
     votes: frozenset[str] = frozenset()
     vote_round: int = 0
-    lacks: Mapping[tuple[WheelId, int], frozenset[str]] = field(default_factory=dict)
+    looked_for: FrameSet = NO_FRAMES
+    lacks: Mapping[str, FrameSet] = field(default_factory=dict)
+    implausible_beats: int = 0
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
         """Whether the server lives, as far as its row tells."""
@@ -108,7 +111,9 @@ class ServerStatus:
             "answers": [answer.to_json() for answer in self.answers],
             "votes": sorted(self.votes),
             "vote_round": self.vote_round,
-            "lacks": _lacks_json(self.lacks),
+            "looked_for": self.looked_for.to_json(),
+            "lacks": {node: frames.to_json() for node, frames in self.lacks.items()},
+            "implausible_beats": self.implausible_beats,
         }
 
     @classmethod
@@ -120,6 +125,7 @@ class ServerStatus:
         """
         fields = Fields(document)
         peers = fields.object("peers")
+        lacks = fields.object("lacks")
         return cls(
             beat=Beat.from_json(fields),
             pid=fields.integer("pid"),
@@ -129,11 +135,9 @@ class ServerStatus:
             answers=tuple(map(FenceAnswer.from_json, fields.items("answers"))),
             votes=frozenset(fields.texts("votes")),
             vote_round=fields.integer("vote_round", at_least=0),
-            lacks={
-                (parse_wheel(wheel), seq): frozenset(nodes)
-                for wheel, first_seq, last_seq, nodes in fields.items("lacks")
-                for seq in range(first_seq, last_seq + 1)
-            },
+            looked_for=FrameSet.from_json(fields.items("looked_for")),
+            lacks={name: FrameSet.from_json(lacks.items(name)) for name in lacks.names()},
+            implausible_beats=fields.integer("implausible_beats", at_least=0),
         )
 
 
@@ -297,19 +301,6 @@ class CleanerStatus:
             unreadable=FrameSet.from_json(fields.items("unreadable")),
             lost=FrameSet.from_json(fields.items("lost")),
         )
-
-
-def _lacks_json(lacks: Mapping[FrameName, frozenset[str]]) -> list[list[Any]]:
-    """What the same members lack in a row is told together."""
-    runs: list[list[Any]] = []
-    before: tuple[WheelId, int, frozenset[str]] | None = None
-    for (wheel, seq), nodes in lacks.items():
-        if before == (wheel, seq - 1, nodes):
-            runs[-1][2] = seq
-        else:
-            runs.append([str(wheel), seq, seq, sorted(nodes)])
-        before = wheel, seq, nodes
-    return runs
 
 
 def _sight(fields: Fields) -> PeerSight:

@@ -6,6 +6,7 @@ tell.
 """
 
 from functools import lru_cache
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError
 from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
 from delaywheel_replica.core.fields import MalformedError, parse_wheel
@@ -35,6 +37,10 @@ _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
 _CONTENT: Final = bytes([pb.Frames.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
 _MOST_SEQ: Final = 1 << 62
+
+_LACKING_BEFORE: Final = 100
+_SEQS_BEFORE: Final = 512
+"""So many frames of `lacking`, and of `Lacks`, are told one by one as well, for nodes of before."""
 
 # The same few wheels are named in every beat.
 _wheel = lru_cache(maxsize=4_096)(parse_wheel)
@@ -76,7 +82,9 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
                 request=message.request,
                 wheel=str(message.wheel),
                 storage=message.storage,
-                seqs=message.seqs,
+                first_seq=message.first_seq,
+                last_seq=message.last_seq,
+                seqs=islice(message.seqs, _SEQS_BEFORE),
             )
             return pb.ToPeer(lacks=lacks).SerializeToString()
         case Promise():
@@ -122,8 +130,7 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
             fetch = told.fetch
             return Fetch(fetch.request, _wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
         case "lacks":
-            lacks = told.lacks
-            return Lacks(lacks.request, _wheel(lacks.wheel), lacks.storage, tuple(lacks.seqs))
+            return _read_lacks(told.lacks)
         case "promise":
             return Promise(_read_promise(told.promise))
         case "vote_ask":
@@ -157,7 +164,8 @@ def _beat(beat: Beat) -> pb.Beat:
                 seal_seq=held.seal_seq,
                 ledger_seq=held.ledger_seq,
                 top_slot=held.top_slot,
-                lacking=held.lacking,
+                lacking_spans=chain.from_iterable(held.lacking.spans),
+                lacking=islice(held.lacking, _LACKING_BEFORE),
             )
             for wheel, held in beat.wheels.items()
         ],
@@ -193,7 +201,7 @@ def _read_beat(told: pb.Beat) -> Beat:
                 held.seal_seq,
                 held.ledger_seq,
                 held.top_slot,
-                tuple(held.lacking),
+                _read_lacking(held) if held.lacking or held.lacking_spans else NO_SEQS,
             )
             for held in told.wheels
         },
@@ -205,6 +213,19 @@ def _read_beat(told: pb.Beat) -> Beat:
         disk_out=told.disk_out,
         verifying=frozenset(map(_wheel, told.verifying)),
     )
+
+
+def _read_lacking(told: pb.WheelBeat) -> SeqSet:
+    """A node of before tells the first frames alone: those behind them are not known to be held."""
+    spans = told.lacking_spans
+    if len(spans) % 2:
+        raise MalformedError(f"{told.wheel} lacks half a span")
+    if spans:
+        return SeqSet(zip(spans[::2], spans[1::2], strict=True))
+    lacking = SeqSet.of(told.lacking)
+    if len(told.lacking) < _LACKING_BEFORE:
+        return lacking
+    return lacking.with_span(lacking.last, max(lacking.last, told.applied))
 
 
 def _office(office: Office) -> pb.Office:
@@ -221,6 +242,14 @@ def _read_office(told: pb.Office) -> Office:
         fences=tuple(Fence(fence.origin, fence.upto) for fence in told.fences),
         fills={_wheel(wheel): seq for wheel, seq in told.fills.items()},
     )
+
+
+def _read_lacks(told: pb.Lacks) -> Lacks:
+    """A node of before names each frame; they follow one another."""
+    first_seq, last_seq = told.first_seq, told.last_seq
+    if not first_seq and told.seqs:
+        first_seq, last_seq = SeqSet.of(told.seqs).spans[0]
+    return Lacks(told.request, _wheel(told.wheel), told.storage, first_seq, last_seq)
 
 
 def _text(wheel: WheelId | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
@@ -31,6 +32,8 @@ from delaywheel.wheel import (
     syncing_names,
 )
 from delaywheel_replica.logs import get_logger
+
+_NAMED: Final = 10
 
 _log = get_logger(__name__)
 
@@ -158,7 +161,8 @@ class Copies:
                 wheel=str(wheel),
                 last_seq=recovered.last_seq,
                 cut=[f"{cut.path.name}: {cut.length_bytes} bytes" for cut in recovered.cut],
-                damaged=recovered.damaged,
+                damaged=len(recovered.damaged),
+                first_damaged=str(recovered.damaged.head(_NAMED)),
             )
         copy = yield from MirrorWheel.opening(
             self.disk,

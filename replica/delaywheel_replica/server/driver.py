@@ -46,6 +46,7 @@ from typing import Final, TypeAlias
 from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.seqset import SeqSet
 from delaywheel.wheel import WheelBroken
 from delaywheel_replica.core.awaiting import Awaited
 from delaywheel_replica.core.member import Member, MemberRefusal
@@ -211,7 +212,7 @@ class Driver:
 
     def unreadable(self, wheel: WheelId, seq: int) -> None:
         """A reader came upon a damaged frame."""
-        self._tell(Unreadable(wheel, seq))
+        self._tell(Unreadable(wheel, SeqSet.of([seq])))
 
     def drain(self) -> None:
         """The node is to stop cleanly: what is not verified by now is left to the next start."""
@@ -231,7 +232,7 @@ class Driver:
         """
         wheel = self._store.wheel
         try:
-            self._store.checkpoint(self.unreadable)
+            self._store.checkpoint(lambda *damaged: self._tell(Unreadable(*damaged)))
         except WheelBroken as error:
             self._look_for_room(error)
             if wheel is not None:
@@ -467,10 +468,11 @@ class Driver:
                 self._outside.send(effect.peer, Frames(card, frames, effect.request))
                 first_seq = frames.last_seq + 1
             elif effect.request:
-                lacks = Lacks(effect.request, effect.wheel, self._storage, tuple(lacking))
+                first, last = lacking.first, lacking.last
+                lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
                 self._outside.send(effect.peer, lacks)
-            for seq in lacking:
-                self.unreadable(effect.wheel, seq)
+            if lacking:
+                self._tell(Unreadable(effect.wheel, lacking))
             if effect.request or lacking or not len(frames):
                 return
             if first_seq <= effect.last_seq and turn.has_ended:

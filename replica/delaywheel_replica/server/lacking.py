@@ -4,17 +4,18 @@ from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.mirror import MirrorWheel
+from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 
 
 class _Found(NamedTuple):
-    damaged: frozenset[int]
+    of_copy: SeqSet
     lost: FrameSet
-    lacking: tuple[int, ...]
+    lacking: SeqSet
 
 
 class Lacking:
-    """For one thread. A copy is gone through anew only when it, or what is lost, has changed.
+    """For one thread. A copy is looked at anew only when it, or what is lost, has changed.
 
     A copy of a wheel that lost many frames has as many holes, and is asked after each write.
     """
@@ -33,10 +34,10 @@ class Lacking:
         self.lost -= self.lost.of_wheel(wheel)
         self._found.pop(wheel, None)
 
-    def of(self, copy: MirrorWheel) -> tuple[int, ...]:
-        """What a copy lacks, ascending."""
-        found = self._found.get(copy.wheel)
-        if found is None or found.damaged is not copy.damaged or found.lost is not self.lost:
-            lacking = tuple(seq for seq in copy.lacking if (copy.wheel, seq) not in self.lost)
-            found = self._found[copy.wheel] = _Found(copy.damaged, self.lost, lacking)
+    def of(self, copy: MirrorWheel) -> SeqSet:
+        """What a copy lacks."""
+        found, of_copy = self._found.get(copy.wheel), copy.lacking
+        if found is None or found.of_copy is not of_copy or found.lost is not self.lost:
+            lacking = of_copy - self.lost.seqs(copy.wheel)
+            found = self._found[copy.wheel] = _Found(of_copy, self.lost, lacking)
         return found.lacking

@@ -97,7 +97,7 @@ def _publishable(
 ) -> Publishable:
     closed_at = None if record is None else record.closed_at
     lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
-    end = lost.end_from(wheel, told.prefix)
+    end = lost.seqs(wheel).end_from(told.prefix)
     return Publishable(
         last_seq=min(end, told.high_watermark if closed_at is None else closed_at),
         told_seq=told.ledger_seq,

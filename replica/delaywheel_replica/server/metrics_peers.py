@@ -119,7 +119,7 @@ PEER_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "lacking_frames",
-        "Frames that should be here and cannot be read; of one wheel 100 are counted at most.",
+        "Frames that should be here and cannot be read; of many gaps, also what lies between.",
         _lacking,
     ),
     gauge("members", "Nodes of the cluster.", lambda f: f.members),
@@ -182,6 +182,11 @@ PEER_METRICS: tuple[Spec, ...] = (
         "peer_malformed_messages",
         "Messages of a peer that could not be read or cannot be so; each closed its connection.",
         lambda c: c.malformed,
+    ),
+    counter(
+        "implausible_beats",
+        "Beats that one peer told of another one, and that cannot have been its own.",
+        lambda f: None if f.server is None else f.server.implausible_beats,
     ),
     _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),
 )

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, cast
 
-from delaywheel.bundle import NO_GROUP, FrameBundle, WrittenGroup
+from delaywheel.bundle import NO_BUNDLE, NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.columns import Columns
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
@@ -42,6 +42,7 @@ from delaywheel.nodefile import NodeFolder, new_storage, open_node_folder
 from delaywheel.nodestate import NodeState, Spare
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rows import HOLE_ROW
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.steps import Steps
 from delaywheel.wheel import (
     DEFAULT_MAX_FRAME_BYTES,
@@ -430,7 +431,7 @@ class Store:
         max_frames: int,
         floor: int,
         is_over: Callable[[], bool] = lambda: False,
-    ) -> tuple[FrameBundle, list[int]]:
+    ) -> tuple[FrameBundle, SeqSet]:
         """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
 
         Every frame is checked. One below the floor is without content; one committed to be lost,
@@ -447,21 +448,25 @@ class Store:
 
         Returns:
             The frames; and the one that ended them, if it is damaged. Where there are none: the
-            leading seqs of which nothing is here, be they damaged or above the last one held.
+            leading seqs of which nothing is here, be they damaged or above the last one held, in
+            one span. Holes are told a segment of the index at a time, what is above the last one
+            all at once.
         """
-        last_seq = min(last_seq, first_seq + max_frames - 1)
+        end_seq = min(last_seq, first_seq + max_frames - 1)
         floor = max(floor, self._copies.floor)
         if self._open is not None and self._open.wheel == wheel:
-            recent = self._recent.frames(first_seq, last_seq, floor=floor, max_bytes=max_bytes)
+            recent = self._recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
             if len(recent):
                 is_over()
-                return recent, []
+                return recent, NO_SEQS
+        absent = self._absent(wheel, first_seq, last_seq)
+        if absent:
+            return NO_BUNDLE, absent
         frames: list[FrameCopy] = []
-        absent: list[int] = []
         length_bytes = 0
-        for found in self._reading(wheel, first_seq, last_seq, floor):
+        for found in self._reading(wheel, first_seq, end_seq, floor):
             if isinstance(found, DamagedFrame):
-                absent.append(found.seq)
+                absent = absent.with_span(found.seq, found.seq)
                 if frames or is_over():
                     break
                 continue
@@ -472,9 +477,9 @@ class Store:
             if is_over():
                 break
         else:
-            if not frames:
-                beyond = first_seq + len(absent)
-                absent.extend(range(beyond, last_seq + 1))
+            beyond = first_seq + len(absent)
+            if not frames and beyond <= end_seq:
+                absent = absent.with_span(beyond, last_seq)  # here the wheel ends before
         return FrameBundle.of_copies(frames), absent
 
     def card(self, wheel: WheelId) -> WheelCard:
@@ -506,7 +511,7 @@ class Store:
         """What there is of every wheel but the open one."""
         return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
 
-    def checkpoint(self, on_damaged: Callable[[WheelId, int], object]) -> None:
+    def checkpoint(self, on_damaged: Callable[[WheelId, SeqSet], object]) -> None:
         """Notes on the medium how far it holds what was written. For one thread, whichever.
 
         Unless groups are synced, it puts there first what was written.
@@ -527,8 +532,8 @@ class Store:
             except OSError as error:
                 failure = error
                 continue
-            for seq in damaged:
-                on_damaged(wheel, seq)
+            if damaged:
+                on_damaged(wheel, damaged)
         origin = self._open
         if origin is not None and origin.broken is None:
             try:
@@ -550,6 +555,15 @@ class Store:
                 failure = failure or error
         if failure is not None:
             raise failure
+
+    def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
+        """The leading seqs that are holes, which are many where one is; lost ones are sent."""
+        copy = self._found(wheel)
+        if copy is None:
+            return NO_SEQS
+        end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
+        lost = self._lacking.lost.seqs(wheel).within(first_seq, end_seq)
+        return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
 
     def _written(self, copy: MirrorWheel) -> Held:
         if self._limits.sync_groups:
