@@ -18,7 +18,7 @@ from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.peers import Vote
 from delaywheel_replica.peers import accepting
 from delaywheel_replica.peers.framing import PREFACE
-from delaywheel_replica.peers.handshake import Hello, encode_hello
+from delaywheel_replica.peers.handshake import PROTOCOL, Hello, encode_hello
 from delaywheel_replica.peers.states import PeerReason, Stream
 from local.kafka import free_ports
 from support.peer_raw import Raw
@@ -127,7 +127,9 @@ def test_a_first_message_that_is_no_hello_is_refused_by_name(
 def test_a_hello_of_the_next_protocol_is_told_so_whatever_stream_it_names(
     members: dict[str, str],
 ) -> None:
-    said = pb.ToPeer.FromString(encode_hello(Hello(identity("n2", protocol=3), "n1", None)))
+    said = pb.ToPeer.FromString(
+        encode_hello(Hello(identity("n2", protocol=PROTOCOL + 1), "n1", None))
+    )
     with Raw(members["n1"]) as raw:
         raw.socket.sendall(PREFACE)
         raw.say(said.SerializeToString() + b"\x92\x06\x01x")  # and a field of that protocol

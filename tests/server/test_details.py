@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,14 @@ NOW_SLOT = int(time.time())
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Three messages, due 3 s ago, now and far ahead."""
+def data(tmp_path: Path) -> Iterator[Path]:
+    """Three messages, due 3 s ago, now and far ahead; the dial lives as long as its process."""
     disk = PosixDisk()
     wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 10_000))
     for number, slot in enumerate((NOW_SLOT - 3, NOW_SLOT, NOW_SLOT + 5_000)):
         wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
-    return tmp_path
+    yield tmp_path
+    wheel.close()
 
 
 def described(
