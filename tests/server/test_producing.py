@@ -30,7 +30,7 @@ from delaywheel_replica.server.writing import Writing
 from support.messages import Message, columns_of
 
 RULES = Rules(
-    span_seconds=600,
+    span_seconds=7_200,
     late_window_seconds=60,
     clock_skew_ms=500,
     max_message_bytes=1_000_000,
