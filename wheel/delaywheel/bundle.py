@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from delaywheel.framecopy import FrameCopy
 from delaywheel.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, raw_rows
+from delaywheel.seqset import SeqSet
 
 _NO_EDGES = np.zeros(1, np.int64)
 
@@ -26,7 +27,7 @@ class FrameBundle:
 
     Attributes:
         seqs: of each frame.
-        rows: their index rows (``format.INDEX_ROW``).
+        rows: their index rows (``rows.INDEX_ROW``).
         edges: where each frame begins in `content`, and where the last one ends.
         content: the bytes of the frames, one behind the other.
     """
@@ -150,14 +151,21 @@ class FrameBundle:
             self.content[int(edges[0]) : int(edges[-1])],
         )
 
+    def following(self, next_seq: int, limit: int | None) -> "FrameBundle":
+        """The frames from a seq on, up to the first gap, and not beyond ``limit``."""
+        seqs = self.seqs
+        first, last = int(seqs.searchsorted(next_seq)), len(self)
+        if limit is not None:
+            last = int(seqs.searchsorted(limit, side="right"))
+        follows = seqs[first:last] == np.arange(next_seq, next_seq + max(0, last - first))
+        return self.part(first, last if follows.all() else first + int(follows.argmin()))
+
     def chosen(self, wanted: NDArray[np.bool_]) -> "FrameBundle":
         """Some of the frames."""
         if wanted.all():
             return self
-        edges = np.flatnonzero(np.diff(wanted, prepend=False, append=False)).tolist()
-        return FrameBundle.joined(
-            [self.part(*run) for run in zip(edges[::2], edges[1::2], strict=True)]
-        )
+        runs = SeqSet.where(0, wanted).spans  # of places
+        return FrameBundle.joined([self.part(first, last + 1) for first, last in runs])
 
     def without_content(self, bare: NDArray[np.bool_]) -> "FrameBundle":
         """The same frames, of which these have no bytes any more."""

@@ -8,7 +8,7 @@ The header says which wheel, slot and seq the frame is, so bytes in a wrong plac
 the checksum covers everything behind it. Columns come in the order of falling item size, which
 keeps each aligned to its own size in a frame that begins at a multiple of 8.
 
-Everything is little-endian. Frames are made in encode.py, and checked many at once in bundle.py.
+Everything is little-endian. Frames are made in encode.py, and checked many at once in checking.py.
 """
 
 import struct

@@ -104,29 +104,10 @@ class MirrorWheel:
 
     @classmethod
     def open(
-        cls,
-        disk: Disk,
-        data: Path,
-        wheel: WheelId,
-        handles: HandleCache,
-        *,
-        damaged: SeqSet = NO_SEQS,
-        floor: int = 0,
-        dial: Dial | None = None,
-        table_rows: int = ROWS_PER_SEGMENT,
+        cls, disk: Disk, data: Path, wheel: WheelId, handles: HandleCache, **options: Any
     ) -> Self:
-        """Goes on with what there is, at once; see `opening`."""
-        steps = cls.opening(
-            disk,
-            data,
-            wheel,
-            handles,
-            damaged=damaged,
-            floor=floor,
-            dial=dial,
-            table_rows=table_rows,
-        )
-        return finish(steps)
+        """Goes on with what there is, at once; see `opening`, which takes the same."""
+        return finish(cls.opening(disk, data, wheel, handles, **options))
 
     @classmethod
     def opening(
@@ -202,7 +183,7 @@ class MirrorWheel:
         Raises:
             OSError: the medium refused; those before may count, see ``last_seq``.
         """
-        following = self._following(bundle)
+        following = bundle.following(self.last_seq + 1, self.meta.final_seq)
         good, accepted_at_ms = good_frames(self.wheel, following)
         self._handles.pointer_slot = max(self._handles.pointer_slot, accepted_at_ms // 1000)
         refused = None
@@ -407,16 +388,6 @@ class MirrorWheel:
         for first_seq, rows in self._reader.rows_of(mended):
             self._medium.take_over(first_seq, rows)
             yield
-
-    def _following(self, bundle: FrameBundle) -> FrameBundle:
-        """Those frames that follow on the last one, up to the committed end."""
-        next_seq, final_seq = self.last_seq + 1, self.meta.final_seq
-        first = int(bundle.seqs.searchsorted(next_seq))
-        following = bundle.part(first, len(bundle))
-        wanted = following.seqs == np.arange(next_seq, next_seq + len(following))
-        if final_seq is not None:
-            wanted &= following.seqs <= final_seq
-        return following.part(0, len(following) if wanted.all() else int(wanted.argmin()))
 
     def _bared(self, bundle: FrameBundle) -> FrameBundle:
         """Frames as they are written: of finished slots only the rows.

@@ -57,8 +57,7 @@ class RowWriter:
         self._path = path
         if path.parent == _DESCRIPTORS:
             length = 2 * MAX_HALF_LENGTH_BYTES
-            os.truncate(path, length)
-            self._take(_mapped_memory(path, length))
+            self._take(_mapped(path, length, writable=True, allocates=False))
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -171,25 +170,20 @@ def _is_row(length_bytes: int) -> bool:
     return half > 0 and not odd
 
 
-def _mapped(path: Path, length_bytes: int, *, writable: bool) -> memoryview:
-    """Space is allocated, for a full disk under a map is SIGBUS."""
+def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = True) -> memoryview:
+    """Maps a row, which is made to have this length if it is to be written.
+
+    Space is allocated, for a full disk under a map is SIGBUS; but none where no disk is under it.
+    """
     access = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
     descriptor = os.open(path, access | os.O_CLOEXEC, 0o644)
     try:
         if writable:
             os.ftruncate(descriptor, length_bytes)
+        if writable and allocates:
             os.posix_fallocate(descriptor, 0, length_bytes)
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return memoryview(mmap.mmap(descriptor, length_bytes, prot=protection))
-    finally:
-        os.close(descriptor)
-
-
-def _mapped_memory(path: Path, length_bytes: int) -> memoryview:
-    """As `_mapped`; nothing is allocated, as there is no disk under it that could be full."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return memoryview(mmap.mmap(descriptor, length_bytes))
     finally:
         os.close(descriptor)
 

@@ -29,7 +29,8 @@ _COUNT_MASK = (1 << _CHECK_SHIFT) - 1
 _CHECK_MASK = 0x7FF
 FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
 
-HOLE_ROW: Final = _INDEX_ROW.pack(0, (1 << 32) - 1, 0, 0)
+_HOLE_OFFSET = (1 << 32) - 1
+HOLE_ROW: Final = _INDEX_ROW.pack(0, _HOLE_OFFSET, 0, 0)
 
 
 def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
@@ -92,19 +93,22 @@ def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows are holes."""
-    none = (rows["length"] == 0) & (rows["slot"] == 0) & (rows["messages"] == 0)
-    return none & (rows["offset"] == (1 << 32) - 1)  # type: ignore[no-any-return]  # numpy's stubs
+    return _have_none(rows) & (rows["offset"] == _HOLE_OFFSET)  # type: ignore[no-any-return]
 
 
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows were not written so: their check value is wrong, or they speak of no frame."""
-    has_none = (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)
-    has_none &= (rows["offset"] == 0) | (rows["offset"] == (1 << 32) - 1)
+    has_none = _have_none(rows) & ((rows["offset"] == 0) | (rows["offset"] == _HOLE_OFFSET))
     if not has_none.any():
         return _are_wrong(rows)
     flawed = ~has_none
     flawed[flawed] = _are_wrong(rows[flawed])
     return flawed  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _have_none(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are as those without a frame are, but for their offset."""
+    return (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)  # type: ignore[no-any-return]
 
 
 def _are_wrong(rows: NDArray[Any]) -> NDArray[np.bool_]:

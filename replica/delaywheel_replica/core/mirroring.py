@@ -99,7 +99,7 @@ def judge(
     bundle = frames.frames
     mirror, repair = NO_BUNDLE, NO_BUNDLE
     if len(bundle):
-        mirror = _following(bundle, 1 if held is None else held.applied + 1, limit)
+        mirror = bundle.following(1 if held is None else held.applied + 1, limit)
         repair = _lacking(bundle, NO_SEQS if held is None else held.lacking, closed_at)
     is_pushed = frames.request == 0
     refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
@@ -109,18 +109,6 @@ def judge(
         refused=refused,
         answer=is_pushed and not (len(mirror) or len(repair) or refused),
     )
-
-
-def _following(bundle: FrameBundle, next_seq: int, limit: int | None) -> FrameBundle:
-    """The frames from a seq on, up to a gap or the limit."""
-    seqs = bundle.seqs
-    first, last = int(seqs.searchsorted(next_seq)), len(bundle)
-    if limit is not None:
-        last = int(seqs.searchsorted(limit, side="right"))
-    follows = seqs[first:last] == np.arange(next_seq, next_seq + max(0, last - first))
-    if not follows.all():
-        last = first + int(follows.argmin())
-    return bundle.part(first, last) if first < last else NO_BUNDLE
 
 
 def _lacking(bundle: FrameBundle, lacking: SeqSet, closed_at: int | None) -> FrameBundle:

@@ -149,4 +149,7 @@ class Vote:
     round: int
 
 
+ABOUT_FRAMES = (Frames, Applied, Fetch, Lacks)
+"""They may be long, or wait for a disk: they go apart from those that must be heard quickly."""
+
 PeerMessage = Gossip | Frames | Applied | Refused | Fetch | Lacks | Promise | VoteAsk | Vote

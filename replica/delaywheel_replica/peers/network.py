@@ -15,7 +15,7 @@ event loop a request of 50,000 rows would hold up beats just as well.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, PeerMessage
+from delaywheel_replica.core.peers import ABOUT_FRAMES, Gossip, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
@@ -31,8 +31,6 @@ CONTROL_QUEUE_BYTES: Final = 1 << 20
 
 # The setting that bounds frames; all nodes that talk have the same.
 _FRAME_BYTES: Final = "transaction_bytes"
-
-_DATA: Final = (Frames, Applied, Fetch, Lacks)
 
 
 class PeerListenError(Exception):
@@ -114,7 +112,7 @@ class PeerNetwork:
             ValueError: the message has numbers that cannot be sent (see `encode`).
         """
         to = self._peers[peer]
-        stream = Stream.DATA if isinstance(message, _DATA) else Stream.CONTROL
+        stream = Stream.DATA if isinstance(message, ABOUT_FRAMES) else Stream.CONTROL
         if not to.takes(stream):
             return
         if not isinstance(message, Gossip):

@@ -87,7 +87,7 @@ from delaywheel_replica.core.member_events import (
     VerifyWheel,
     Written,
 )
-from delaywheel_replica.core.peers import Applied, Fetch, Frames, Lacks, PeerMessage
+from delaywheel_replica.core.peers import ABOUT_FRAMES, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.plausible import check
 from delaywheel_replica.core.status import CleanerStatus, ServerStatus
 from delaywheel_replica.server.committer import (
@@ -195,7 +195,7 @@ class Driver:
             MalformedError: no node can mean it; nothing was done.
         """
         check(sender, message)
-        here = isinstance(message, Frames | Applied | Fetch | Lacks)
+        here = isinstance(message, ABOUT_FRAMES)
         self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), here=here)
 
     def disconnected(self, peer: str) -> None:

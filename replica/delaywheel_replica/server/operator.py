@@ -6,8 +6,8 @@ cleaner's row shows it committed. What is refused, is refused before anything wa
 """
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -27,6 +27,8 @@ from delaywheel_replica.server.status import NodeView, beats_heard, monotonic_ms
 _WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.1
 _TIMEOUT_S: Final = 12.0
+
+_Answer = TypeVar("_Answer")
 
 
 def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) -> bool:
@@ -97,15 +99,13 @@ class Operator:
             RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
                 NODE_CHANGE_UNKNOWN.
         """
-        address = self._elsewhere(passed=passed)
-        if address is not None:
-            return await self._passing.call(
-                address,
-                lambda channel: rpc.DelayWheelAdminStub(channel).ReplaceNode(
-                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
-                ),
-                unknown=Reason.NODE_CHANGE_UNKNOWN,
-            )
+        there = await self._elsewhere(
+            lambda stub: stub.ReplaceNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.NODE_CHANGE_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
         async with self._one_at_a_time:
             storage = self._new_storage(request.node, request.storage)
             change = await self._changed(request.node, storage, dry_run=request.dry_run)
@@ -121,15 +121,13 @@ class Operator:
         Raises:
             RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
         """
-        address = self._elsewhere(passed=passed)
-        if address is not None:
-            return await self._passing.call(
-                address,
-                lambda channel: rpc.DelayWheelAdminStub(channel).RemoveNode(
-                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
-                ),
-                unknown=Reason.NODE_CHANGE_UNKNOWN,
-            )
+        there = await self._elsewhere(
+            lambda stub: stub.RemoveNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.NODE_CHANGE_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
         async with self._one_at_a_time:
             self._refuse_used(request.node)
             change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
@@ -145,15 +143,13 @@ class Operator:
         Raises:
             RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
         """
-        address = self._elsewhere(passed=passed)
-        if address is not None:
-            return await self._passing.call(
-                address,
-                lambda channel: rpc.DelayWheelAdminStub(channel).SetBack(
-                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
-                ),
-                unknown=Reason.SET_BACK_UNKNOWN,
-            )
+        there = await self._elsewhere(
+            lambda stub: stub.SetBack(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.SET_BACK_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
         async with self._one_at_a_time:
             before = self._progress()
             if not request.dry_run and request.set_backs < before.set_backs:
@@ -174,16 +170,17 @@ class Operator:
         return progress
 
     async def _commit_set_back(self, before: Progress) -> Progress:
-        try:
-            async with asyncio.timeout(self._wait_s):
-                while (progress := self._progress()).set_backs == before.set_backs:
-                    if progress.due_ms <= wall_ms():
-                        raise RefusedError(Reason.NOTHING_TO_SET_BACK)
-                    self._tell(SetBack(before.set_backs))
-                    await asyncio.sleep(_AGAIN_S)
-        except TimeoutError:
-            raise RefusedError(Reason.SET_BACK_UNKNOWN) from None
-        return progress
+        def is_committed() -> bool:
+            progress = self._progress()
+            if progress.set_backs != before.set_backs:
+                return True
+            if progress.due_ms <= wall_ms():
+                raise RefusedError(Reason.NOTHING_TO_SET_BACK)
+            return False
+
+        word = SetBack(before.set_backs)
+        await self._tell_until(is_committed, word, unknown=Reason.SET_BACK_UNKNOWN)
+        return self._progress()
 
     def _set_back(self, progress: Progress) -> pb.SetBackResponse:
         """What was committed; some of it may be past by now."""
@@ -199,18 +196,27 @@ class Operator:
             floor=progress.floor,
         )
 
-    def _elsewhere(self, *, passed: bool) -> str | None:
-        """Where the leader's node is; None: it is this one.
+    async def _elsewhere(
+        self,
+        call: "Callable[[rpc.DelayWheelAdminAsyncStub], Awaitable[_Answer]]",
+        unknown: Reason,
+        *,
+        passed: bool,
+    ) -> _Answer | None:
+        """What the leader's node answers to the same call; None: this one is it.
 
         Raises:
-            RefusedError: nobody leads, as far as this node knows.
+            RefusedError: as there, `unknown` if no reason was given; or nobody leads, as far as
+                this node knows.
         """
         if self._leads():
             return None
         address = None if passed else self._passing.leader_address()
         if address is None:
             raise RefusedError(Reason.NO_LEADER)
-        return address
+        return await self._passing.call(
+            address, lambda channel: call(rpc.DelayWheelAdminStub(channel)), unknown=unknown
+        )
 
     def _leads(self) -> bool:
         """Resting counts: who waits for frames of a lost folder waits for this very word."""
@@ -273,14 +279,27 @@ class Operator:
         return change
 
     async def _commit(self, node: str, storage: str) -> None:
-        told = NodeStorage(node, None if storage == REMOVED else storage)
+        await self._tell_until(
+            lambda: self._control().nodes[node].storage == storage,
+            NodeStorage(node, None if storage == REMOVED else storage),
+            unknown=Reason.NODE_CHANGE_UNKNOWN,
+        )
+
+    async def _tell_until(
+        self, is_committed: Callable[[], bool], word: NodeStorage | SetBack, *, unknown: Reason
+    ) -> None:
+        """Repeats a word to the cleaner.
+
+        Raises:
+            RefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
+        """
         try:
             async with asyncio.timeout(self._wait_s):
-                while self._control().nodes[node].storage != storage:
-                    self._tell(told)
+                while not is_committed():
+                    self._tell(word)
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            raise RefusedError(Reason.NODE_CHANGE_UNKNOWN) from None
+            raise RefusedError(unknown) from None
 
 
 def _shown(storage: str) -> str:

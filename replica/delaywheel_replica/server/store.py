@@ -26,7 +26,7 @@ remember it (its checkpoint), so that a restart does not turn a lacking frame in
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self, cast
+from typing import Self
 
 from delaywheel.bundle import NO_BUNDLE, NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.columns import Columns
@@ -43,7 +43,7 @@ from delaywheel.nodestate import NodeState, Spare
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rows import HOLE_ROW
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.steps import Steps
+from delaywheel.steps import Steps, finish
 from delaywheel.wheel import (
     DEFAULT_MAX_FRAME_BYTES,
     DEFAULT_MAX_FRAME_MESSAGES,
@@ -584,18 +584,11 @@ class Store:
         """The copy of a wheel, which is made if there is none."""
         if self._open is not None and self._open.wheel == card.wheel:
             raise WheelExists(f"{card.wheel} is open")
-        meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
         copy = self._copies.known.get(card.wheel)
         if copy is not None:
             return copy
-        steps = self._copies.taking(meta)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as made:
-                return cast("MirrorWheel", made.value)
-            finally:
-                between()
+        meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
+        return finish(self._copies.taking(meta), between)
 
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
