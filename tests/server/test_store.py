@@ -579,7 +579,7 @@ def test_a_closed_copy_is_cut_and_stays_so() -> None:
         store.close_wheel(WheelId("node-1", 2), 2)
 
 
-def deleted(store: Store) -> list[int]:
+def deleted(store: Store) -> list[object]:
     return list(store.delete_wheel(WHEEL))
 
 

@@ -17,6 +17,7 @@ from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.rows import cancel_counts, message_counts
 from delaywheel.slotfiles import SlotFiles, SlotFull, list_slots
 from delaywheel.slottable import load_head
+from delaywheel.steps import finish
 from delaywheel.wheel import (
     MetaDamaged,
     SlotFinished,
@@ -26,8 +27,8 @@ from delaywheel.wheel import (
     WheelMissing,
     WheelState,
     delete_halves,
-    delete_wheel,
     delete_wheel_below,
+    deleting_wheel,
     list_wheels,
     load_checkpoint,
     load_meta,
@@ -306,7 +307,7 @@ def test_an_unregistered_wheel_is_deleted_whole() -> None:
     disk = SimulatedDisk()
     for number in (1, 2):
         append(new_wheel(disk, DATA, number), [message()])
-    delete_wheel(disk, DATA, WheelId("node-1", 1))
+    finish(deleting_wheel(disk, DATA, WheelId("node-1", 1)))
     assert list_wheels(disk, DATA) == [WheelId("node-1", 2)]
     assert not [path for path in disk.paths() if "node-1.1" in str(path)]
 
@@ -448,7 +449,7 @@ def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever(
             delete_below(wheel, BASE_SLOT + 9_001)
         disk.crash_after(effects)
         try:
-            delete_wheel(disk, DATA, wheel.wheel)
+            finish(deleting_wheel(disk, DATA, wheel.wheel))
         except Crash:
             disk.restart(None if machine_crash is None else Random(machine_crash))
             delete_halves(disk, DATA)

@@ -33,7 +33,7 @@ from delaywheel.columns import Columns
 from delaywheel.dial import Dial
 from delaywheel.disk import Disk
 from delaywheel.encode import EncodedGroup, encode_group
-from delaywheel.format import Kind
+from delaywheel.format import NO_SLOT, Kind
 from delaywheel.handles import HandleCache
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
@@ -442,17 +442,25 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
     delete_segments_below(disk, folder, floor)
 
 
-def delete_wheel(disk: Disk, data: Path, wheel: WheelId) -> None:
+def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
     """Deletes a wheel that is unregistered. It may have slot files that were not swept yet.
 
     They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
     meta.json, so that no half wheel is left.
     """
     folder = layout.wheel_folder(data, wheel)
+    for _ in delete_slots_below(disk, folder, NO_SLOT):
+        yield
     disk.delete_folder(layout.slots_folder(folder))
     if disk.exists(folder):
         disk.sync_folder(folder)
+    yield
     disk.delete(layout.meta_path(folder))
+    yield
+    for inside in (layout.table_folder(folder), folder):
+        for name, _ in disk.list_sizes(inside):
+            disk.delete(inside / name)
+            yield
     disk.delete_folder(folder)
     disk.sync_folder(layout.wheels_folder(data))
 

@@ -24,7 +24,7 @@ from delaywheel.steps import Steps, finish
 from delaywheel.wheel import (
     WheelMeta,
     delete_halves,
-    delete_wheel,
+    deleting_wheel,
     list_wheels,
     load_meta,
     making_wheel,
@@ -181,8 +181,8 @@ class Copies:
         self._copies[wheel] = copy
         return copy
 
-    def delete(self, wheel: WheelId) -> Iterator[int]:
-        """Deletes all that there is of a wheel: slot files one by one, then the rest at once.
+    def delete(self, wheel: WheelId) -> Iterator[object]:
+        """Deletes all that there is of a wheel, file by file, slot files first.
 
         From the first of them on all of it is finished, so that whoever reads or writes it
         meanwhile finds no frame that is half gone.
@@ -192,7 +192,7 @@ class Copies:
             copy.raise_floor(NO_SLOT)
             yield from copy.delete_finished()
             copy.close()
-        delete_wheel(self.disk, self.data, wheel)
+        yield from deleting_wheel(self.disk, self.data, wheel)
         self._copies.pop(wheel, None)
 
     def close(self) -> None:

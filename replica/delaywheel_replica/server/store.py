@@ -396,8 +396,8 @@ class Store:
         copy.end_at(final_seq, between=between)
         return self._written(copy)
 
-    def delete_wheel(self, wheel: WheelId) -> Iterator[int]:
-        """Deletes all that there is of a wheel, one slot file after another, yielding its slot."""
+    def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
+        """Deletes all that there is of a wheel, file by file."""
         yield from self._copies.delete(wheel)
         self._lacking.forget(wheel)
 
