@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import time
 
 import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.command import Command
+from support.command import Command, say
 from support.fake_service import abort, answer
 from support.scripted_node import ScriptedNode
 
@@ -32,10 +31,6 @@ def told(**changes: int) -> pb.SetBackResponse:
 def scripted(node: ScriptedNode) -> ScriptedNode:
     node.set_back = answer(told())
     return node
-
-
-def say(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
 def test_it_does_what_was_shown_and_confirmed(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-
 import grpc
 import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.command import Command
+from support.command import Command, say
 from support.fake_service import abort, abort_bare, answer
 from support.scripted_node import ScriptedNode
 
@@ -32,10 +30,6 @@ def scripted(node: ScriptedNode) -> ScriptedNode:
     node.replace_node = answer(pb.ReplaceNodeResponse(change=REPLACED))
     node.remove_node = answer(pb.RemoveNodeResponse(change=REMOVED))
     return node
-
-
-def say(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
 def test_replace_does_what_was_shown_and_confirmed(

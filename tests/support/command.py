@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any, NamedTuple
 
@@ -21,6 +22,11 @@ class Ended(NamedTuple):
     def document(self) -> Any:
         """What it printed as JSON."""
         return json.loads(self.out)
+
+
+def say(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user types this."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
 
 
 class Command:
