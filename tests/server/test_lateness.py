@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -65,6 +66,9 @@ async def test_a_loop_that_is_held_up_is_seen(block: Callable[[], None]) -> None
 
     watching = asyncio.create_task(watch(tell))
     await is_watched.wait()
-    block()
-    await is_seen.wait()
+    while not is_seen.is_set():
+        # One on which the machine took the processor away in between counts for less.
+        block()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(is_seen.wait(), 5)
     watching.cancel()
