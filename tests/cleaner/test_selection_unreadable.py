@@ -1,5 +1,7 @@
 """Frames that cannot be read: what waits for them, what does not, and what is told."""
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel import layout
+from delaywheel.disk import PosixDisk, PosixFile
 from delaywheel.identity import WheelId
 from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel_replica.cleaner.given_up import LostFrames
@@ -207,6 +210,35 @@ def test_a_slot_file_that_is_gone_is_missed_by_the_next_leader_too(wheels: Wheel
         leader.lose()
         leader.forward(START_MS + 9000)
         assert numbers(leader.messages) == [2, 3]
+
+
+class Refusing(PosixDisk):
+    """Files whose paths have this part cannot be opened."""
+
+    part = "none"
+
+    def open_read(self, path: Path) -> PosixFile:
+        if self.part in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().open_read(path)
+
+
+def test_a_wheel_whose_index_cannot_be_opened_waits_and_no_other_does(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 5100, 1)])
+    wheels.write(B1, [message(START_MS + 5200, 2)])
+    wheels.disk = disk = Refusing()
+    with Leader(wheels, replace(EMPTY, seqs={A1: 1, B1: 1})) as leader:
+        wheels.write(A1, [message(START_MS + 5300, 3)])
+        wheels.write(B1, [message(START_MS + 5400, 4)])
+        disk.part = f"{A1}/index"
+        leader.forward(START_MS + 6000)
+        assert numbers(leader.messages) == [1, 2, 4], "what is admitted is found in its slot file"
+        assert leader.progress.seqs == {A1: 1, B1: 2}
+        assert leader.reader.unreadable == {(A1, 2)}
+        disk.part = "none"
+        leader.forward(START_MS + 6100)
+        assert numbers(leader.messages) == [1, 2, 4, 3]
+        assert leader.reader.unreadable == set()
 
 
 def slot_path(wheels: Wheels, wheel: WheelId, slot: int) -> Path:

@@ -35,6 +35,7 @@ from delaywheel_replica.core.member_events import (
 )
 from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, Refused, WheelCard
 from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.verifying import AGAIN_MS
 from delaywheel_replica.server.committer import Request
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import bundled, copies_of
@@ -109,6 +110,28 @@ def test_a_broken_wheel_is_left_and_the_spare_opened(ready: Driven) -> None:
     assert (ready.state.open, ready.state.spare) == (TWO, None)
     told = ready.row.beat.wheels[ONE]
     assert (told.applied, told.high_watermark, told.top_slot) == (1, 1, BASE_SLOT)
+
+
+def test_a_spare_is_opened_though_the_medium_refuses_all_of_the_wheel_before(
+    ready: Driven,
+) -> None:
+    assert ready.produce(message(1)).said == "n1.1"
+    ready.disk.faults.append(Fault("write", path_part=".slot"))
+    ready.disk.faults += [
+        Fault(operation, path_part=f"/{ONE}") for operation in ("open", "read") for _ in range(99)
+    ]
+    assert ready.produce(message(2)).said == "WHEEL_LOST"
+    assert ready.produce(message(2)).said == "n1.2"
+    beat = ready.row.beat
+    assert (beat.open, beat.verifying, beat.complete) == (TWO, frozenset({ONE}), False)
+    assert ONE not in beat.wheels
+    ready.tick(AGAIN_MS)
+    assert ready.row.beat.verifying == frozenset({ONE})
+    ready.disk.faults.clear()
+    ready.tick(AGAIN_MS)
+    beat = ready.row.beat
+    assert (beat.verifying, beat.complete) == (frozenset(), True)
+    assert (beat.wheels[ONE].applied, beat.wheels[ONE].high_watermark) == (1, 1)
 
 
 def test_a_checkpoint_that_the_medium_refuses_breaks_the_wheel(ready: Driven) -> None:

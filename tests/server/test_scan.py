@@ -27,7 +27,7 @@ from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
 from delaywheel_replica.server.scan import Scanner
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
-from sim.disk import SimulatedDisk, SimulatedFile
+from sim.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.messages import BASE_SLOT, Message, columns_of, message
 
@@ -35,6 +35,17 @@ A1, B1 = WheelId("a", 1), WheelId("b", 1)
 DATA = Path("/data")
 ID = message(1).id
 EARLY_MS, LATE_MS = BASE_SLOT * 1000 + 100, BASE_SLOT * 1000 + 900
+
+
+def test_a_message_is_found_though_an_index_cannot_be_opened() -> None:
+    site = Site()
+    site.write(A1, message(1, slot=BASE_SLOT))
+    site.write(B1, message(2, slot=BASE_SLOT))
+    scanner = Scanner(site.disk, DATA)
+    site.disk.faults += [Fault("open", path_part=f"{A1}/index") for _ in range(99)]
+    for number, wheel in ((1, A1), (2, B1)):
+        found = scanner.find(BASE_SLOT, message(number).id, {A1: 1, B1: 1}, None)
+        assert [(copy.wheel, copy.seq) for copy in found.copies] == [(wheel, 1)]
 
 
 class Site:

@@ -252,7 +252,7 @@ def test_the_open_wheel_is_written_read_and_left() -> None:
     assert (store.last_seq, store.top_slot) == (2, BASE_SLOT + 3)
     assert read(store, OWN, 1, 5) == ([1, 2], [])
     assert store.card(OWN).members == MEMBERS
-    held = store.leave_wheel()
+    held = left(store)
     assert (held.applied, held.top_slot, held.lacking) == (2, BASE_SLOT + 3, NO_SEQS)
     assert store.wheel is None
     with pytest.raises(WheelMissing):
@@ -271,21 +271,56 @@ def test_a_broken_wheel_tells_what_counts() -> None:
     assert (store.last_seq, store.top_slot) == (1, BASE_SLOT)
     with pytest.raises(WheelBroken):
         write(store, 0)
-    held = store.leave_wheel()
+    held = left(store)
     assert (held.applied, held.top_slot) == (1, BASE_SLOT)
     assert list(slots_of(disk, DATA, OWN)) == [BASE_SLOT], "the tail is cut"
 
 
-def test_leaving_is_tried_again_when_the_medium_refuses() -> None:
-    for countdown in range(3):
-        disk = SimulatedDisk()
-        store = opened(disk, sync_groups=True)
-        open_own(store)
-        write(store, 0)
-        disk.faults.append(Fault("sync", countdown=countdown))
-        with pytest.raises(OSError, match="Input/output"):
-            store.leave_wheel()
-        assert store.leave_wheel().applied == 1
+def left(store: Store) -> Held:
+    held = store.leave_wheel()
+    assert held is not None
+    return held
+
+
+@pytest.mark.parametrize("countdown", range(3))
+def test_a_wheel_is_left_unverified_where_the_medium_refuses(countdown: int) -> None:
+    disk = SimulatedDisk()
+    store = opened(disk, sync_groups=True)
+    open_own(store)
+    write(store, 0)
+    counted = DialView(disk, DATA).rows(0, None).tolist()
+    disk.faults.append(Fault("sync", countdown=countdown))
+    assert store.leave_wheel() is None
+    assert store.unverified == {OWN}
+    store.open_wheel(Spare(WheelId("b", 2), BASE_SLOT, MEMBERS, 2))
+    assert finish(store.verifying(OWN)).applied == 1
+    assert store.unverified == set()
+    assert DialView(disk, DATA).rows(0, None).tolist() == counted, "and counted once"
+
+
+def test_a_wheel_whose_index_cannot_be_opened_lacks_all_its_frames_for_so_long() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    disk.faults += [Fault("open", path_part="index") for _ in range(99)]
+    held = left(store)
+    assert (held.applied, list(held.lacking)) == (2, [1, 2])
+    frames = bundled(copies_of_own())
+    with pytest.raises(OSError, match="Input/output"):
+        store.repair(held.card, frames)
+    disk.faults.clear()
+    assert store.repair(held.card, frames) == Held(held.card, 2, BASE_SLOT + 1)
+    assert read(store, OWN, 1, 2) == ([1, 2], [])
+
+
+def copies_of_own() -> list[FrameCopy]:
+    """What another member holds of the wheel into which the same was written."""
+    disk = SimulatedDisk()
+    store = opened(disk)
+    open_own(store)
+    write(store, 0, 1)
+    return copies_of(disk, DATA, OWN)
 
 
 def test_a_damaged_frame_of_the_open_wheel_is_told() -> None:
@@ -726,4 +761,4 @@ def test_a_checkpoint_of_one_goes_on_where_that_of_another_fails() -> None:
     write(store, 0)
     with pytest.raises(WheelBroken):
         store.checkpoint(ignored)
-    assert store.leave_wheel().applied == 2
+    assert left(store).applied == 2

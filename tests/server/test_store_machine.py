@@ -27,6 +27,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import Spare
 from delaywheel.reader import WheelReader
 from delaywheel.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.steps import finish
 from delaywheel.wheel import WheelBroken
 from delaywheel_replica.core.frames import FrameSet
 from delaywheel_replica.core.member_events import Held
@@ -142,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _open_next(self) -> None:
         store = self.nodes["a"].store
         if store.wheel is not None:
-            self._hold("a", store.leave_wheel())
+            self._hold("a", store.leave_wheel() or finish(store.verifying(self.wheels[-1])))
         wheel = WheelId("a", len(self.wheels) + 1)
         self.wheels.append(wheel)
         store.save(replace(store.state, open=wheel, last_number=wheel.number))

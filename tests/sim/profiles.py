@@ -166,6 +166,7 @@ def _disk_error(stage: Stage) -> list[Action]:
             ("sync", "node.json"),
             ("sync", "index"),
             ("open", ".slot"),
+            ("open", "index"),
         )
     )
     return stage.act(

@@ -5,6 +5,7 @@ import pytest
 from delaywheel import layout
 from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
+from delaywheel.index import delete_segments_below
 from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.recovery import Cut, Recovered, recover_wheel
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -188,6 +189,30 @@ def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) 
         assert isinstance(reader.frame(seq), Frame)
     assert isinstance(reader.frame(300), Frame if os_crashed else DamagedFrame)
     assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
+
+
+def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.faults += [Fault("open", path_part="index") for _ in range(99)]
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert recovered == Recovered(3, [], SeqSet.of([1, 2, 3]))
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    assert reader.last_seq() == 3
+    assert isinstance(reader.frame(2), DamagedFrame)
+    assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
+    disk.faults.clear()
+    assert isinstance(reader.frame(2), Frame)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(3, [], NO_SEQS)
+
+
+def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delaywheel.index.ROWS_PER_SEGMENT", 2)
+    disk, wheel, _ = wheel_of_three()
+    disk.faults += [Fault("open", path_part="index") for _ in range(99)]
+    assert delete_segments_below(disk, layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 9) == []
+    assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 3
 
 
 def test_a_bad_sector_of_a_slot_file_hides_only_its_own_frames() -> None:

@@ -123,7 +123,7 @@ class Disk(Protocol):
         """Sorted names of the files in a folder, and their lengths; empty when there is none."""
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or folder of this name."""
+        """Whether there is a file or folder of this name; also one that cannot be looked at."""
 
     def delete(self, path: Path) -> None:
         """Deletes a file if it is there."""
@@ -359,7 +359,12 @@ class PosixDisk:
 
     def exists(self, path: Path) -> bool:
         """See ``Disk``."""
-        return path.exists()
+        try:
+            return path.exists()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return True
 
     def delete(self, path: Path) -> None:
         """See ``Disk``."""

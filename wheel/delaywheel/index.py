@@ -7,6 +7,8 @@ one stays, for it says how far the wheel goes.
 
 Rows that the medium cannot read are holes: as few as its pages allow, and the others are read.
 Like all holes they are mended from another node's copy, and writing them again mends the medium.
+Of a segment that cannot even be opened all rows are holes, as many as its name's length tells; it
+is tried twice, for what fails once may well be opened.
 """
 
 import errno
@@ -166,7 +168,23 @@ class IndexReader:
         self._file: File | None = None  # of _segment, the last one there was when we looked
 
     def last_seq(self) -> int:
-        """The seq of the last whole row; 0 = there is none."""
+        """The seq of the last whole row; 0 = there is none.
+
+        Raises:
+            OSError: the medium tells neither the content nor the length of the last segment.
+        """
+        try:
+            return self._last_seq()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            segments = list_segments(self._disk, self._folder)
+            if not segments:
+                raise
+            length_bytes = _length_bytes(self._disk, self._folder, segments[-1], error)
+        return segments[-1] * ROWS_PER_SEGMENT + length_bytes // INDEX_ROW_LENGTH_BYTES
+
+    def _last_seq(self) -> int:
         while True:
             if self._file is None and not self._open_last():
                 return 0
@@ -216,7 +234,7 @@ class IndexReader:
 
     def _open(self, segment: int) -> bool:
         try:
-            file = self._disk.open_read(layout.index_path(self._folder, segment))
+            file = _open_read(self._disk, self._folder, segment)
         except FileNotFoundError:
             return False
         self.close()
@@ -306,13 +324,41 @@ def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
 
 def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes:
     try:
-        file = disk.open_read(layout.index_path(folder, segment))
+        file = _open_read(disk, folder, segment)
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        there = _length_bytes(disk, folder, segment, error) - offset
+        return HOLE_ROW * (min(length, there) // INDEX_ROW_LENGTH_BYTES)
     try:
         return _read_around(file, offset, length)
     finally:
         file.close()
+
+
+def _open_read(disk: Disk, folder: Path, segment: int) -> File:
+    path = layout.index_path(folder, segment)
+    try:
+        return disk.open_read(path)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    return disk.open_read(path)
+
+
+def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int:
+    """Of a segment that cannot be opened.
+
+    Raises:
+        OSError: the one given, if that cannot be told either.
+    """
+    lengths_bytes = dict(disk.list_sizes(folder))
+    length_bytes = lengths_bytes.get(layout.index_path(folder, segment).name)
+    if length_bytes is None:
+        raise error
+    return min(length_bytes, ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES)
 
 
 def _read_around(file: File, offset: int, length: int) -> bytes:

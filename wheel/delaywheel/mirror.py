@@ -247,6 +247,8 @@ class MirrorWheel:
             if place.seq not in taken:
                 self._mend(place)
                 between()
+        # Also of those whose rows could not be read when this was opened, and can be now.
+        self.top_slot = max([self.top_slot, *(place.slot for place in places)])
         refused += [_lies_there(seq) for seq in sorted(taken)]
         self._change_damaged(remove=SeqSet.of({place.seq for place in places} - taken))
         return refused

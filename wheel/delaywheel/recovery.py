@@ -192,7 +192,12 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
     cut = []
     for segment in list_segments(disk, folder)[-1:]:
         path = layout.index_path(folder, segment)
-        file = disk.open(path)
+        try:
+            file = disk.open(path)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            break  # its rows are holes (index.py), and one that is torn is ignored
         try:
             size = file.size()
             torn = size % INDEX_ROW_LENGTH_BYTES

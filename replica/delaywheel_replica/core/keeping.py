@@ -14,6 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel.nodestate import NodeState
 from delaywheel_replica.core import own
 from delaywheel_replica.core.awaiting import Awaited, Awaiting
+from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.completeness import Completeness
 from delaywheel_replica.core.holdings import Holdings
 from delaywheel_replica.core.known import Known
@@ -116,15 +117,22 @@ class Keeping:
         self._line.opened(wheel)
         self.changed()
 
-    def left(self, held: Held) -> None:
-        """The store says what it holds of a wheel that is written no more."""
-        self._awaiting.done(LeaveWheel, wheel=held.card.wheel)
+    def left(self, wheel: WheelId, held: Held | None) -> WheelBeat | None:
+        """An own wheel is written no more; what was told of it last.
+
+        Args:
+            wheel: which one.
+            held: what the store holds of it; None: it is not known yet.
+        """
+        self._awaiting.done(LeaveWheel, wheel=wheel)
         self._has_to_leave = False
         told = self._line.drop()
-        self._holdings.put(held)
-        if told is not None:
-            self._holdings.left(held.card.wheel, told)
+        if held is not None:
+            self._holdings.put(held)
+            if told is not None:
+                self._holdings.left(wheel, told)
         self.changed()
+        return told
 
     def dropped(self, effect: Awaited) -> None:
         """Something was not done; the next tick finds what is still to be done."""

@@ -5,7 +5,7 @@
 | naming | not yet: the save is under way | refused | `Saved`; or its failure: as if nothing was |
 | making | yes | refused | `Opened`; or its failure: it is given up for good |
 | open | yes | let in, while W members are in sync | a reason to leave |
-| leaving | yes | refused | `Mirrored`: from then on it is held like any other |
+| leaving | yes | refused | `Mirrored`: from then on it is held like any other; or `Left` |
 
 A group is written while time goes on: from `begin_group` to `Written` no seal is given, for what is
 being written was let in by the one before. One that was due meanwhile is given behind the group, or

@@ -81,6 +81,7 @@ from delaywheel_replica.core.member_events import (
     Failed,
     ForgetLost,
     Held,
+    Left,
     MemberConfig,
     Mirror,
     Mirrored,
@@ -281,6 +282,10 @@ class Member:
                 return []
             case Mirrored():
                 return self._mirrored(event.held)
+            case Left():
+                told = self._keeping.left(event.wheel, None)
+                self._verifying.left(event.wheel, told, self._known.now_ms)
+                return [Tell()]
             case Verified():
                 return self._verified(event.held)
             case Unreadable():
@@ -412,14 +417,16 @@ class Member:
     def _mirrored(self, held: Held) -> list[Effect]:
         wheel = held.card.wheel
         if wheel == self._line.wheel:
-            self._keeping.left(held)
+            self._keeping.left(wheel, held)
             return [Tell()]
         return [*self._mirrors.mirrored(held), *self._tell_leader()]
 
     def _verified(self, held: Held) -> list[Effect]:
         """From now on it is a wheel like all others; what was finished meanwhile is swept."""
-        self._verifying.done(held.card.wheel)
+        told = self._verifying.done(held.card.wheel)
         self._holdings.put(held)
+        if told is not None:
+            self._holdings.left(held.card.wheel, told)
         self._swept = None
         return [Tell()]
 

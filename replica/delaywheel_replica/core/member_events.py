@@ -131,6 +131,13 @@ class Mirrored:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """`LeaveWheel` was carried out, but the medium does not tell what is held: to be verified."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
     """`VerifyWheel` was carried out: this is held."""
 
@@ -228,6 +235,7 @@ Event = (
     | Written
     | Broken
     | Mirrored
+    | Left
     | Verified
     | Unreadable
     | Closed
@@ -268,7 +276,7 @@ class LeaveWheel:
     """The open wheel is written no more.
 
     Callers that wait for frames beyond what was acknowledged are answered: unknown outcome.
-    Answer Mirrored with what it holds.
+    Answer Mirrored with what it holds, or Left.
     """
 
     wheel: WheelId
@@ -438,6 +446,7 @@ __all__ = [
     "Frames",
     "Held",
     "LeaveWheel",
+    "Left",
     "MemberConfig",
     "Mirror",
     "Mirrored",

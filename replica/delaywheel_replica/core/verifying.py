@@ -1,4 +1,4 @@
-"""Wheels that an earlier life of the process has left, until it is known what they hold.
+"""Wheels that were left, mostly by an earlier life, until it is known what they hold.
 
 A node accepts messages at once when it starts. What it finds in its folder it looks at meanwhile,
 wheel by wheel: after a crash of the machine every file of it. As long as a wheel is *unverified*,
@@ -16,7 +16,8 @@ So verifying delays what waits for this node: the end of old wheels, and forward
 leads and does not hold yet what was taken. It delays no acceptance.
 
 A wheel that cannot be made whole, since its medium refuses, is tried again every `AGAIN_MS`; it
-keeps no other one from it.
+keeps no other one from it. So is an own wheel that was left because its medium refuses, and goes on
+refusing: the spare is opened meanwhile.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.awaiting import Awaiting
+from delaywheel_replica.core.beat import WheelBeat
 from delaywheel_replica.core.member_events import VerifyWheel
 
 AGAIN_MS: Final = 10_000
@@ -42,6 +44,7 @@ class Verifying:
         self.wheels = frozenset(wheels)
         self._awaiting = awaiting
         self._not_before_ms: dict[WheelId, int] = {}
+        self._told: dict[WheelId, WheelBeat] = {}
 
     def __contains__(self, wheel: object) -> bool:
         return wheel in self.wheels
@@ -59,10 +62,18 @@ class Verifying:
             and not self._awaiting.has(VerifyWheel, wheel)
         ]
 
-    def done(self, wheel: WheelId) -> None:
-        """It is known now what is held of this one."""
+    def left(self, wheel: WheelId, told: WheelBeat | None, now_ms: int) -> None:
+        """An own wheel was left, and this was told of it last: what it holds is not known."""
+        self.wheels |= {wheel}
+        if told is not None:
+            self._told[wheel] = told
+        self.failed(wheel, now_ms)
+
+    def done(self, wheel: WheelId) -> WheelBeat | None:
+        """It is known now what is held of this one; what this life told of it when it left it."""
         self._awaiting.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}
+        return self._told.pop(wheel, None)
 
     def failed(self, wheel: WheelId, now_ms: int) -> None:
         """The medium refused."""

@@ -83,8 +83,12 @@ class Copies:
                 _log.warning("meta.json cannot be read", wheel=str(wheel), error=str(error))
         return wheels
 
-    def verifying(self, wheel: WheelId) -> Steps[None]:
-        """Makes a wheel whole that an earlier life has left, and counts what it holds.
+    def verifying(self, wheel: WheelId, *, counts: bool) -> Steps[None]:
+        """Makes a wheel whole that was left.
+
+        Args:
+            wheel: which one.
+            counts: what it holds is to be counted: an earlier life has left it.
 
         Raises:
             OSError: the medium refused; to be done again.
@@ -92,7 +96,8 @@ class Copies:
         """
         # A life before may have met a failed sync, and died before it wrote everything again.
         yield from self._recovering(wheel, is_doubtful=True)
-        yield from self._counting(wheel)
+        if counts:
+            yield from self._counting(wheel)
 
     def find(self, wheel: WheelId) -> MirrorWheel | None:
         """The copy of a wheel, if there is one; also one whose making failed half-way."""

@@ -67,6 +67,7 @@ from delaywheel_replica.core.member_events import (
     ForgetLost,
     Held,
     LeaveWheel,
+    Left,
     MemberConfig,
     Mirror,
     Mirrored,
@@ -402,7 +403,8 @@ class Driver:
                 return _at_any_time(Opened(effect.spare.wheel))
             case LeaveWheel():
                 self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
-                return _mirrored(store.leave_wheel())
+                held = store.leave_wheel()
+                return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
                 return _mirrored(self._mirror(effect))
             case Repair():

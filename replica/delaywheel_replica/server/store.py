@@ -9,7 +9,8 @@ a wheel is here as    after
 ====================  ===========================================================================
 the open one          ``open_wheel``: this node writes it
 a copy                the first frame of another node's wheel; ``leave_wheel``
-unverified            the start, if an earlier life has left it: it may have to be made whole
+unverified            the start, if an earlier life has left it: it may have to be made whole;
+                      ``leave_wheel``, if the medium refuses
 a copy                ``verifying``
 nothing               ``delete_wheel``
 ====================  ===========================================================================
@@ -101,7 +102,7 @@ class Store:
     Attributes:
         room: how much there is.
         handles: the open slot files.
-        unverified: wheels that an earlier life has left, as far as they are not verified.
+        unverified: wheels that were left, and are not known to be whole.
     """
 
     def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
@@ -128,12 +129,12 @@ class Store:
             table_rows=limits.table_rows,
         )
         self.unverified = frozenset[WheelId]()
+        self._counted = frozenset[WheelId]()  # of those, what the dial counts already
         self._open: OriginWheel | None = None
         self._open_reader: WheelReader | None = None
         self._recent = Recent(limits.recent_bytes)
         self._top_slot = -1
         self._lacking = Lacking()
-        self._doubtful = False  # the open wheel broke: its medium is not to be trusted
 
     @classmethod
     def open(
@@ -216,14 +217,15 @@ class Store:
         self._folder.put(state)
 
     def verifying(self, wheel: WheelId) -> Steps[Held]:
-        """Makes a wheel whole that an earlier life has left; what it holds.
+        """Makes a wheel whole that was left; what it holds.
 
         Raises:
             OSError: the medium refused; to be done again.
             MetaDamaged: it is not known any more who it is.
         """
-        yield from self._copies.verifying(wheel)
+        yield from self._copies.verifying(wheel, counts=wheel not in self._counted)
         self.unverified -= {wheel}
+        self._counted -= {wheel}
         return self.held(wheel)
 
     # --- the wheel that this node writes
@@ -308,22 +310,30 @@ class Store:
             return False
         return True
 
-    def leave_wheel(self) -> Held:
+    def leave_wheel(self) -> Held | None:
         """The open wheel is written no more; what it holds.
+
+        None: the medium refuses to tell, and the wheel is unverified. It is mostly left because
+        its medium refuses something, and that must not keep the node from its spare.
 
         Raises:
             WheelMissing: none is open.
         """
         if self._open is None:
             raise WheelMissing(f"{self._data} has no open wheel")
-        wheel = self._open.wheel
-        self._doubtful = self._doubtful or self._open.is_doubtful
+        wheel, is_doubtful = self._open.wheel, self._open.is_doubtful
         self._open.close()
-        self._copies.recover(wheel, is_doubtful=self._doubtful)
         if self._open_reader is not None:
             self._open_reader.close()
-        self._open, self._open_reader, self._doubtful = None, None, False
+        self._open, self._open_reader = None, None
         self._recent.clear()
+        try:
+            self._copies.recover(wheel, is_doubtful=is_doubtful)
+        except OSError as error:
+            _log.warning("wheel left unverified", wheel=str(wheel), error=str(error))
+            self.unverified |= {wheel}
+            self._counted |= {wheel}
+            return None
         return self.held(wheel)
 
     # --- copies
