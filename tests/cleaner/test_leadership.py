@@ -19,6 +19,7 @@ from delaywheel_replica.cleaner.ports import IDS, Record, Refusal
 from delaywheel_replica.core.beat import Fence, FenceAnswer
 from delaywheel_replica.core.control import (
     REMOVED,
+    ControlRecord,
     leader_record,
     progress_record,
 )
@@ -226,13 +227,55 @@ def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
     place.lead()
     progress = place.view.state.progress
     assert progress is not None
-    place.beats["b"] = replace(place.beats["b"], floor=progress.floor + 60)
-    place.until(lambda: "lost its end" in str(place.view.error))
-    place.until(lambda: not place.in_office())
-    place.until(lambda: "lost its end" in str(place.view.error))
-    place.beats["b"] = replace(place.beats["b"], floor=progress.floor)
-    place.until(place.in_office, within_s=20)
+    later = replace(progress, due_ms=progress.due_ms + 60_000).reached
+    before = place.beats["b"]
+    place.beats["b"] = replace(before, reached=later)
+    place.until(lambda: not place.in_office(), within_s=0.2)
+    place.until(lambda: f"b has read of progress {later}" in str(place.view.error))
+    place.never(place.in_office, for_s=20)
+    assert "lost its end" in str(place.view.error)
+    place.beats["b"] = replace(before, floor=progress.floor + 60)
+    place.never(place.in_office, for_s=20)
+    place.beats["b"] = before
+    place.until(place.in_office, within_s=70)
     place.until(lambda: place.view.error is None)
+
+
+def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
+    """Its own row says so before its next transaction is fenced, or while it stands again."""
+    place.lead()
+    progress = place.view.state.progress
+    assert progress is not None
+    newest = replace(progress, due_ms=progress.due_ms + 60_000)
+    client = place.client("b")
+    rival = client.producers()
+
+    def commit(index: int, record: ControlRecord) -> None:
+        rival.begin(index)
+        key, value = record
+        told = Record(NAMES.control, key.encode(), value, [], partition=0)
+        assert rival.commit(index, told, 2_000).verdict is Verdict.COMMITTED
+
+    def lead() -> None:
+        for index in range(IDS):
+            rival.init(index, 5_000)
+        for index in range(IDS):
+            commit(index, leader_record(index, "b", "its own"))
+        commit(0, progress_record(newest))
+        place.beats["b"] = replace(place.beats["b"], reached=newest.reached)
+
+    place.scheduler.spawn("b", lead)
+    errors = set[str]()
+
+    def stands_again() -> bool:
+        errors.add(str(place.view.error))
+        return place.in_office() and place.view.state.progress != progress
+
+    place.until(lambda: not place.in_office())
+    place.until(stands_again, within_s=20)
+    assert place.view.state.progress is not None
+    assert place.view.state.progress.reached.order >= newest.reached.order
+    assert not any("lost" in error for error in errors)
 
 
 def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

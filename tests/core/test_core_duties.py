@@ -19,7 +19,6 @@ from delaywheel_replica.core.control import (
 )
 from delaywheel_replica.core.duties import (
     Cluster,
-    ControlIncompleteError,
     Duties,
     Situation,
     duties,
@@ -79,25 +78,6 @@ def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> 
 def test_the_progress_record_goes_last() -> None:
     found = look(ControlState(), beat())
     assert found.all_records == [*found.records, progress_record(found.progress)]
-
-
-def test_wheels_without_progress_are_refused() -> None:
-    state = replace(committed((A1, None)), progress=None)
-    with pytest.raises(ControlIncompleteError, match="1 wheels"):
-        look(state, beat(open_=A1))
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        ControlState(),
-        ControlState(progress=first_progress(NOW_MS, 120)),
-        committed().apply_all([node_record("a", NodeRecord("disk-a", 1))]),
-    ],
-)
-def test_a_topic_that_forgot_a_wheel_given_is_refused(state: ControlState) -> None:
-    with pytest.raises(ControlIncompleteError, match=r"a\.2"):
-        look(state, beat(open_=A1, spare=A2))
 
 
 def test_a_node_without_a_spare_gets_one_and_only_one() -> None:
@@ -570,24 +550,3 @@ def test_a_nodes_whole_life(seed: int) -> None:
     assert {life.node.open, life.node.spare} == set(life.state.wheels)
     assert life.state.progress is not None
     assert life.state.progress.floor >= life.now_ms // 1000 - 420
-
-
-@pytest.mark.parametrize("told", [9, 10, 11])
-def test_a_topic_that_lost_its_end_is_refused(told: int) -> None:
-    """In an unclean election, or as it was restored: all since then would be forwarded again."""
-    state = committed((A1, None))
-    assert state.progress is not None
-    state = replace(state, progress=replace(state.progress, floor=10))
-    beats = {"a": beat("a", open_=A1), "b": replace(beat("b"), floor=told)}
-    situation = Situation(NOW_MS, "a", beats)
-    if told <= 10:
-        duties(state, state.progress, FloorWatch(), ALONE, situation)
-        return
-    with pytest.raises(ControlIncompleteError, match="node b has read of floor 11"):
-        duties(state, state.progress, FloorWatch(), ALONE, situation)
-
-
-def test_a_topic_without_progress_is_refused_by_who_has_read_of_some() -> None:
-    beats = {"a": replace(beat("a"), floor=1)}
-    with pytest.raises(ControlIncompleteError, match="floor 1"):
-        duties(ControlState(), None, FloorWatch(), ALONE, Situation(NOW_MS, "a", beats))

@@ -154,6 +154,7 @@ def events(election: Election, token: str, mark: int) -> list[Event]:
         tick(now_ms, server_fresh=False),
         tick(now_ms, holds_progress=False),
         tick(now_ms, hears_enough=False),
+        tick(now_ms, overtaken=True),
         tick(now_ms, wall_ms=0),
         tick(now_ms + MAX_SILENCE_MS),
         InitsDone(now_ms, token),
@@ -162,6 +163,7 @@ def events(election: Election, token: str, mark: int) -> list[Event]:
         *(MarkReport(now_ms, token, mark, verdict) for verdict in ENDED),
         *(ControlRead(now_ms, token, control(t)) for t in ("r-1", "other")),
         ControlRead(now_ms, token, control(token, tokens=1)),
+        ControlRead(now_ms, token, control(token), incomplete=True),
         ReadFailed(now_ms, token),
         *(TransactionReport(now_ms, token, verdict) for verdict in ENDED),
         Stop(now_ms),
@@ -245,6 +247,23 @@ def test_only_own_tokens_with_every_id_make_a_leader(tokens: list[str], phase: P
     election = reading()
     election.step(ControlRead(START_MS, "r-1", state))
     assert election.phase is phase
+
+
+def test_nobody_leads_on_a_topic_that_lacks_what_was_read_there() -> None:
+    election = reading()
+    read = ControlRead(START_MS, "r-1", control("r-1"), incomplete=True)
+    assert election.step(read) == [DestroyProducers(Reason.CONTROL_INCOMPLETE)]
+
+
+def test_whoever_was_overtaken_before_says_nothing_of_the_topic() -> None:
+    read = ControlRead(START_MS, "r-1", control("other"), incomplete=True)
+    assert reading().step(read) == [DestroyProducers(Reason.MARK_OVERWRITTEN)]
+
+
+@pytest.mark.parametrize("make", [resting, leading])
+def test_a_leader_that_hears_of_later_progress_leaves_office(make: Callable[[], Election]) -> None:
+    effects = make().step(tick(START_MS + 1, overtaken=True))
+    assert effects == [DestroyProducers(Reason.OVERTAKEN)]
 
 
 def end(election: Election, reason: Reason, now_ms: int) -> None:

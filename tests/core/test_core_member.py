@@ -30,6 +30,7 @@ from delaywheel_replica.core.member_events import (
     Written,
 )
 from delaywheel_replica.core.peers import Applied, Gossip
+from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import Role
 from support.core_values import beat as plain_beat
 from support.core_values import lacking_members
@@ -389,6 +390,17 @@ def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_fail
     node.tick()
     node.store.refuses = set()
     assert Sweep(10) in node.tick()
+    assert node.status().beat.floor == 10
+
+
+def test_what_was_read_of_progress_is_told_on_though_the_topic_lost_it() -> None:
+    node = alone(opened=False)
+    assert node.status().beat.reached is None
+    first = Progress(1_000, Position(A1, 2, 1), floor=9)
+    newest = replace(first, due_ms=900, position=None, set_backs=1)
+    for told in (first, newest, replace(newest, due_ms=800), first, replace(first, floor=10)):
+        node.told(replace(node.cleaner({}), progress=told))
+    assert node.status().beat.reached == newest.reached
     assert node.status().beat.floor == 10
 
 

@@ -36,6 +36,7 @@ from delaywheel_replica.core.peers import (
     WheelCard,
 )
 from delaywheel_replica.core.plausible import MOST, check, tempered
+from delaywheel_replica.core.progress import Position, Reached
 from support.copies import bundled, copy_of
 from support.member_talk import beat_of, wheel_beat
 from support.member_world import (
@@ -78,6 +79,10 @@ def frames_with(
         (of_b(open=A1), "names a.1"),
         (of_b(wall_ms=-1), "clock"),
         (of_b(floor=HUGE), "floor"),
+        (of_b(reached=Reached(HUGE, 0, None)), "set back"),
+        (of_b(reached=Reached(0, HUGE, None)), "w: "),
+        (of_b(reached=Reached(0, 0, Position(B1, HUGE, 1))), "seq of a position"),
+        (of_b(reached=Reached(0, 0, Position(B1, 1, HUGE))), "row of a position"),
         (of_b(storage="x" * 300), "characters"),
         (of_b(heard={"": Heard("boot", 0)}), "node id"),
         (of_b(wheels={B1: wheel_beat(HUGE)}), "numbers that no wheel has"),

@@ -65,6 +65,8 @@ NEW_WHEELS_US = 10_000 * US_PER_MS
 LATE_US = 5_000 * US_PER_MS
 """No message is later, when w was set back and nothing else happens."""
 
+LOST = "it lost its end"
+
 STALE_US = 3_000 * US_PER_MS
 """What was acknowledged so long ago, everybody who says to be up to date has heard of."""
 
@@ -160,6 +162,11 @@ class Checks:
         """A cleaner has turned: it does not stand before its own server has told anything."""
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
+
+    def tells(self, node: SimNode, error: str | None) -> None:
+        """A cleaner says why it does not lead: it takes nobody's newer word for a loss."""
+        if error is not None and LOST in error and not self._world.kafka.has_lost_end:
+            self._fail(f"{node.name} tells that {error}, and Kafka has it all")
 
     def held_up(self, node: SimNode, us: int) -> None:
         """A group of callers waited so long for other work of its node."""

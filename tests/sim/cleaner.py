@@ -206,6 +206,7 @@ class SimCleaner:
         if told == self._told and now_ms - self._told_ms < ROW_S * 1000:
             return
         self._told, self._told_ms = told, now_ms
+        self._world.checks.tells(self.node, view.error)
         self._telling.tell(
             CleanerStatus(
                 node=self.node.name,

@@ -139,6 +139,15 @@ def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
         script.do(at_ms, "kafka_cut", node=node, ms=ms)
 
 
+@OFFICE(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
+def lost_end(script: Script) -> None:
+    """The control topic loses less than a second: what was forwarded then would go out again."""
+    script.flow(2_500, 30_000, 40, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
+    lost_ms = script.about(350, 500)
+    script.do(script.about(8_000, 1_000), "lose_end", lost_ms=lost_ms, ms=script.about(12_000))
+    script.until_ms = 32_000
+
+
 @OFFICE(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
 def slow_starts(script: Script) -> None:
     """A server takes its time to start, and all that its cleaner finds is from an earlier boot."""

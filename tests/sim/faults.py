@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from delaywheel_replica.core.election_events import IN_OFFICE
 from sim.disk import Fault
+from sim.kafka_log import Entry, Partition
 from sim.network import Quality
 from sim.node import SimNode
 from sim.scheduler import US_PER_MS
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 
 FaultFunction = Callable[..., None]
 FAULTS: dict[str, FaultFunction] = {}
+
+QUIET_US = 100
+"""So often one looks whether a log is between two transactions."""
 
 
 def _fault(function: FaultFunction) -> FaultFunction:
@@ -370,6 +376,32 @@ def kafka_faults(world: World, changes: dict[str, Any], ms: int) -> None:
         kafka.faults = replace(kafka.faults, **{name: getattr(before, name) for name in changes})
 
     world.later(ms, mend)
+
+
+@_fault
+def lose_end(world: World, lost_ms: int, ms: int) -> None:
+    """The control topic is led by a broker that lacks its end, and whoever led the cluster dies."""
+    for partition in world.kafka.partitions(world.names.control):
+        if partition.open:
+            world.scheduler.call_later(QUIET_US, lose_end, world, lost_ms, ms)
+            return
+        for node in world.living():
+            if node.cleaner is not None and node.cleaner.leadership.phase in IN_OFFICE:
+                node.cleaner_died()
+        end = len(partition.log)
+        log = partition.lose_end(world.scheduler.now_us - lost_ms * US_PER_MS)
+        world.trace.add("kafka", f"loses the control topic from {len(partition.log)} to {end}")
+        world.kafka.has_lost_end = True
+        world.later(ms, partial(_end_again, world, partition, log))
+
+
+def _end_again(world: World, partition: Partition, log: list[Entry]) -> None:
+    """The broker is back that has it all."""
+    if partition.open:
+        world.scheduler.call_later(QUIET_US, _end_again, world, partition, log)
+        return
+    partition.lead_again(log)
+    world.trace.add("kafka", "has the control topic's end again")
 
 
 @_fault

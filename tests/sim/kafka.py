@@ -98,6 +98,7 @@ class SimKafka:
         trace: Is told in words what happens, if set.
         clock: Of the brokers.
         has_wrong_clock: It was ever set.
+        has_lost_end: A compacted topic ever has.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class SimKafka:
         self.trace: Callable[[str], object] | None = None
         self.clock = SimClock(scheduler)
         self.has_wrong_clock = False
+        self.has_lost_end = False
         self._random = scheduler.stream("kafka")
         self._timeout_us = transaction_timeout_ms * US_PER_MS
         self.troubles = TopicTroubles()

@@ -29,12 +29,15 @@ class SimControl:
     def __init__(self, line: KafkaLine) -> None:
         self.position = 0
         self._line = line
+        partition = self._partition()
+        self._elections = 0 if partition is None else partition.elections
         self._read: list[StoredRecord] = []  # not yet handed out
 
     def poll(self) -> list[StoredRecord]:
         """What arrived since the last call; does not wait."""
         partition = self._partition()
         if partition is not None:
+            self._check(partition)
             line = self._line
             stable = partition.stable_at(line.kafka.contact_us(line.node) - line.round_trip_us)
             self._take(_fetch(partition, self.position, stable), stable)
@@ -47,6 +50,9 @@ class SimControl:
         end = line.ask(self._end, timeout_s)
         if end is None or end < 0:
             raise ControlUnreadable("the control topic's end: not known")
+        partition = self._partition()
+        assert partition is not None
+        self._check(partition)
         if self.position > end:
             raise ControlUnreadable(f"the control topic ends at {end}, was read to {self.position}")
         while self.position < end:
@@ -68,6 +74,11 @@ class SimControl:
     def _end(self) -> int:
         partition = self._partition()
         return -1 if partition is None else partition.last_stable_offset
+
+    def _check(self, partition: Partition) -> None:
+        """Who has read on from a log of before is told so, by the epochs of its leaders."""
+        if partition.elections != self._elections:
+            raise ControlUnreadable("the control topic's log was cut off")
 
     def _fetch_next(self) -> tuple[list[StoredRecord], int]:
         """At the brokers: the next records, and the position behind them."""

@@ -114,6 +114,7 @@ class Partition:
         compacted: None, or what a reader of this compacted log still finds.
         latest: Of a compacted log: the newest visible record of each key; not of those that were
             removed so long ago that nothing is left of them.
+        elections: how often a broker came to lead it whose log was another one.
     """
 
     __slots__ = (
@@ -121,6 +122,7 @@ class Partition:
         "_stable",
         "_tombstones",
         "compacted",
+        "elections",
         "latest",
         "log",
         "number",
@@ -137,6 +139,7 @@ class Partition:
         self.visible_to = 0
         self.compacted: list[StoredRecord] | None = [] if compacted else None
         self.latest: dict[bytes, StoredRecord] = {}
+        self.elections = 0
         self._changed_us = [0]
         self._stable = [0]
         # When each expires, in order.
@@ -166,6 +169,44 @@ class Partition:
         self.log.append(Entry(self, transaction, None, marker=transaction.committed))
         del self.open[transaction], transaction.open_in[self]
         return self._advance(now_us)
+
+    def lose_end(self, since_us: int) -> list[Entry]:
+        """A broker comes to lead that lacks what was appended since about then; the log of before.
+
+        Only where no transaction is open: it has no half of one, so the coordinators need not know.
+        """
+        if self.open or self.compacted is None:
+            raise SimKafkaError(f"{self.topic}: what is open here would never end")
+        before, kept, ongoing = self.log, 0, set[Transaction]()
+        for entry in before[: self.stable_at(since_us)]:
+            if entry.marker is None:
+                ongoing.add(entry.transaction)
+            else:
+                ongoing.discard(entry.transaction)
+            if not ongoing:
+                kept = entry.offset + 1
+        self._lead_with(before[:kept])
+        return before
+
+    def lead_again(self, log: list[Entry]) -> None:
+        """The broker is back that has what was lost; what was appended meanwhile is gone."""
+        if self.open:
+            raise SimKafkaError(f"{self.topic}: what is open here would never end")
+        self._lead_with(log)
+
+    def _lead_with(self, log: list[Entry]) -> None:
+        self.log = log
+        self.elections += 1
+        self.visible_to = len(log)
+        self.latest = {}
+        self._tombstones.clear()
+        self._changed_us.append(self._changed_us[-1])
+        self._stable.append(len(log))
+        assert self.compacted is not None
+        self.compacted.clear()
+        for entry in log:
+            if entry.visible_us >= 0:
+                self._keep(self.compacted, [entry], entry.visible_us)
 
     def check(self) -> None:
         """Looks through the log for what cannot be.

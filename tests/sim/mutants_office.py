@@ -16,6 +16,7 @@ from delaywheel_replica.core.election import Election
 from delaywheel_replica.core.election_events import Effect, MarkReport
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
 from delaywheel_replica.core.status import ServerStatus
+from delaywheel_replica.core.telling import Telling
 from sim.mutant import Mutant, Patch, everywhere, instead, row
 
 
@@ -98,7 +99,18 @@ def believes_old_rows() -> list[Patch]:
     return [instead(ServerRow, "read", read)]
 
 
+def compares_no_progress() -> list[Patch]:
+    tell = Telling.beat
+    return [instead(Telling, "beat", lambda self: replace(tell(self), reached=None))]
+
+
 OFFICE = {
+    "compares no progress": Mutant(
+        "a control topic that has lost less than the floor's last move is led on",
+        compares_no_progress,
+        "goes back|delivered twice",
+        ("lost_end",),
+    ),
     "compares no clock with Kafka's": Mutant(
         "a node alone leads by whatever its clock shows",
         compares_no_clock_with_kafkas,

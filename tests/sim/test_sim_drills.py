@@ -56,6 +56,7 @@ FOUND = {
     "clock_wrong_at_a_restart",
     "slow_ends",
     "long_cut_off",
+    "lost_end",
     "many_topics",
     "one_topic_after_another",
     "silent_topics",

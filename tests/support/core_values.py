@@ -11,7 +11,7 @@ from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office
 from delaywheel_replica.core.control import Leader, NodeRecord, WheelRecord
 from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.histogram import Histogram
-from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.progress import Position, Progress, Reached
 from delaywheel_replica.core.status import (
     CleanerStatus,
     PeerSight,
@@ -72,6 +72,7 @@ beats = st.builds(
     start=st.integers(0, 9),
     count=seqs,
     floor=st.none() | slots,
+    reached=st.none() | st.builds(Reached, st.integers(0, 9), times_ms, st.none() | positions),
     office=st.none() | offices,
     heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
     disk_out=st.booleans(),

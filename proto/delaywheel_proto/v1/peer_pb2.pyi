@@ -325,6 +325,7 @@ class Beat(_message.Message):
     HEARD_FIELD_NUMBER: _builtins.int
     DISK_OUT_FIELD_NUMBER: _builtins.int
     VERIFYING_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -352,6 +353,10 @@ class Beat(_message.Message):
     def verifying(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Wheels of which it has files, and does not know yet what they hold."""
 
+    @_builtins.property
+    def reached(self) -> Global___Reached:
+        """Absent: it knows of no progress."""
+
     def __init__(
         self,
         *,
@@ -372,16 +377,74 @@ class Beat(_message.Message):
         heard: _abc.Iterable[Global___Heard] | None = ...,
         disk_out: _builtins.bool = ...,
         verifying: _abc.Iterable[_builtins.str] | None = ...,
+        reached: Global___Reached | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "spare", b"spare", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__floor) -> _WhichOneofReturnType__floor | None: ...
 
 Global___Beat: _TypeAlias = Beat  # noqa: Y015
+
+@_typing.final
+class Reached(_message.Message):
+    """How far the latest committed progress has come that a node knows of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SET_BACKS_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    set_backs: _builtins.int
+    """How often w was set back."""
+    due_ms: _builtins.int
+    """w."""
+    @_builtins.property
+    def position(self) -> Global___Position:
+        """p, while one millisecond is being split; absent: none."""
+
+    def __init__(
+        self,
+        *,
+        set_backs: _builtins.int = ...,
+        due_ms: _builtins.int = ...,
+        position: Global___Position | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "position", b"position", "set_backs", b"set_backs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reached: _TypeAlias = Reached  # noqa: Y015
+
+@_typing.final
+class Position(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHEEL_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    wheel: _builtins.str
+    seq: _builtins.int
+    row: _builtins.int
+    def __init__(
+        self,
+        *,
+        wheel: _builtins.str = ...,
+        seq: _builtins.int = ...,
+        row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row", b"row", "seq", b"seq", "wheel", b"wheel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class WheelBeat(_message.Message):

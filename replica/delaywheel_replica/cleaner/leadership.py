@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -31,12 +31,13 @@ from delaywheel_replica.cleaner.telling import Waiting
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
 from delaywheel_replica.core.control import REMOVED, ControlState, Leader
-from delaywheel_replica.core.duties import ControlIncompleteError, Situation
+from delaywheel_replica.core.duties import Situation
 from delaywheel_replica.core.election import Election, ElectionConfig
 from delaywheel_replica.core.election_events import (
     IN_OFFICE,
     BecomeLeader,
     CommitMark,
+    ControlRead,
     DestroyProducers,
     Effect,
     Event,
@@ -44,6 +45,7 @@ from delaywheel_replica.core.election_events import (
     InitProducers,
     Phase,
     ReadControl,
+    Reason,
     StartForwarding,
     Stop,
     Tick,
@@ -56,6 +58,7 @@ from delaywheel_replica.core.holding import holds_progress, takeable
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import silent_nodes
 from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish
+from delaywheel_replica.core.witnesses import contradiction
 from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.logs import get_logger
 
@@ -138,6 +141,9 @@ class Leadership:
         self._set_back_from: int | None = None
         self._stop_by: float | None = None
         self._error: str | None = None
+        # What nodes told when the reading of the control topic began, and what it lacks of that.
+        self._witnesses: Mapping[str, Beat] = {}
+        self._lacking: str | None = None
         self._counters: Counter[str] = Counter()
         self.lateness = Lateness()
         self.commit_times = Tally(COMMIT_BOUNDS_US)
@@ -201,7 +207,7 @@ class Leadership:
         """
         self._take_server(server)
         for event in self._candidacy.events():
-            self._step(event)
+            self._step(self._held_against_beats(event))
         self._step(self._tick())
         if self._stop_by is not None and self._may_stop(self._stop_by):
             self._step(Stop(self._clock.monotonic_ms()))
@@ -223,6 +229,11 @@ class Leadership:
             if self._follower.poll() and self._is_led_by_another():
                 self._candidacy.led_by_another()
                 self._error = None
+                if self._server is not None:
+                    # Whoever stood in vain is no leader: the topic is to have it all again.
+                    self._lacking = self._lacking and contradiction(
+                        self._follower.state, _beats(self._server)
+                    )
         elif not self._config.alone:
             self._candidacy.follow()
 
@@ -244,7 +255,7 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
-            error=self._fitness.clock_fault or self._candidacy.error or self._error
+            error=self._fitness.clock_fault or self._candidacy.error or self._lacking or self._error
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
             warnings=self._candidacy.warnings,
@@ -299,6 +310,8 @@ class Leadership:
             holds_progress=self._forwarder is not None and holds_progress(state, server.beat),
             due_ms=None if state.progress is None else state.progress.due_ms,
             heard_ms=server.leader_heard_ms,
+            overtaken=self._forwarder is not None
+            and contradiction(state, _beats(server)) is not None,
             hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
             unfit=self._fitness.look(state, server, now_ms, wall_ms, self._candidacy.broker_clock),
             votes=server.votes,
@@ -328,6 +341,7 @@ class Leadership:
             case CommitMark():
                 self._candidacy.mark(effect.token, effect.index)
             case ReadControl():
+                self._witnesses = {} if self._server is None else _beats(self._server)
                 self._candidacy.read(effect.token)
             case BecomeLeader():
                 self._take_office(effect.state)
@@ -338,10 +352,19 @@ class Leadership:
             case IdleCommit():
                 self._commit_wanted = True
             case DestroyProducers():
+                if effect.reason is Reason.CONTROL_INCOMPLETE:
+                    self._lacking = contradiction(self._follower.state, self._witnesses)
                 self._leave_office()
+
+    def _held_against_beats(self, event: Event) -> Event:
+        """A topic that was read is to have all that was known of it before."""
+        if not isinstance(event, ControlRead):
+            return event
+        return replace(event, incomplete=contradiction(event.state, self._witnesses) is not None)
 
     def _take_office(self, state: ControlState) -> None:
         assert self._candidacy.producers is not None
+        self._lacking = None
         self._follower.rest()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
@@ -371,7 +394,7 @@ class Leadership:
         if not (self._commit_wanted or (planned is not None and planned.step)):
             return self._rest(forwarder, now_ms)
         done = self._transact(forwarder, planned, server, now_ms)
-        if done is None or self._election.phase not in IN_OFFICE:
+        if self._election.phase not in IN_OFFICE:
             return TICK_S
         return forwarder.pause_s if done.behind else self._rest(forwarder, self._clock.wall_ms())
 
@@ -383,7 +406,7 @@ class Leadership:
 
     def _transact(
         self, forwarder: Forwarder, planned: Planned | None, server: ServerStatus, now_ms: int
-    ) -> Transacted | None:
+    ) -> Transacted:
         situation = Situation(
             now_ms=now_ms,
             node=server.beat.node,
@@ -408,9 +431,6 @@ class Leadership:
         self._waiting = Waiting(since_ms, until_ms)
         try:
             done = forwarder.transact(planned, situation, timeout_ms)
-        except ControlIncompleteError as error:
-            self._error = str(error)
-            return None
         finally:
             self._waiting = None
         self._commit_wanted = False

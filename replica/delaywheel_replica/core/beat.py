@@ -13,6 +13,7 @@ from typing import Any, Self
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.fields import Fields, MalformedError, parse_wheel
+from delaywheel_replica.core.progress import Reached
 from delaywheel_replica.core.seal import Seal
 
 _NUMBERS_OF_A_WHEEL = 6  # the spans of those that are lacking follow
@@ -183,6 +184,8 @@ class Beat:
         start: how often the node has started on this storage.
         count: of its beats since that start.
         floor: the greatest committed floor it knows of; None before the first.
+        reached: how far the latest committed progress has come that it knows of; None before the
+            first.
         office: told only while its cleaner is in office and both of its processes live.
         heard: every other node that it ever heard directly since its start.
         disk_out: its disk takes no frames now: it has no room, or hangs.
@@ -202,6 +205,7 @@ class Beat:
     start: int = 0
     count: int = 0
     floor: int | None = None
+    reached: Reached | None = None
     office: Office | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
@@ -235,6 +239,7 @@ class Beat:
             "start": self.start,
             "count": self.count,
             "floor": self.floor,
+            "reached": None if self.reached is None else self.reached.to_json(),
             "office": None if self.office is None else self.office.to_json(),
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
             "disk_out": self.disk_out,
@@ -252,6 +257,7 @@ class Beat:
         wheels = fields.object("wheels")
         heard = fields.object("heard")
         office = fields.optional_object("office")
+        reached = fields.optional_object("reached")
         return cls(
             node=fields.text("node"),
             storage=fields.text("storage"),
@@ -269,6 +275,7 @@ class Beat:
             start=fields.integer("start", at_least=0),
             count=fields.integer("count", at_least=0),
             floor=fields.optional_integer("floor"),
+            reached=None if reached is None else Reached.from_json(reached),
             office=None if office is None else Office.from_json(office),
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
             disk_out=fields.boolean("disk_out"),

@@ -64,10 +64,6 @@ from delaywheel_replica.core.registration import Refusal, register
 from delaywheel_replica.core.silence import SILENT_MS
 
 
-class ControlIncompleteError(Exception):
-    """The control topic lacks what was committed to it: part of it is gone, or all."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """How the cluster is configured.
@@ -163,12 +159,7 @@ def duties(
         watch: from the call before; a new leader's is empty.
         cluster: how it is configured.
         situation: what else is known.
-
-    Raises:
-        ControlIncompleteError: there are wheels, but no progress was ever committed; or a node
-            was given a wheel, or has read of a floor, of which nothing is known.
     """
-    _refuse_forgotten(state, situation)
     progress = _set_back(_begun(state, progress, cluster, situation), state, situation)
     records = _replaced(state, situation)
     endings = _endings(state.apply_all(records), progress, situation)
@@ -209,8 +200,6 @@ def _begun(
 ) -> Progress:
     """The progress to reach, with the committed floor; an empty cluster's first."""
     if progress is None:
-        if state.wheels:
-            raise ControlIncompleteError(f"{len(state.wheels)} wheels and no progress record")
         return first_progress(situation.now_ms, cluster.late_window_s)
     return progress if state.progress is None else replace(progress, floor=state.progress.floor)
 
@@ -221,29 +210,6 @@ def _set_back(progress: Progress, state: ControlState, situation: Situation) -> 
         return progress
     after = progress.set_back(situation.now_ms)
     return progress if isinstance(after, SetBackRefusal) else after
-
-
-def _refuse_forgotten(state: ControlState, situation: Situation) -> None:
-    """A node's last number is committed before the node can know it, and kept for ever.
-
-    A topic that was lost or made anew would be taken for an empty cluster's: its wheels would
-    never be forwarded, and the floor would pass them. One that lost its end, in an unclean election
-    or by being restored, would have everything since then forwarded again; a node's floor is one
-    that it has read there.
-    """
-    floor = None if state.progress is None else state.progress.floor
-    for node, beat in situation.beats.items():
-        known = state.nodes.get(node, NodeRecord(beat.storage, 0))
-        if known.storage == beat.storage and known.last_number < beat.last_number:
-            raise ControlIncompleteError(
-                f"node {node} was given wheel {node}.{beat.last_number}, and the control topic"
-                f" knows of none above {known.last_number}: it was lost, or is another cluster's"
-            )
-        if beat.floor is not None and (floor is None or floor < beat.floor):
-            raise ControlIncompleteError(
-                f"node {node} has read of floor {beat.floor}, and the control topic knows of"
-                f" {floor}: it lost its end, or is another cluster's"
-            )
 
 
 def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:

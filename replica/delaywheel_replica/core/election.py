@@ -26,6 +26,7 @@ Invariants:
 - RESTING and LEADING only after every mark of this candidacy was reported committed and read
   back as the newest.
 - Producers exist in no phase but INITIALISING to LEADING; leaving those always destroys them.
+- Nobody comes to lead on a control topic that lacks what nodes had read there before.
 - Events that name another candidacy's token change nothing.
 - The silence asked for stays within its bounds, doubles with every failed candidacy and every
   leadership that ends unasked, and falls only under a leader that lasts, its own or another's.
@@ -328,6 +329,8 @@ class Election:
         leader = read.state.leader(self._config.ids)
         if leader is None or read.state.leaders[0].token != self._token:
             return self._end(Reason.MARK_OVERWRITTEN, read.now_ms)
+        if read.incomplete:
+            return self._end(Reason.CONTROL_INCOMPLETE, read.now_ms)
         self._phase = Phase.RESTING
         self._epoch = leader.epoch
         self._in_office_since_ms = read.now_ms
@@ -340,6 +343,7 @@ class Election:
         """What a leader looks at before each transaction."""
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
+            (tick.overtaken, Reason.OVERTAKEN),
             (tick.now_ms - self._last_commit_ms > self._silence_ms, Reason.COMMITS_TOO_OLD),
             (not tick.server_fresh, Reason.SERVER_STALE),
             (not tick.hears_enough, Reason.UNHEARD),

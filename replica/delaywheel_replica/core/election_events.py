@@ -52,7 +52,9 @@ class Reason(StrEnum):
     MARK_FAILED = "MARK_FAILED"
     READ_FAILED = "READ_FAILED"
     MARK_OVERWRITTEN = "MARK_OVERWRITTEN"
+    CONTROL_INCOMPLETE = "CONTROL_INCOMPLETE"
     FENCED = "FENCED"
+    OVERTAKEN = "OVERTAKEN"
     UNKNOWN_OUTCOME = "UNKNOWN_OUTCOME"
     COMMITS_TOO_OLD = "COMMITS_TOO_OLD"
     SERVER_STALE = "SERVER_STALE"
@@ -77,6 +79,7 @@ class Tick:
         heard_ms: when another leader was last heard, or a vote given to one, by the monotonic
             clock; None: never, or the connection to it broke.
         hears_enough: R members are heard, itself counted.
+        overtaken: another node has read what this leader does not know (core/witnesses.py).
         unfit: why this node should not lead, though it could (core/fitness.py): its clock is off,
             CLOCK_OFF, it lags, HANDED_OVER, or it is no part of the cluster any more, TAKEN_OUT.
         votes: who else said, in this round of asking, that it hears no leader.
@@ -91,6 +94,7 @@ class Tick:
     due_ms: int | None = None
     heard_ms: int | None = None
     hears_enough: bool = True
+    overtaken: bool = False
     unfit: Reason | None = None
     votes: frozenset[str] = frozenset()
     vote_round: int = 0
@@ -135,11 +139,19 @@ class MarkReport:
 
 @dataclass(frozen=True, slots=True)
 class ControlRead:
-    """The control topic, read to its last stable offset after the marks."""
+    """The control topic, read to its last stable offset after the marks.
+
+    Attributes:
+        now_ms: monotonic clock.
+        token: of the candidacy.
+        state: what it says.
+        incomplete: nodes had read in it what it does not say, before it was read now.
+    """
 
     now_ms: int
     token: str
     state: ControlState
+    incomplete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +291,9 @@ ENDINGS: dict[Reason, Ending] = {
     Reason.MARK_FAILED: Ending(),
     Reason.READ_FAILED: Ending(),
     Reason.MARK_OVERWRITTEN: Ending(rivals=True),
+    Reason.CONTROL_INCOMPLETE: Ending(),
     Reason.FENCED: Ending(rivals=True),
+    Reason.OVERTAKEN: Ending(rivals=True),
     Reason.UNKNOWN_OUTCOME: Ending(stands_at_once=True),
     Reason.COMMITS_TOO_OLD: Ending(),
     Reason.SERVER_STALE: Ending(),

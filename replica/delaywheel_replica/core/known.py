@@ -12,6 +12,7 @@ from delaywheel.nodestate import NodeState
 from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.member_events import DiskState, MemberConfig
+from delaywheel_replica.core.progress import Progress, Reached
 from delaywheel_replica.core.status import CleanerStatus
 
 
@@ -53,6 +54,7 @@ class Known:
         cleaner: what the cleaner told last; None: it does not live.
         registry: None until the control topic was read to an end in this boot.
         floor: the greatest committed one that was heard of.
+        reached: likewise how far progress has come.
         lost: frames that are committed to be lost.
         leader_clock_ms: the leader's wall clock, as it read at least at the last tick; None: no
             leader was heard.
@@ -66,6 +68,7 @@ class Known:
     cleaner: CleanerStatus | None = None
     registry: Registry | None = None
     floor: int | None = None
+    reached: Reached | None = None
     lost: FrameSet = NO_FRAMES
     leader_clock_ms: int | None = None
     disk: DiskState = DiskState.ROOM
@@ -113,7 +116,15 @@ class Known:
         """Of a wheel, as far as it is known to be registered."""
         return None if self.registry is None else self.registry.wheels.get(wheel)
 
-    def raise_floor(self, floor: int | None) -> None:
-        """A committed floor was heard of."""
-        if floor is not None and (self.floor is None or floor > self.floor):
-            self.floor = floor
+    def has_read(self, progress: Progress | None) -> None:
+        """A committed progress was heard of. One that is older than what is known changes nothing.
+
+        Kafka may have lost what was read before: then somebody has to know it still.
+        """
+        if progress is None:
+            return
+        reached = progress.reached
+        if self.floor is None or progress.floor > self.floor:
+            self.floor = progress.floor
+        if self.reached is None or reached.order > self.reached.order:
+            self.reached = reached

@@ -557,7 +557,7 @@ class Member:
     def _follow(self, status: CleanerStatus) -> None:
         """What is committed stays true, also when the cleaner does not live any more."""
         known = self._known
-        known.raise_floor(status.floor)
+        known.has_read(status.progress)
         if status.lost != known.lost:
             known.lost = status.lost
             self._holdings.lost(status.lost)

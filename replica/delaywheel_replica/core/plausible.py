@@ -8,6 +8,7 @@ messages on other nodes.
 |---|---|
 | what no node can ever mean (`check`) | it is malformed: the connection is closed |
 | a floor | nothing is deleted by it: only the node's own cleaner's reading of Kafka does that |
+| progress that Kafka has not | nobody leads as long as it is told (`witnesses.py`) |
 | a relayed beat that is more starts, or beats, ahead than can be | it is ignored (`hearing.py`) |
 | a relayed beat that its own node, heard directly, does not come to | likewise, a second later |
 | a seal or floor above the own clock less the late window | it is taken as that (`tempered`) |
@@ -42,6 +43,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
+from delaywheel_replica.core.progress import Reached
 
 MOST: Final = 1 << 53
 """No number that is counted grows beyond this; it is exact in every reader of the rows' JSON."""
@@ -155,6 +157,8 @@ def _check_beat(beat: Beat) -> None:
     _check_number("count", beat.count, most=MOST_BEATS)
     if beat.floor is not None:
         _check_number("floor", beat.floor, least=-MOST)
+    if beat.reached is not None:
+        _check_reached(beat.reached)
     for wheel in beat.named:
         if wheel.node != beat.node or wheel.number > beat.last_number:
             raise MalformedError(f"{beat.node} names {wheel}, and was given {beat.last_number}")
@@ -175,6 +179,14 @@ def _check_beat(beat: Beat) -> None:
         _at_most("fills", len(beat.office.fills), MOST_WHEELS)
         for wheel, seq in beat.office.fills.items():
             _check_number(f"fill of {wheel}", seq)
+
+
+def _check_reached(reached: Reached) -> None:
+    _check_number("times that w was set back", reached.set_backs)
+    _check_number("w", reached.due_ms)
+    if reached.position is not None:
+        _check_number("seq of a position", reached.position.seq)
+        _check_number("row of a position", reached.position.row)
 
 
 def _check_wheel(wheel: WheelId, told: WheelBeat) -> None:

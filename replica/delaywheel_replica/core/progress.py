@@ -50,6 +50,54 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """How far progress has come: what tells two progress records of one cluster apart.
+
+    Attributes:
+        set_backs: how often w was set back.
+        due_ms: w.
+        position: p; None: none.
+    """
+
+    set_backs: int
+    due_ms: int
+    position: Position | None
+
+    def __str__(self) -> str:
+        split = "" if self.position is None else f" and {self.position}"
+        back = f", set back {self.set_backs} times" if self.set_backs else ""
+        return f"{self.due_ms}{split}{back}"
+
+    @property
+    def order(self) -> tuple[int, int, tuple[Position, ...]]:
+        """Grows with everything that is done; w alone does not, for it can be set back."""
+        return self.set_backs, self.due_ms, () if self.position is None else (self.position,)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "set_backs": self.set_backs,
+            "due_ms": self.due_ms,
+            "position": None if self.position is None else str(self.position),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        position = fields.optional_text("position")
+        return cls(
+            fields.integer("set_backs", at_least=0),
+            fields.integer("due_ms"),
+            None if position is None else Position.parse(position),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Messages that are done.
 
@@ -136,9 +184,14 @@ class Progress(Done):
     set_backs: int = 0
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def reached(self) -> Reached:
+        """How far it has come."""
+        return Reached(self.set_backs, self.due_ms, self.position)
+
+    @property
+    def order(self) -> tuple[int, int, tuple[Position, ...], int]:
         """Grows with everything that is committed."""
-        return self.set_backs, self.due_ms, self.floor
+        return *self.reached.order, self.floor
 
     @property
     def ahead_ms(self) -> int | None:

@@ -66,6 +66,7 @@ class Telling:
             start=state.starts,
             count=self._count,
             floor=known.floor,
+            reached=known.reached,
             office=self._office(),
             heard=self._hearing.told(known.now_ms),
             disk_out=known.disk.is_out,

@@ -32,6 +32,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
+from delaywheel_replica.core.progress import Position, Reached
 
 _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
@@ -179,6 +180,7 @@ def _beat(beat: Beat) -> pb.Beat:
         ],
         disk_out=beat.disk_out,
         verifying=map(str, sorted(beat.verifying)),
+        reached=None if beat.reached is None else _reached(beat.reached),
     )
 
 
@@ -212,6 +214,25 @@ def _read_beat(told: pb.Beat) -> Beat:
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
         disk_out=told.disk_out,
         verifying=frozenset(map(_wheel, told.verifying)),
+        reached=_read_reached(told.reached) if told.HasField("reached") else None,
+    )
+
+
+def _reached(reached: Reached) -> pb.Reached:
+    at = reached.position
+    return pb.Reached(
+        set_backs=reached.set_backs,
+        due_ms=reached.due_ms,
+        position=None if at is None else pb.Position(wheel=str(at.wheel), seq=at.seq, row=at.row),
+    )
+
+
+def _read_reached(told: pb.Reached) -> Reached:
+    at = told.position
+    return Reached(
+        told.set_backs,
+        told.due_ms,
+        Position(_wheel(at.wheel), at.seq, at.row) if told.HasField("position") else None,
     )
 
 
