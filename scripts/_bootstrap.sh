@@ -11,6 +11,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 venv="$root/.venv"
 export DELAYWHEEL_CACHE="${DELAYWHEEL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/delaywheel}"
+wheels="$DELAYWHEEL_CACHE/wheels"
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -67,6 +68,24 @@ is_installed() {
   [[ -x $venv/bin/python && "$(cat "$venv/delaywheel-stamp" 2>/dev/null)" == "$(stamp_of_now)" ]]
 }
 
+# Everything that is installed lies in the cache as wheels: not every index lets pip keep what it
+# has sent, and pip asks it about each package again.
+fetch_wheels() {
+  local fetched
+  fetched="$wheels/$({
+    cat "$root/pyproject.toml" "$root/constraints.txt"
+    "$venv/bin/python" -VV
+  } | sha256sum | cut -c 1-16).fetched"
+  [[ -e $fetched ]] && return
+  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" "$venv/bin/python" -m pip wheel \
+    --disable-pip-version-check --wheel-dir "$wheels" --constraint "$root/constraints.txt" \
+    "$root[dev]" hatchling editables |
+    { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
+    die "fetching failed; it goes on from here when this is run again"
+  rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is
+  touch "$fetched"
+}
+
 install() {
   is_installed && return # another script was quicker
   # Programs in .venv carry its path: one that came along with a copy of the folder is of no use.
@@ -76,15 +95,16 @@ install() {
     make_environment
   fi
   say "installing delaywheel and what it needs into .venv (at the first time this takes minutes)"
-  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" "$venv/bin/python" -m pip install \
-    --disable-pip-version-check --constraint "$root/constraints.txt" --editable "$root[dev]" |
-    { grep --line-buffered -oE '(Downloading|Installing collected) .{1,72}' || true; } >&2 ||
+  fetch_wheels
+  # What is never imported need not be compiled; Python keeps what it compiles on the way.
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-index --no-compile \
+    --find-links "$wheels" --constraint "$root/constraints.txt" --editable "$root[dev]" >&2 ||
     die "the installation failed; it goes on from here when this is run again"
   stamp_of_now >"$venv/delaywheel-stamp"
 }
 
 if ! is_installed; then
-  mkdir -p "$DELAYWHEEL_CACHE"
+  mkdir -p "$wheels"
   (flock 9 && install) 9>"$DELAYWHEEL_CACHE/install.lock"
 fi
 export PATH="$venv/bin:$PATH" PYTHONPATH="$root/scripts"

@@ -1,8 +1,8 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Four lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
-with a broker, one the simulation, which only computes and gives way to all others, one all else;
-and, as it has the least to do, those that stop a broker of their own.
+Five lanes run side by side, for the tests on real nodes mostly wait: one has these, one the scripts
+and, as it has the least to do, those that stop a broker of their own, one the others with a broker,
+one the simulation, which only computes and gives way to all others, one all else.
 All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
@@ -25,11 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local.child import interrupt_on_signals
+from local.kafka_jars import cache_folder
 
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 OUTAGES = f"{NODES}/test_outages.py"
+SCRIPTS = "tests/scripts"
+"""What runs here starts brokers of its own."""
 SIMULATION = "tests/sim"
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
@@ -65,8 +68,10 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in four lanes."""
+    """What is checked, in order, in five lanes."""
     python = sys.executable
+    # What mypy found out about a file is true wherever the same file lies.
+    found = cache_folder() / "mypy"
     packages = ("proto", "wheel", "replica", "scripts", "tests")
     pytest = (python, "-m", "pytest", "-m")
     and_not_slow = " and not slow" if fast else ""
@@ -74,20 +79,24 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     outside = (*pytest, "(kafka or spark)" + and_not_slow)
     inside = (*pytest, "not kafka and not spark" + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
-    outages = [] if fast else [Step("pytest outages", (*outside, OUTAGES))]
+    slow = [
+        Step("pytest scripts", (*outside, SCRIPTS)),
+        Step("pytest outages", (*outside, OUTAGES)),
+    ]
+    ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}")
     return [
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
-        [Step("pytest kafka", (*outside, f"--ignore={NODES}"))],
+        [] if fast else slow,
+        [Step("pytest kafka", (*outside, *ignored))],
         [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),
-            Step("mypy", ("mypy", *packages)),
+            Step("mypy", ("mypy", f"--cache-dir={found}", *packages)),
             Step("import-linter", ("lint-imports",)),
             Step("generated code", (python, "-m", "local.proto", "--check")),
             Step("build", (python, "-m", "build", "--no-isolation", "--outdir", str(scratch))),
             Step("pytest", (*inside, f"--ignore={SIMULATION}")),
-            *outages,
         ],
     ]
 

@@ -342,7 +342,6 @@ BAD = st.sampled_from(
     describing=st.booleans(),
     seed=st.integers(0, 999),
 )
-@settings(deadline=None, max_examples=300)
 def test_whoever_can_take_it_gets_it_in_time(
     bad: Sequence[Node], given_count: int, good_at: int, describing: bool, seed: int
 ) -> None:

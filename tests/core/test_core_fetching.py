@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
@@ -359,7 +359,6 @@ def test_what_is_wanted_no_more_is_forgotten_after_a_while() -> None:
 seq_sets = st.sets(st.integers(1, 12))
 
 
-@settings(deadline=None, max_examples=120)
 @given(
     holds=st.fixed_dictionaries(dict.fromkeys("abc", seq_sets)),
     hidden=st.sets(st.sampled_from("abc")),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.bundle import FrameBundle
@@ -166,7 +166,6 @@ def test_nothing_beyond_the_end_is_repaired() -> None:
 seq_sets = st.sets(st.integers(1, 9))
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     seqs=seq_sets,
     applied=st.integers(0, 7),

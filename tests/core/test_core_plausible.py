@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.framecopy import FrameCopy
@@ -362,7 +362,6 @@ hostile: st.SearchStrategy[PeerMessage] = st.one_of(
 
 
 @given(st.lists(of_peer("b") | of_peer("c"), min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
 def test_whatever_peers_say_nothing_is_raised_nor_deleted_nor_sent_to_strangers(
     told: list[tuple[str, PeerMessage]],
 ) -> None:

@@ -142,7 +142,7 @@ class Holding(RuleBasedStateMachine):
 
 
 TestHolding = Holding.TestCase
-TestHolding.settings = settings(deadline=None, max_examples=200, stateful_step_count=50)
+TestHolding.settings = settings(stateful_step_count=50)
 
 
 # --- against Kafka's rule, told by looking at everything that ever was
@@ -157,7 +157,6 @@ events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=300)
 @given(events)
 def test_the_set_is_that_of_the_rule(steps: list[tuple[str, int]]) -> None:
     line = Line("ab", min_insync=1)

@@ -90,6 +90,17 @@ def test_installs_again_when_the_pins_change(tree: Tree) -> None:
     assert (tree.environments_made, tree.installs) == (0, 1)
 
 
+def test_what_was_fetched_is_not_fetched_again(tree: Tree, tmp_path: Path) -> None:
+    tree.source()
+    assert tree.calls_path.read_text().count("pip wheel") == 1
+    another = Tree(tmp_path / "another")
+    assert another.source(DELAYWHEEL_CACHE=str(tree.folder / "cache")).returncode == 0
+    assert another.calls_path.read_text().count("pip wheel") == 0
+    assert f"--no-index --no-compile --find-links {tree.folder}/cache/wheels" in (
+        another.calls_path.read_text()
+    )
+
+
 def test_failed_installation_is_said_and_tried_again(tree: Tree) -> None:
     failed = tree.source(PIP_EXIT="1")
     assert failed.returncode != 0

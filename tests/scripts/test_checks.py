@@ -123,8 +123,12 @@ def test_an_interrupt_reaches_the_steps_of_all_lanes(
 
 def test_steps_of_the_project(tmp_path: Path) -> None:
     *tests, others = lanes(fast=False, scratch=tmp_path)
-    names = [[step.name for step in lane] for lane in tests]
-    assert names == [["pytest nodes"], ["pytest kafka"], ["pytest simulation"]]
+    assert [[step.name for step in lane] for lane in tests] == [
+        ["pytest nodes"],
+        ["pytest scripts", "pytest outages"],
+        ["pytest kafka"],
+        ["pytest simulation"],
+    ]
     assert [step.name for step in others] == [
         "ruff check",
         "ruff format",
@@ -133,19 +137,22 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "generated code",
         "build",
         "pytest",
-        "pytest outages",
     ]
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (kafka,), (simulation,), (*_, without, outages) = lanes(fast=False, scratch=tmp_path)
+    (nodes,), (scripts, outages), (kafka,), (simulation,), (*_, without) = lanes(
+        fast=False, scratch=tmp_path
+    )
     assert without.command[3:] == ("-m", "not kafka and not spark", "--ignore=tests/sim")
     assert simulation.command[:3] == ("nice", "-n", "5")
     assert simulation.command[6:] == ("-m", "not kafka and not spark", "tests/sim")
     own = "tests/e2e/test_outages.py"
-    assert nodes.command[3:] == ("-m", "(kafka or spark)", "tests/e2e", f"--ignore={own}")
-    assert outages.command[3:] == ("-m", "(kafka or spark)", own)
-    assert kafka.command[3:] == ("-m", "(kafka or spark)", "--ignore=tests/e2e")
+    asked = ("-m", "(kafka or spark)")
+    assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}")
+    assert outages.command[3:] == (*asked, own)
+    assert scripts.command[3:] == (*asked, "tests/scripts")
+    assert kafka.command[3:] == (*asked, "--ignore=tests/e2e", "--ignore=tests/scripts")
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:

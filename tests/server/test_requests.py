@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.headers import encode_headers
@@ -107,7 +107,6 @@ ANY_MESSAGES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(ANY_MESSAGES, min_size=1, max_size=20))
 def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
     by_rows = decode(row_request(messages), RULES, now_ms=NOW_MS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from delaywheel import layout
 from delaywheel.dial import Dial
 from delaywheel.format import Frame, Kind
 from delaywheel.handles import HandleCache
@@ -20,12 +21,13 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.wheel import OriginWheel, WheelMeta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.fates import Fates
 from delaywheel_replica.server.queries import Queries
 from delaywheel_replica.server.references import Reference, reference_of
 from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.scan import Scanner
+from delaywheel_replica.server.scan import Found, Scanner
 from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
 from sim.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core_values import beat, wheel_beat, wheel_record_of
@@ -55,16 +57,17 @@ class Site:
         lacking: so many frames of b.1 never came here.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_damaged: Callable[[WheelId, int], None] = lambda *_: pytest.fail("damaged")
+    ) -> None:
         self.disk = SimulatedDisk()
         Dial(self.disk, DATA, 100)
         self.lacking = 0
         self.applied = {A1: 0, B1: 0}
         self._cleaner = Cleaner()
         view = NodeView(status=self._status, cleaner=self._cleaner)
-        self.queries = Queries(
-            self.disk, DATA, view, Fates(), on_damaged=lambda *_: pytest.fail("damaged")
-        )
+        self.lost = NO_FRAMES
+        self.queries = Queries(self.disk, DATA, view, Fates(), on_damaged=on_damaged)
 
     @contextmanager
     def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
@@ -80,6 +83,13 @@ class Site:
 
     async def due_of(self, wheel: WheelId) -> int | Reason:
         """What the handle of a message that this wheel took leads to."""
+        try:
+            found = await self.find(wheel)
+        except RefusedError as error:
+            return error.refusal.reason
+        return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
+
+    async def find(self, wheel: WheelId) -> Found:
         closed_at = self.applied[B1] + self.lacking
         self._cleaner.status = CleanerStatus(
             node="a",
@@ -89,13 +99,10 @@ class Site:
             wall_ms=0,
             role=Role.LEADING,
             wheels={A1: wheel_record_of("a"), B1: wheel_record_of("a", closed_at=closed_at)},
+            lost=self.lost,
         )
         named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
-        try:
-            found = await self.queries.find(reference_of(named))
-        except RefusedError as error:
-            return error.refusal.reason
-        return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
+        return await self.queries.find(reference_of(named))
 
     def _status(self) -> ServerStatus:
         wheels = {wheel: wheel_beat(applied) for wheel, applied in self.applied.items()}
@@ -141,6 +148,29 @@ async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
     site.write(A1, sent(LATE_MS))
     site.lacking = 1
     assert await site.due_of(B1) == Reason.NOT_UP_TO_DATE
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+async def test_a_frame_of_nobody_knows_what_second_may_be_what_is_meant(*, has_file: bool) -> None:
+    """Its index row is lost; as long as its slot file is there, it is found in it."""
+    told: list[tuple[WheelId, int]] = []
+    site = Site(on_damaged=lambda *frame: told.append(frame))
+    try:
+        site.write(A1, sent(LATE_MS))
+        folder = layout.wheel_folder(DATA, A1)
+        site.disk.flip_bit(layout.index_path(folder, 0), 70)
+        if has_file:
+            assert await site.due_of(A1) == LATE_MS
+            assert told == []
+            return
+        site.disk.delete(layout.slot_path(folder, BASE_SLOT))
+        found = await site.find(A1)
+        assert (found.copies, found.complete) == ([], False)
+        assert told == [(A1, 1)]
+        site.lost = FrameSet.of([(A1, 1)])
+        assert (await site.find(A1)).complete
+    finally:
+        site.queries.close()
 
 
 async def pages_of(site: Site) -> list[list[bytes]]:

@@ -134,6 +134,6 @@ class Cancels:
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
-        found = self._scanner.find(slot, id_, limits, due_ms)
+        found = self._scanner.find(slot, id_, limits, due_ms, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.beat, heard)
         return found

@@ -187,6 +187,21 @@ def deleted_copy(script: Script) -> None:
     script.until_ms = 9_000
 
 
+@DELIVERY(r"a bit flipped in index", r"a slot file is gone", r"a +does Repair", r"delivers m1 c\.1")
+def row_and_file(script: Script) -> None:
+    """The leader's disk loses a frame's row and its slot file: nothing says of which second it is.
+
+    Others in the same second may be told by their rows; the one frame must be missed all the same.
+    """
+    due_ms = script.about(9_000, 900)
+    for number in range(script.random.choice((1, 1, 3))):
+        at_ms = 2_600 + 100 * number
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    script.do(3_600, "bit_flip", node="a", what="index", choice=script.random.randrange(1 << 30))
+    script.do(script.about(3_650), "slot_gone", node="a", choice=0)
+    script.until_ms = 14_000
+
+
 @DELIVERY(r"a bit flipped in index", r"server died", r"tells lost a\.1/", r"closes a\.1 at")
 def torn_behind_a_loss(script: Script) -> None:
     """A node alone lost a row of its index, and dies while it writes the rows of its last group."""

@@ -49,6 +49,7 @@ FOUND = {
     "bad_sectors",
     "deleted_slot",
     "deleted_copy",
+    "row_and_file",
     "torn_behind_a_loss",
     "full_disk",
     "after_an_office",

@@ -42,7 +42,6 @@ def decode(frame: PlainFrame) -> Frame:
     return decode_frame(frame.buffer, wheel=WHEEL, slot=frame.slot, seq=frame.seq)
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     any_messages(slots=5, max_size=30),
     st.sampled_from(Kind),
@@ -74,7 +73,6 @@ def test_frames_made_at_once_are_those_made_one_by_one(
     assert decode_rows(rows.tobytes()).tobytes() == rows.tobytes()
 
 
-@settings(deadline=None, max_examples=300)
 @given(any_messages(), st.integers(1, 8), st.integers(1, 400))
 def test_any_messages_come_back_the_same(
     messages: list[Message], max_messages: int, max_bytes: int

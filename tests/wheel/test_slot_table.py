@@ -9,6 +9,7 @@ from delaywheel import layout
 from delaywheel.format import DamageReason, Frame
 from delaywheel.places import Places, SlotPlaces
 from delaywheel.reader import DamagedFrame, WheelReader
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slottable import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
 from delaywheel.wheel import OriginWheel
 from sim.disk import Crash, Fault, SimulatedDisk
@@ -183,6 +184,45 @@ def test_a_refresh_that_is_stopped_anywhere_counts_nothing_twice(*, machine_cras
         bench.assert_found()
         break
     assert effects > 5
+
+
+def flip_row(bench: Bench, seq: int) -> None:
+    bench.disk.flip_bit(layout.index_path(bench.folder, 0), 128 * (seq - 1) + 70)
+
+
+@pytest.mark.parametrize("counted_again", [False, True])
+def test_rows_that_are_holes_when_they_are_counted_are_noted(*, counted_again: bool) -> None:
+    """A refresh goes by them; a second one finds those that are good by then, and counts them."""
+    bench = Bench(behind=4)
+    head = load_head(bench.disk, bench.folder)
+    seqs = [head.seq + 1, head.seq + 3, head.seq + 4]
+    for seq in seqs:
+        flip_row(bench, seq)
+    bench.wheel.checkpoint()
+    assert load_head(bench.disk, bench.folder).holes == SeqSet.of(seqs)
+    flip_row(bench, seqs[1])
+    if counted_again:
+        flip_row(bench, seqs[0])
+        flip_row(bench, seqs[2])
+    for number in range(10, 12):
+        bench.append(number)
+    bench.wheel.checkpoint()
+    left = [] if counted_again else [seqs[0], seqs[2]]
+    assert load_head(bench.disk, bench.folder).holes == SeqSet.of(left)
+    bench.assert_found()
+
+
+def test_a_row_that_was_counted_and_is_a_hole_is_noted_when_its_slot_is_counted_anew() -> None:
+    bench = Bench(behind=0)
+    slot = BASE_SLOT + 5
+    seq, *_ = bench.expected(slot, 1 << 40)
+    flip_row(bench, seq)
+    bench.wheel._table.change([slot])
+    bench.wheel.checkpoint()
+    assert load_head(bench.disk, bench.folder).holes == SeqSet.of([seq])
+    bench.disk.delete(bench.slot_path(5))
+    reader = WheelReader(bench.disk, DATA, bench.wheel.wheel)
+    assert seq in reader.holes(bench.wheel.last_seq, NO_SEQS)
 
 
 def test_hours_below_the_floor_are_dropped() -> None:

@@ -16,6 +16,9 @@ behind those, up to the last row of the index        none
 Where anything differs, all is read once more, for it may have changed meanwhile; then the index is
 scanned for the slot, and says what is lacking. That is for damage alone: it takes some 5 ms for
 each million rows.
+
+A hole of the index says of no slot that it lacks anything. Which rows are holes is known from the
+table's head and from the rows behind it, each of which is checked once; see holes.py.
 """
 
 import errno
@@ -28,9 +31,11 @@ from numpy.typing import NDArray
 from delaywheel import layout
 from delaywheel.disk import Disk, File
 from delaywheel.format import FrameDamaged, index_row_of_header
+from delaywheel.holes import find_holes
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
-from delaywheel.rows import INDEX_ROW, checked_rows
+from delaywheel.rows import INDEX_ROW, checked_rows, is_hole
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slottable import (
     ENTRY,
     UNIT_BYTES,
@@ -62,6 +67,8 @@ class SlotPlaces:
         self._index = index
         self._head = TableHead()
         self._behind = _RowsBehind(index)
+        # Of a table that is far behind: the holes up to a seq.
+        self._scanned_holes = 0, NO_SEQS
 
     def quick(self, slot: int, last_seq: int) -> Places | None:
         """The frames of a slot up to the last of the index; None: the index must be asked."""
@@ -93,8 +100,23 @@ class SlotPlaces:
         counted = counted[~np.isin(counted, stale)]
         return np.unique(np.concatenate((counted, behind)))
 
+    def holes(self, last_seq: int) -> SeqSet | None:
+        """The rows up to a seq that were holes when they were read; None: they were not read."""
+        if not self._follow(last_seq):
+            return None
+        return (self._head.holes | self._behind.holes).within(1, last_seq)
+
+    def scanned_holes(self, last_seq: int) -> SeqSet:
+        """The same by the index, each row of which is checked once."""
+        seq, holes = self._scanned_holes
+        if last_seq > seq:
+            holes |= find_holes(self._disk, self._folder, seq + 1, last_seq)
+            self._scanned_holes = last_seq, holes
+        return holes.within(1, last_seq)
+
     def forget(self) -> None:
         """Keeps nothing of what was read."""
+        self._scanned_holes = 0, NO_SEQS
         self._head = TableHead()
         self._behind.start(0)
 
@@ -162,7 +184,7 @@ class SlotPlaces:
 
 
 class _RowsBehind:
-    """The rows of one index behind a seq, not checked, as far as they were followed."""
+    """The rows of one index behind a seq, as they are, as far as they were followed."""
 
     def __init__(self, index: IndexReader) -> None:
         self._index = index
@@ -170,6 +192,7 @@ class _RowsBehind:
         self._count = 0
         self._rows = np.empty(0, INDEX_ROW)
         self._slots = np.empty(0, np.uint32)  # of the rows: side by side they are compared faster
+        self.holes = NO_SEQS
 
     def start(self, seq: int) -> None:
         """Begin behind this one; rows that are there already stay."""
@@ -177,7 +200,9 @@ class _RowsBehind:
         if 0 <= drop <= self._count and seq:
             self._rows, self._slots = self._rows[drop:].copy(), self._slots[drop:].copy()
             self._count -= drop
+            self.holes = self.holes.within(seq + 1, seq + self._count)
         else:
+            self.holes = NO_SEQS
             self._rows, self._slots = np.empty(0, INDEX_ROW), np.empty(0, np.uint32)
             self._count = 0
         self._first_seq = seq + 1
@@ -194,6 +219,7 @@ class _RowsBehind:
         first_seq = self._first_seq + self._count
         self._rows[self._count : end] = self._index.raw_rows(first_seq, last_seq)
         self._slots[self._count : end] = self._rows["slot"][self._count : end]
+        self.holes |= SeqSet.where(first_seq, is_hole(checked_rows(self._rows[self._count : end])))
         self._count = end
 
     def of(self, slot: int, behind_seq: int) -> Places:

@@ -2,7 +2,8 @@
 
 The index is the authority: a frame is there when its row is, and a frame that its row speaks of
 but that cannot be read is reported as damaged, never passed over. The frames of a slot are found
-without scanning it (see places.py).
+without scanning it (see places.py). A row that is a hole may be of any slot: who has to know a slot
+whole asks for `holes` as well.
 
 Everything is read into memory, in pieces, never mapped: a sector that cannot be read under a map
 would end the process. Returned columns keep their piece alive.
@@ -21,11 +22,12 @@ from delaywheel import layout
 from delaywheel.disk import Disk
 from delaywheel.format import DamageReason, Frame, FrameDamaged, Kind, decode_frame, index_row_of
 from delaywheel.framecopy import FrameCopy
+from delaywheel.holes import find_holes, lying_in_files, still_holes
 from delaywheel.identity import WheelId
 from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
 from delaywheel.places import Places, SlotPlaces
 from delaywheel.rows import HOLE_ROW, INDEX_ROW, cancel_counts, message_counts
-from delaywheel.seqset import SeqSet
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slotfiles import list_slots
 
 # Frames that lie together are read at once, up to so many bytes; a larger one alone. What lies
@@ -66,6 +68,8 @@ class WheelReader:
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
         self._places = SlotPlaces(disk, self._folder, wheel, self._index)
+        # Holes that were looked for in the slot files, and those of them that lie there.
+        self._searched = self._lying = NO_SEQS
         self.wheel = wheel
 
     def last_seq(self) -> int:
@@ -139,19 +143,51 @@ class WheelReader:
         """Frames of one slot whose rows, none of them a hole, the caller has read before."""
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
 
+    def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
+        """Whether `holes` must be asked; False: there are none. Quick, unless there are many."""
+        holes = self._places.holes(up_to_seq)
+        return holes is None or bool(still_holes(self._index, holes - lost))
+
+    def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
+        """The frames that no row speaks of and that lie in no slot file: of any second.
+
+        Args:
+            up_to_seq: the last that is looked at.
+            lost: those that nobody looks for.
+        """
+        holes = self._places.holes(up_to_seq)
+        if holes is None:
+            holes = self._places.scanned_holes(up_to_seq)
+        return self._lying_nowhere(still_holes(self._index, holes - lost))
+
+    def _lying_nowhere(self, seqs: SeqSet) -> SeqSet:
+        new = seqs - self._searched
+        if new:
+            self._lying |= lying_in_files(self._disk, self._folder, self.wheel, new)
+            self._searched |= new
+        return seqs - self._lying
+
     def slot_frames(
-        self, slot: int, up_to_seq: int, *, kind: Kind | None = None, from_seq: int = 1
+        self,
+        slot: int,
+        up_to_seq: int,
+        *,
+        kind: Kind | None = None,
+        from_seq: int = 1,
+        lost: SeqSet = NO_SEQS,
     ) -> Iterator[Frame | DamagedFrame]:
         """The frames of a slot with seqs up to ``up_to_seq``, in their order.
 
         Also those that the index does not speak of as it should (see unlisted.py). Of what is not
-        asked for only headers are read.
+        asked for only headers are read. Where something is wrong, frames that may be of any slot
+        come last (see `holes`).
 
         Args:
             slot: which second.
             up_to_seq: the last that is looked at.
             kind: those with messages or those with cancels; None: both.
             from_seq: the first that is looked at.
+            lost: holes that nobody looks for.
         """
         last_seq = self.last_seq()
         asked = _Asked(from_seq, up_to_seq, kind)
@@ -168,6 +204,16 @@ class WheelReader:
         seqs, rows = asked.of(self._places.scanned(slot, last_seq))
         rest = ~np.isin(seqs, good)
         yield from self._slot_frames(slot, (seqs[rest], rows[rest]))
+        yield from self._holes_anew(from_seq, min(up_to_seq, last_seq), lost)
+
+    def _holes_anew(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
+        """What slot table and file disagree about may have become a hole since it was counted."""
+        if self._places.holes(up_to_seq) is None:
+            holes = self._places.scanned_holes(up_to_seq)
+        else:
+            holes = find_holes(self._disk, self._folder, 1, up_to_seq)
+        for seq in self._lying_nowhere(holes - lost).within(from_seq, up_to_seq):
+            yield _damaged(seq, _HOLE, FrameDamaged(DamageReason.HOLE))
 
     def slot_places(self, slot: int) -> Places:
         """Seqs and rows of all frames of a slot, as `slot_frames` finds them; nothing is read."""

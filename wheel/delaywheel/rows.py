@@ -126,8 +126,14 @@ def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
     """The check value of each row, given as bytes without one."""
-    found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
-    return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
+    if len(raw) < _MANY_ROWS:
+        found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
+        return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
+    pairs = np.ascontiguousarray(raw.view("<u2").T)
+    found = np.full(len(raw), _CHECK_OF_ZEROS, np.uint16)
+    for place, pair in enumerate(pairs):
+        found ^= _PAIR_TABLES[place].take(pair)
+    return found
 
 
 def _check_tables() -> NDArray[np.uint16]:
@@ -141,6 +147,14 @@ def _check_tables() -> NDArray[np.uint16]:
     return tables
 
 
+def _pair_tables() -> NDArray[np.uint16]:
+    """The same for two bytes at once: of many rows a quarter of the time."""
+    low, high = _CHECK_TABLES[::2, None, :], _CHECK_TABLES[1::2, :, None]
+    return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
+
+
+_MANY_ROWS: Final = 512
 _CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
 _CHECK_TABLES: Final = _check_tables()
 _CHECK_PLACES: Final = np.arange(INDEX_ROW_LENGTH_BYTES)
+_PAIR_TABLES: Final = _pair_tables()

@@ -21,6 +21,10 @@ An entry that is not to be trusted is *stale*: its check value is wrong, or the 
 since a frame was cut. Stale ones are counted anew from the whole index by the next refresh, as are
 slots whose rows were changed in their places; until then readers ask the index.
 
+A hole of the index has no slot, so it is in no entry. The head lists the holes that a refresh has
+gone by: without them a frame whose row was lost first, and then its bytes, would be missed by
+nobody (holes.py).
+
 Hence what an entry says is always to be compared with what lies in the slot file, and where the
 two differ, the index decides: the table saves work, and nothing is ever deleted on its word.
 """
@@ -37,6 +41,7 @@ from numpy.typing import NDArray
 from delaywheel import layout
 from delaywheel.disk import Disk
 from delaywheel.layout import SECONDS_PER_HOUR
+from delaywheel.seqset import NO_SEQS, SeqSet
 
 ENTRY: Final[np.dtype[Any]] = np.dtype(
     [
@@ -52,8 +57,8 @@ ENTRY: Final[np.dtype[Any]] = np.dtype(
 ENTRY_LENGTH_BYTES: Final = 32
 UNIT_BYTES: Final = 8
 
-_MAGIC = b"DWst"
-_HEAD = struct.Struct("<4sIQqII")
+_MAGIC = b"DWs2"
+_HEAD = struct.Struct("<4sIQqIII")
 _CHECKED_FROM = 8
 _WORDS = 7  # before the check value
 # Multilinear hashing: odd numbers, one for each word, one for the slot. Any will do.
@@ -83,6 +88,8 @@ class TableHead(NamedTuple):
     """In which slots have entries, as hours since 1970."""
     stale: frozenset[int] = frozenset()
     """Slots whose entries are not to be trusted."""
+    holes: SeqSet = NO_SEQS
+    """Of the frames up to `seq`, those whose rows were holes."""
 
 
 def load_head(disk: Disk, folder: Path) -> TableHead:
@@ -96,8 +103,10 @@ def load_head(disk: Disk, folder: Path) -> TableHead:
 def save_head(disk: Disk, folder: Path, head: TableHead) -> None:
     """Makes this the head of the table, durably."""
     hours, stale = (np.array(sorted(part), "<u4") for part in (head.hours, head.stale))
-    content = _HEAD.pack(_MAGIC, 0, head.seq, head.top_slot, len(hours), len(stale))
-    content += hours.tobytes() + stale.tobytes()
+    holes = np.array(head.holes.spans, "<u8")
+    counts = len(hours), len(stale), len(holes)
+    content = _HEAD.pack(_MAGIC, 0, head.seq, head.top_slot, *counts)
+    content += hours.tobytes() + stale.tobytes() + holes.tobytes()
     checksum = crc32c(content[_CHECKED_FROM:]).to_bytes(4, "little")
     disk.replace_file(
         layout.table_head_path(folder), content[:4] + checksum + content[_CHECKED_FROM:]
@@ -105,11 +114,18 @@ def save_head(disk: Disk, folder: Path, head: TableHead) -> None:
 
 
 def _head_of(content: bytes) -> TableHead:
-    magic, checksum, seq, top_slot, hours, stale = _HEAD.unpack_from(content)
-    numbers = np.frombuffer(content, "<u4", hours + stale, _HEAD.size).tolist()
+    magic, checksum, seq, top_slot, hours, stale, holes = _HEAD.unpack_from(content)
     if magic != _MAGIC or crc32c(content[_CHECKED_FROM:]) != checksum:
         raise ValueError("the head of a slot table is damaged")
-    return TableHead(seq, top_slot, frozenset(numbers[:hours]), frozenset(numbers[hours:]))
+    slots = np.frombuffer(content, "<u4", hours + stale, _HEAD.size)
+    spans = np.frombuffer(content, "<u8", 2 * holes, _HEAD.size + slots.nbytes)
+    return TableHead(
+        seq,
+        top_slot,
+        frozenset(slots[:hours].tolist()),
+        frozenset(slots[hours:].tolist()),
+        SeqSet((first, last) for first, last in spans.reshape(holes, 2).tolist()),
+    )
 
 
 def read_entries(disk: Disk, folder: Path, hour: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:

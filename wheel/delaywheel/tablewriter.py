@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from delaywheel import layout
 from delaywheel.disk import Disk
-from delaywheel.index import ROWS_PER_SEGMENT, read_raw_rows
+from delaywheel.holes import find_holes
+from delaywheel.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
 from delaywheel.layout import SECONDS_PER_HOUR
 from delaywheel.places import Places, rows_of_slots
-from delaywheel.rows import INDEX_ROW, cancel_counts, checked_rows, message_counts
+from delaywheel.rows import INDEX_ROW, cancel_counts, checked_rows, is_hole, message_counts
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.slottable import (
     ENTRY,
     ENTRY_LENGTH_BYTES,
@@ -77,6 +79,7 @@ class SlotTable:
                     min(head.top_slot, top_slot),
                     head.hours,
                     head.stale.union(slots),
+                    head.holes.within(1, final_seq),
                 )
             )
 
@@ -117,9 +120,14 @@ class SlotTable:
         with self._lock:
             head, cuts = self.head, self._cuts
             changed, self._changed = self._changed, set()
-        anew = np.array([slot for slot in head.stale | changed if slot >= floor], np.int64)
         try:
-            places, top_slot = self._rows(head, to_seq, floor)
+            places, top_slot, holes = self._rows(head, to_seq, floor)
+            old_holes, mended = self._look_at_holes(head.holes)
+            again = head.stale | changed | mended
+            anew = np.array([slot for slot in again if slot >= floor], np.int64)
+            if len(anew):
+                # What was counted once may be a hole by now: it is counted no more.
+                old_holes = find_holes(self._disk, self._folder, 1, head.seq)
             hours, damaged = self._write(
                 places if not len(anew) else self._anew(places, anew), anew
             )
@@ -132,23 +140,38 @@ class SlotTable:
                 self._changed |= changed
                 return False
             stale = frozenset(slot for slot in damaged if slot >= floor)
-            self._save(TableHead(to_seq, top_slot, (head.hours | hours) - old, stale))
+            hours = (head.hours | hours) - old
+            self._save(TableHead(to_seq, top_slot, hours, stale, old_holes | holes))
         for hour in old:
             self._disk.delete(layout.table_path(self._folder, hour))
         return True
 
-    def _rows(self, head: TableHead, to_seq: int, floor: int) -> tuple[Places, int]:
-        """Seqs and rows of the frames to be counted, and the greatest slot up to ``to_seq``."""
-        top_slot = head.top_slot
+    def _rows(self, head: TableHead, to_seq: int, floor: int) -> tuple[Places, int, SeqSet]:
+        """Seqs and rows of the frames to be counted, the greatest slot up to ``to_seq``, holes."""
+        top_slot, holes = head.top_slot, NO_SEQS
         seqs, found = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
         for first_seq, raw in read_raw_rows(self._disk, self._folder, head.seq + 1, to_seq):
             rows = checked_rows(raw)
+            holes |= SeqSet.where(first_seq, is_hole(rows))
             there = np.flatnonzero(rows["length"])
             top_slot = max(top_slot, int(rows["slot"][there].astype(np.int64).max(initial=-1)))
             there = there[rows["slot"][there] >= floor]
             seqs.append(first_seq + there)
             found.append(rows[there])
-        return (np.concatenate(seqs), np.concatenate(found)), top_slot
+        return (np.concatenate(seqs), np.concatenate(found)), top_slot, holes
+
+    def _look_at_holes(self, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
+        """Which rows still are holes, and the slots of those that were written again."""
+        holes, slots = NO_SEQS, set[int]()
+        index = IndexReader(self._disk, self._folder)
+        try:
+            for first, last in seqs.spans:
+                rows = index.rows(first, last)
+                holes |= SeqSet.where(first, is_hole(rows))
+                slots.update(rows["slot"][rows["length"] > 0].tolist())
+        finally:
+            index.close()
+        return holes, slots
 
     def _anew(self, places: Places, slots: NDArray[np.int64]) -> Places:
         """The same, but that all frames of some slots are to be counted."""

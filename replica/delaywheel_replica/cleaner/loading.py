@@ -49,6 +49,8 @@ def load_second(
 ) -> Loaded:
     """Read the frames of one slot up to `seqs`, in the order of wheel and seq.
 
+    A frame of which only is known that it was there may be of this slot: then it is not whole.
+
     Unless it is hurried, it pauses after every few frames: small ones are read with the
     interpreter's lock held, and the thread that forwards would wait for it in each system call.
     """
@@ -56,7 +58,8 @@ def load_second(
 
     def readable() -> Iterator[Frame]:
         for wheel in sorted(readers):
-            for frame in readers[wheel].slot_frames(slot, seqs[wheel]):
+            given_up = lost.seqs(wheel)
+            for frame in readers[wheel].slot_frames(slot, seqs[wheel], lost=given_up):
                 if lost and (wheel, frame.seq) in lost:
                     continue
                 if isinstance(frame, Frame):
@@ -65,6 +68,8 @@ def load_second(
                     damaged.append((wheel, frame.seq))
                 if not hurried and frame.seq % _FRAMES_BETWEEN_PAUSES == 0:
                     sleep(_PAUSE_S)
+            # Behind them: what was read anew for this slot may show holes that were none before.
+            damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
 
     second = Second(slot, wheels, ahead)
     second.add(readable())

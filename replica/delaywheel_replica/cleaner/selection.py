@@ -140,7 +140,7 @@ class DueReader:
         looked_ms = self._looked_ms
         if looked_ms is None or abs(now_ms - looked_ms) >= LOOK_AGAIN_MS:
             self._looked_ms = now_ms
-            self._tail.look_again()
+            self._tail.look_again(floor=self._progress.floor)
             self._window.look_again(self._tail.readers, self._tail.lost)
 
     def _may_move(self, now_ms: int) -> bool:

@@ -109,10 +109,10 @@ class Tail:
         for awaited in self._awaited.values():
             yield from awaited.told()
 
-    def look_again(self) -> None:
+    def look_again(self, *, floor: int) -> None:
         """See whether wheels can go on that rest in front of what could not be read."""
         for wheel, awaited in list(self._awaited.items()):
-            awaited.look_again(self.readers, self.lost)
+            awaited.look_again(self.readers, self.lost, floor=floor)
             if (wheel, self.admitted[wheel] + 1) not in awaited:
                 del self._awaited[wheel]
 

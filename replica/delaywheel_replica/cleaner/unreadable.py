@@ -39,16 +39,26 @@ class Awaited:
         """The first of them: others are told when those are there."""
         return islice(self._frames.ranges(), TOLD_RANGES)
 
-    def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
-        """Wait no more for those that are lost, or can be read."""
+    def look_again(
+        self, readers: Mapping[WheelId, WheelReader], lost: FrameSet, *, floor: int
+    ) -> None:
+        """Wait no more for those that are lost, can be read, or are of slots below the floor."""
         left = self._frames - lost
         looked_at = islice(left, LOOKED_AT_FRAMES)
-        readable = [frame for frame in looked_at if _is_readable(readers.get(frame[0]), frame[1])]
+        readable = [
+            (wheel, seq)
+            for wheel, seq in looked_at
+            if _is_readable(readers.get(wheel), seq, floor=floor)
+        ]
         self._frames = left - FrameSet.of(readable)
 
 
-def _is_readable(reader: WheelReader | None, seq: int) -> bool:
-    """Of a wheel that is registered no more, or ends before, nothing is waited for."""
+def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
+    """Of a wheel that is registered no more, or ends before, nothing is waited for.
+
+    Nor is the content of what turns out to be finished, once its row was put in its place.
+    """
     if reader is None or not reader.has(seq):
         return True
-    return not isinstance(reader.frame(seq), DamagedFrame)
+    frame = reader.frame(seq)
+    return not isinstance(frame, DamagedFrame) or 0 < frame.slot < floor

@@ -16,9 +16,11 @@ once its frames can be read or are lost. If it is covered, w rests in front of i
 beyond is loaded; if it is past, the late frames that want it wait.
 
 Seconds that exist are found an hour at a time: those that index rows speak of, for a slot file that
-is gone must be missed, and those that have a file, for a row may be gone as well. Frames that come
-later are told by `note`. Loaded are the seconds up to a little beyond now, and in a catch-up only
-as many as hold `LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
+is gone must be missed, and those that have a file, for a row may be gone as well. Where both are
+gone the index has a hole, and every second is read as if it existed: none is passed before it is
+known where that frame lies, or that nobody has it. Frames that come later are told by `note`.
+Loaded are the seconds up to a little beyond now, and in a catch-up only as many as hold
+`LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
 """
 
 from __future__ import annotations
@@ -206,7 +208,7 @@ class Window:
     def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
         """See whether blocked seconds can be loaded now."""
         for awaited in self._blocked.values():
-            awaited.look_again(readers, lost)
+            awaited.look_again(readers, lost, floor=self._progress.floor)
 
     def begin(
         self,
@@ -222,14 +224,20 @@ class Window:
         """
         if self._loader.slot is not None:
             return False
-        slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers.values())
+        slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
         if slot is None:
             return False
         ahead = self._progress.ahead
         self._loader.begin(slot, seqs, lost, ahead, hurried=slot * 1000 <= now_ms)
         return True
 
-    def _next_to_load(self, last: int, readers: Collection[WheelReader]) -> int | None:
+    def _next_to_load(
+        self,
+        last: int,
+        readers: Mapping[WheelId, WheelReader],
+        seqs: Mapping[WheelId, int],
+        lost: FrameSet,
+    ) -> int | None:
         if self._wanted is not None:
             slot, self._wanted = self._wanted, None
             return slot
@@ -244,7 +252,10 @@ class Window:
             return None
         # Where w was set back, the floor may be beyond it: what is deleted is not looked for.
         first = max(self.covered_to + 1, self._progress.floor)
-        found = self._known.next(first, last, readers)
+        if any(readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs):
+            found: int | None = first
+        else:
+            found = self._known.next(first, last, readers.values())
         self.covered_to = last if found is None else found
         return found
 

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -20,6 +21,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.fitness import heard_beats
+from delaywheel_replica.core.frames import NO_FRAMES
 from delaywheel_replica.core.holding import knows_all
 from delaywheel_replica.core.progress import Position, Progress
 from delaywheel_replica.core.status import ServerStatus
@@ -90,10 +92,11 @@ class Queries:
         if progress is not None and reference.slot < progress.floor:
             # Its rows may still be in an index, its file is gone: nothing that others could hold.
             return Found()
-        status = self._view.status()
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        find = partial(self._scanner.find, lost=NO_FRAMES if cleaner is None else cleaner.lost)
         found = await asyncio.get_running_loop().run_in_executor(
             self._thread,
-            self._scanner.find,
+            find,
             reference.slot,
             reference.id,
             limits_of(status),

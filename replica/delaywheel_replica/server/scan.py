@@ -17,6 +17,7 @@ from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
 from delaywheel.index import OpenIndexes
 from delaywheel.reader import WheelReader
+from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.progress import Position
 
 
@@ -29,7 +30,8 @@ class Found:
             fits several messages. Of several nothing else is told.
         copies: in the order of positions; more than one after a retry.
         in_wheel: the wheel that the handle names has a copy, or none is named.
-        complete: every frame of the slot could be read, of every wheel.
+        complete: every frame of the slot could be read, of every wheel, and of none it is unknown
+            whether it is of this slot.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -70,6 +72,8 @@ class Scanner:
         limits: Mapping[WheelId, int],
         due_ms: int | None,
         wheel: WheelId | None = None,
+        *,
+        lost: FrameSet = NO_FRAMES,
     ) -> Found:
         """Looks for a message.
 
@@ -80,11 +84,14 @@ class Scanner:
             due_ms: its due; None: any within the second.
             wheel: which one took it; None: any. It decides when the id was sent with several dues
                 of one second. It need not have it any more: another attempt may lie elsewhere.
+            lost: frames that nobody can read any more. Of those whose second nobody knows either
+                none is taken for one of this second.
         """
         found = Found()
         wanted = np.frombuffer(id_, dtype=np.uint8)
         named: dict[Kind, list[tuple[Position, int]]] = {kind: [] for kind in Kind}
-        for frame in self.frames(slot, limits, found=found):  # none is kept: they may be 4 GiB
+        # None is kept: they may be 4 GiB.
+        for frame in self.frames(slot, limits, found=found, lost=lost):
             for row in _rows_of(frame.columns, wanted, due_ms):
                 place = Position(frame.wheel, frame.seq, row)
                 named[frame.kind].append((place, int(frame.columns.due_ms[row])))
@@ -115,6 +122,7 @@ class Scanner:
         kind: Kind | None = None,
         after: Position | None = None,
         found: Found | None = None,
+        lost: FrameSet = NO_FRAMES,
     ) -> Iterator[Frame]:
         """The readable frames of a slot, in the order of positions.
 
@@ -123,7 +131,8 @@ class Scanner:
             limits: the wheels to look at, each up to a seq.
             kind: those with messages or those with cancels; None: both.
             after: the first is the one in which this position lies.
-            found: is told if one could not be read.
+            found: is told if one could not be read, or if nobody knows of one where it belongs.
+            lost: as in `find`.
         """
         self._forget(limits)
         for wheel in sorted(limits):
@@ -132,15 +141,23 @@ class Scanner:
                 if wheel < after.wheel:
                     continue
                 from_seq = after.seq
-            reader = self._reader(wheel)
-            for frame in reader.slot_frames(slot, limits[wheel], kind=kind, from_seq=from_seq):
+            reader, given_up = self._reader(wheel), lost.seqs(wheel)
+            for frame in reader.slot_frames(
+                slot, limits[wheel], kind=kind, from_seq=from_seq, lost=given_up
+            ):
                 if isinstance(frame, Frame):
                     yield frame
-                    continue
-                if found is not None:
-                    found.complete = False
-                if self._on_damaged is not None:
-                    self._on_damaged(wheel, frame.seq, slot)
+                else:
+                    self._lacks(wheel, frame.seq, slot, found)
+            if found is not None:
+                for seq in reader.holes(limits[wheel], given_up):
+                    self._lacks(wheel, seq, slot, found)
+
+    def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
+        if found is not None:
+            found.complete = False
+        if self._on_damaged is not None:
+            self._on_damaged(wheel, seq, slot)
 
     def _reader(self, wheel: WheelId) -> WheelReader:
         reader = self._readers.get(wheel)
