@@ -158,6 +158,7 @@ def test_after_writing(
 
 
 DONE = Progress(10, None, {A1: 5, B1: 5})
+FINISHED = Progress(10, None, {A1: 5, B1: 5}, floor=DUE_MS // 1000 + 1)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,10 @@ DONE = Progress(10, None, {A1: 5, B1: 5})
         ({"progress": None}, CancelDecision.NO_LEADER),
         ({"copies": []}, CancelDecision.NOT_FOUND),
         ({"copies": [], "complete": False}, CancelDecision.UNKNOWN),
+        ({"copies": [], "progress": FINISHED}, CancelDecision.TOO_LATE),
+        ({"copies": [], "complete": False, "progress": FINISHED}, CancelDecision.TOO_LATE),
+        ({"progress": FINISHED}, CancelDecision.TOO_LATE),
+        ({"progress": FINISHED, "leading": False}, CancelDecision.NO_LEADER),
         ({"progress": DONE}, CancelDecision.ALREADY_DELIVERED),
         ({"progress": DONE, "complete": False}, CancelDecision.UNKNOWN),
         ({"now_ms": DUE_MS - TOO_LATE_MS}, CancelDecision.TOO_LATE),

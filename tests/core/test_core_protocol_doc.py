@@ -290,6 +290,9 @@ VIEW = CancelView(
 DONE = Progress(1_000, None, {A1: 1})
 KNOWN = {
     "not leading, or the row is old": replace(VIEW, leading=False),
+    "its second lies below the floor: it is finished and deleted": replace(
+        VIEW, copies=[], progress=Progress(900, None, floor=VIEW.due_ms // 1000 + 1)
+    ),
     "no copy, everything could be read": replace(VIEW, copies=[]),
     "no copy, something could not be read": replace(VIEW, copies=[], complete=False),
     "a cancel lies there": replace(VIEW, cancels=[CANCEL]),

@@ -41,12 +41,14 @@ class Site:
         scans: what each look at the slot finds, the last one from then on.
         words: what happens while the cleaner's next words are awaited.
         held: how much of the other node's wheel is held here.
+        others: by how many of the others must have nothing, whether that is so.
         asked: what was looked for.
     """
 
     scans: list[Found]
     words: list[Callable[[], None]] = field(default_factory=list)
     held: int = 1
+    others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
@@ -70,6 +72,12 @@ class Site:
         assert self.cleaner.status is not None
         self.cleaner.status = replace(self.cleaner.status, progress=progress, role=role)
 
+    def finish(self) -> None:
+        """The floor passes the message's second."""
+        progress = Progress(self.due_ms, None, {OWN: 1}, floor=self.due_ms // 1000 + 1)
+        assert self.cleaner.status is not None
+        self.cleaner.status = replace(self.cleaner.status, progress=progress)
+
     def status(self) -> ServerStatus:
         wheels = {OWN: wheel_beat(2), OTHERS: wheel_beat(self.held)}
         return ServerStatus(beat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
@@ -77,6 +85,12 @@ class Site:
     async def find(self, reference: Reference) -> Found:
         self.asked.append(reference)
         return self.scans.pop(0) if len(self.scans) > 1 else self.scans[0]
+
+    def leader_address(self) -> None:
+        return None
+
+    async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
+        return self.others[wanted]
 
     async def submit(self, *_columns: object) -> object:
         return SimpleNamespace(failed={})
@@ -95,7 +109,7 @@ class Site:
             view,
             cast("Queries", self),
             cast("Writing", self),
-            Passing(view),
+            cast("Passing", self),
             ask=lambda _: None,
             next_word=self.next_word,
         )
@@ -108,6 +122,21 @@ class Site:
 
 def found(*cancels: Position) -> Found:
     return Found(copies=[COPY], cancels=list(cancels))
+
+
+@pytest.mark.parametrize("others_have_none", [False, True])
+async def test_not_found_is_what_others_do_not_have_either(*, others_have_none: bool) -> None:
+    """One of two wheels with two members, of which one is enough, is not closed: both must know."""
+    site = Site([Found()], others={1: others_have_none})
+    answer = pb.CANCEL_OUTCOME_NOT_FOUND if others_have_none else Reason.NOT_UP_TO_DATE
+    assert await site.cancel() == answer
+
+
+async def test_what_is_finished_is_too_late_to_be_cancelled() -> None:
+    """Its second is deleted: what was acknowledged for it must not be said never to have been."""
+    site = Site([Found()])
+    site.finish()
+    assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
 
 
 async def test_what_was_delivered_is_said_to_be() -> None:

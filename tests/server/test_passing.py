@@ -62,6 +62,18 @@ class LeadersNode(rpc.DelayWheelServicer):
             await abort(context, self.answer)
         return pb.CancelResponse(outcome=self.answer)
 
+    async def GetMessage(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.GetMessageRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.GetMessageResponse:
+        """See the protocol."""
+        assert request.message == REQUEST.message
+        self.passed.append(was_passed(context.invocation_metadata()))
+        if isinstance(self.answer, Refusal):
+            await abort(context, self.answer)
+        return pb.GetMessageResponse()
+
     async def DescribeCluster(  # noqa: N802 - gRPC's names
         self,
         request: pb.DescribeClusterRequest,
@@ -86,10 +98,13 @@ async def leader() -> AsyncIterator[tuple[LeadersNode, str]]:
     await server.stop(0)
 
 
-def view_of(address: str | None, *, heard_ago_ms: int = 100, leads: bool = True) -> NodeView:
+def view_of(
+    address: str | None, *, heard_ago_ms: int = 100, leads: bool = True, is_complete: bool = True
+) -> NodeView:
     """Node n1, which hears n2."""
     office = Office(7) if leads else None
-    other = PeerSight(replace(beat("n2"), office=office), NOW_MS - heard_ago_ms)
+    told = replace(beat("n2"), office=office, complete=is_complete)
+    other = PeerSight(told, NOW_MS - heard_ago_ms)
     status = ServerStatus(beat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
     return NodeView(status=lambda: status, peers=lambda: {"n2": state})
@@ -109,6 +124,32 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     assert answer.outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == [True]
     await passing.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "is_complete", "have_none"),
+    [
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 1, True, True),
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 1, False, False),
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 2, True, False),
+        (Refusal(Reason.NOT_UP_TO_DATE), 1, True, False),
+        (None, 1, True, False),
+        (None, 0, True, True),
+    ],
+    ids=["has none", "has forgotten", "too few", "cannot say", "has it", "nobody is asked"],
+)
+async def test_others_are_asked_whether_they_have_none(
+    leader: tuple[LeadersNode, str],
+    answer: Refusal | None,
+    wanted: int,
+    is_complete: bool,
+    have_none: bool,
+) -> None:
+    node, address = leader
+    node.answer = answer
+    passing = Passing(view_of(address, is_complete=is_complete))
+    assert await passing.others_have_none(REQUEST.message, wanted=wanted) is have_none
+    assert node.passed == ([True] if wanted else [])
 
 
 async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:

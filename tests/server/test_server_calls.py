@@ -415,7 +415,7 @@ def test_what_lies_below_the_floor_is_not_there_any_more(tmp_path: Path) -> None
         wait_until("it is sealed", lambda: now_ms() // 1000 > slot + 1)
         server.cleaner.commit_progress(floor=slot + 1)
         wait_until("its file is gone", lambda: not list(server.data.rglob(f"{slot}.slot")))
-        assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_NOT_FOUND
+        assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_TOO_LATE
         with pytest.raises(grpc.RpcError) as caught:
             server.stub.GetMessage(
                 pb.GetMessageRequest(message=pb.MessageRef(handle=result.handle)), timeout=10

@@ -19,6 +19,7 @@ from delaywheel_replica.core.cancelling import (
     CancelView,
     after_writing,
     before_writing,
+    others_to_ask,
 )
 from delaywheel_replica.core.control import ControlState
 from delaywheel_replica.core.fitness import heard_beats
@@ -67,6 +68,8 @@ class Cancels:
         """A caller withdraws a message."""
         found = self._find(key)
         decision = before_writing(self._sight(key, found))
+        if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
+            decision = CancelDecision.UNKNOWN
         if decision is CancelDecision.WRITE:
             self._write(key, on_answer)
         elif decision is CancelDecision.WAIT:
@@ -118,6 +121,29 @@ class Cancels:
             complete=found.complete,
         )
 
+    def _others_have_none(self, key: Key) -> bool:
+        """Whether enough others that can be asked now say that they find nothing either."""
+        server, status = self._server, self._server.cleaner_row
+        assert status is not None
+        wanted = others_to_ask(status.wheels.values())
+        if not wanted:
+            return True
+        node, network = server.node.name, server.world.network
+        answers = []
+        for name, beat in heard_beats(server.driver.status(), server.now_ms()).items():
+            peer = server.world.nodes[name].server
+            is_cut = network.is_blocked(node, name) or network.is_blocked(name, node)
+            if peer is not None and beat.complete and not (is_cut or peer.process.paused):
+                answers.append(peer.has_none(key))
+        return False not in answers and answers.count(True) >= wanted
+
+    def has_none(self, key: Key) -> bool | None:
+        """What this node answers another one; None: it cannot say."""
+        if self._server.cleaner_row is None or self._server.row is None:
+            return None
+        found = self._find(key)
+        return False if found.copies else found.complete or None
+
     def _find(self, key: Key) -> Found:
         """Where a message and its cancels lie.
 
@@ -125,9 +151,10 @@ class Cancels:
         """
         id_, due_ms = key
         slot = due_ms // 1000
-        status, row = self._server.cleaner_row, self._server.row
-        if status is None or row is None or (status.floor or 0) > slot:
+        status = self._server.cleaner_row
+        if status is None or self._server.row is None or (status.floor or 0) > slot:
             return Found()
+        row = self._server.driver.status()
         heard = heard_beats(row, self._server.now_ms())
         registry = ControlState(wheels=status.wheels, lost=status.lost)
         limits = {wheel: beat.applied for wheel, beat in row.beat.wheels.items()}

@@ -67,8 +67,8 @@ LATE_US = 5_000 * US_PER_MS
 
 LOST = "it lost its end"
 
-STALE_US = 3_000 * US_PER_MS
-"""What was acknowledged so long ago, everybody who says to be up to date has heard of."""
+HEARD_US = 10 * US_PER_MS
+"""So long an answer is on its way at most."""
 
 
 class Checks:
@@ -271,15 +271,15 @@ class Checks:
         elif decision is CancelDecision.ALREADY_DELIVERED:
             if not self._delivered[entry.key] and not self._excused(entry.key):
                 self._fail(f"{entry} is told to be delivered and is not")
-        elif decision is CancelDecision.NOT_FOUND and self._is_pending(entry):
+        elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
             self._fail(f"{entry} is told not to be found")
 
-    def _is_pending(self, entry: Entry) -> bool:
+    def _is_known(self, entry: Entry) -> bool:
+        """Whether it was acknowledged before that was decided, and was not lost."""
         return (
             entry.fate is Fate.ACKNOWLEDGED
-            and entry.acknowledged_us < self._world.scheduler.now_us - STALE_US
-            and not self.is_finished(entry)
-            and entry.slot >= self.floor
+            and entry.acknowledged_us < self._world.scheduler.now_us - HEARD_US
+            and not self._excused(entry.key)
         )
 
     # --- what is committed

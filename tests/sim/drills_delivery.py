@@ -120,6 +120,31 @@ def slow_cancel(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(r"hears of c .*acknowledged", r"client +cancels m\d+ at a", r"client +hears of m\d+:")
+def unheard_of(script: Script) -> None:
+    """What the leader's node is asked to cancel, others have only just acknowledged without it.
+
+    It fetches everything, and holds what it hears of; but its origin waits for it no more.
+    """
+    script.mute(2_500, "Frames", "c", "a")
+    script.mute(2_500, "Applied Gossip", "a", "c")
+    script.flow(2_600, 5_000, 200, "c")
+    for at_ms in range(5_000, 10_000, 250):
+        number = script.send(at_ms, "c", delay_ms=20_000, patience_ms=500)
+        script.cancel(script.about(at_ms + 10, 70), number, "a")
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"delivers m1 ", r"does Sweep", r"client +cancels m1 at", r"hears of m1: too late")
+def long_done(script: Script) -> None:
+    """A cancel that comes when its message's second is deleted everywhere."""
+    for number in range(1, 4):
+        script.send(2_000 + 200 * number, "abc", delay_ms=300)
+        script.cancel(script.about(22_000, 2_000), number, script.random.choice("abc"))
+    script.flow(5_000, 22_000, 1_000, "b", delay_ms=200)
+    script.until_ms = 26_000
+
+
 @DELIVERY(r"a bit flipped", r"a +does Repair")
 def bad_copy(script: Script) -> None:
     """A frame goes bad in one place, before it is due."""

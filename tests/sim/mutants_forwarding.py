@@ -90,6 +90,20 @@ def takes_what_is_not_due() -> list[Patch]:
     return [instead(DueReader, "next_step", next_step)]
 
 
+def not_found_without_asking() -> list[Patch]:
+    return [everywhere(cancelling.others_to_ask, lambda _: 0)]
+
+
+def finished_is_not_found() -> list[Patch]:
+    real = cancelling.before_writing
+
+    def before_writing(view: CancelView) -> CancelDecision:
+        progress = None if view.progress is None else replace(view.progress, floor=0)
+        return real(replace(view, progress=progress))
+
+    return [everywhere(real, before_writing)]
+
+
 def cancelled_before_the_commit() -> list[Patch]:
     real = cancelling.after_writing
 
@@ -187,6 +201,18 @@ FORWARDING = {
         takes_what_is_not_due,
         "forwards what is due",
         ("calm",),
+    ),
+    "not found without asking": Mutant(
+        "what others have acknowledged since their last beats is told not to be found",
+        not_found_without_asking,
+        "told not to be found",
+        ("unheard_of",),
+    ),
+    "what is finished is not found": Mutant(
+        "a message whose second is deleted is told never to have been accepted",
+        finished_is_not_found,
+        "told not to be found",
+        ("long_done",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

@@ -173,6 +173,10 @@ class SimServer:
         """A caller withdraws a message."""
         self._cancels.ask(key, on_answer)
 
+    def has_none(self, key: tuple[bytes, int]) -> bool | None:
+        """What is answered when another node asks whether it has nothing of a message."""
+        return self._cancels.has_none(key)
+
     def write(self, request: Request) -> None:
         """Has a request written with the next group."""
         self.driver.submit(request)

@@ -50,6 +50,8 @@ FOUND = {
     "deleted_slot",
     "deleted_copy",
     "row_and_file",
+    "unheard_of",
+    "long_done",
     "torn_behind_a_loss",
     "full_disk",
     "after_an_office",

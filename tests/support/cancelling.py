@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -21,12 +22,14 @@ class Cancelling(Caller):
 
     Attributes:
         outcomes: value -> what the cancel was answered with.
+        took_s: value -> how long that took.
     """
 
     def __init__(self, client: Client, topic: str) -> None:
         """Takes over the client."""
         super().__init__(client, topic, pause_s=_PAUSE_S)
         self.outcomes: dict[bytes, CancelOutcome] = {}
+        self.took_s: dict[bytes, float] = {}
 
     def wait_for_more(self) -> None:
         """Returns when 10 more are answered than now, or one has failed."""
@@ -51,13 +54,18 @@ class Cancelling(Caller):
         found = Counter(m.value() for m in arrived if m.value() in self.outcomes)
         assert found == Counter(self.not_cancelled)
         assert CancelOutcome.CANCELLED in self.outcomes.values()
-        assert CancelOutcome.NOT_FOUND not in self.outcomes.values()
+        not_found = [v for v, o in self.outcomes.items() if o is CancelOutcome.NOT_FOUND]
+        took_s = [f"{self.took_s[value]:.1f} s" for value in not_found]
+        assert not not_found, f"cancels of accepted messages, answered after {', '.join(took_s)}"
 
     def _call(self) -> None:
         value = uuid.uuid4().bytes
         due = datetime.now(UTC) + timedelta(seconds=_AHEAD_S)
         try:
             taken = self._client.produce(self._topic, value, deliver_at=due)
-            self.outcomes[value] = self._client.cancel(taken)
+            began_s = time.monotonic()
+            outcome = self._client.cancel(taken)
+            self.took_s[value] = time.monotonic() - began_s
+            self.outcomes[value] = outcome
         except DelaywheelError as error:
             self.errors.append(error)

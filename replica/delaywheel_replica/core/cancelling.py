@@ -9,6 +9,7 @@ Before writing (`before_writing`), the first line that fits:
 | what is known | decision |
 |---|---|
 | this node does not lead, or its row is old | NO_LEADER |
+| its second lies below the floor: it is finished and deleted | TOO_LATE |
 | no copy, everything could be read | NOT_FOUND |
 | no copy, something could not be read | UNKNOWN |
 | a cancel of it lies there | as after writing |
@@ -33,13 +34,16 @@ UNKNOWN stands where the progress record does not say which came first, or where
 counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
 when the node holds every frame up to V of the progress that says so: a cancel may have been written
 and taken since the last scan. A WAIT goes on when its leader goes, for the next one's progress may
-decide; UNKNOWN, and a WAIT whose deadline goes, are answered UNAVAILABLE.
+decide; UNKNOWN, and a WAIT whose deadline goes, are answered UNAVAILABLE. Who is to answer
+NOT_FOUND asks the others first (`others_to_ask`): what was acknowledged after their last beats is
+not heard of yet.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+from delaywheel_replica.core.control import WheelRecord
 from delaywheel_replica.core.progress import Position, Progress
 
 TOO_LATE_MS = 100
@@ -85,15 +89,30 @@ class CancelView:
     complete: bool
 
 
+def others_to_ask(wheels: Collection[WheelRecord]) -> int:
+    """So many other members must say that they find nothing either, before NOT_FOUND is answered.
+
+    Any R members include a holder of every acknowledged frame. Of a closed wheel no more is
+    acknowledged than the node was found to hold.
+    """
+    needed = [record.required_answers for record in wheels if record.closed_at is None]
+    return max(needed, default=1) - 1
+
+
 def before_writing(view: CancelView) -> CancelDecision:
     """The decision while no cancel frame has been written for this request."""
     if not view.leading or view.progress is None:
         return CancelDecision.NO_LEADER
+    if view.due_ms // 1000 < view.progress.floor:
+        return CancelDecision.TOO_LATE
     if not view.copies:
         return CancelDecision.NOT_FOUND if view.complete else CancelDecision.UNKNOWN
-    if view.cancels:
-        return after_writing(view)
-    if _is_done(view, view.progress):
+    return after_writing(view) if view.cancels else _before_any(view, view.progress)
+
+
+def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
+    """The same where a copy lies there, and no cancel of it."""
+    if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     if view.due_ms <= view.now_ms + TOO_LATE_MS:
         return CancelDecision.TOO_LATE

@@ -21,6 +21,7 @@ from delaywheel_replica.core.cancelling import (
     CancelView,
     after_writing,
     before_writing,
+    others_to_ask,
 )
 from delaywheel_replica.core.holding import holds_progress
 from delaywheel_replica.link import CommitSoon
@@ -91,9 +92,11 @@ class Cancels:
             address = self._passing.leader_address()
             if address is not None:
                 return await self._passing.cancel(address, request)
-        return pb.CancelResponse(outcome=await self._cancel(reference))
+        return pb.CancelResponse(outcome=await self._cancel(reference, request.message))
 
-    async def _cancel(self, reference: Reference) -> "pb.CancelOutcome.ValueType":
+    async def _cancel(
+        self, reference: Reference, named: pb.MessageRef
+    ) -> "pb.CancelOutcome.ValueType":
         found = await self._queries.find(reference)
         due_ms = _due_of(reference, found)
         # From here on it is this message, whatever else comes to lie in that second.
@@ -101,6 +104,8 @@ class Cancels:
         decision = before_writing(self._sight(due_ms, found))
         if decision is CancelDecision.ALREADY_DELIVERED:
             decision = await self._delivered(reference, due_ms)
+        if decision is CancelDecision.NOT_FOUND and not await self._nobody_has(named):
+            decision = CancelDecision.UNKNOWN
         if decision is CancelDecision.WRITE:
             written = await self._writing.submit(_cancel_of(reference.id, due_ms), Kind.CANCELS)
             for refusal in written.failed.values():
@@ -119,6 +124,12 @@ class Cancels:
         if outcome is None:
             raise RefusedError(Reason.CANCEL_UNKNOWN)
         return outcome
+
+    async def _nobody_has(self, named: pb.MessageRef) -> bool:
+        """What others acknowledged since their last beats, this node has not heard of."""
+        cleaner = self._view.cleaner.status
+        wheels = () if cleaner is None else cleaner.wheels.values()
+        return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))
 
     async def _wait(self, due_ms: int, found: Found) -> CancelDecision:
         """Looks at each committed progress until one decides."""

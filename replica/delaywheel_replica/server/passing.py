@@ -22,7 +22,7 @@ from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.server.refusals import DETAILS_KEY, RefusedError
-from delaywheel_replica.server.status import NodeView, leader_heard
+from delaywheel_replica.server.status import NodeView, beats_heard, leader_heard
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node has passed on."""
@@ -37,6 +37,8 @@ _OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason
 _TIMEOUT_S: Final = 12.0
 # Nobody waits longer for what is only good to know.
 _ASKED_BY_THE_WAY_S: Final = 1.0
+# So many callers at once have all others asked for a message; each takes a connection to each.
+_ASKS: Final = 4
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -68,6 +70,7 @@ class Passing:
     def __init__(self, view: NodeView) -> None:
         self._view = view
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._asks = asyncio.Semaphore(_ASKS)
 
     async def close(self) -> None:
         """Ends the connections."""
@@ -122,6 +125,36 @@ class Passing:
         except RefusedError:
             return None
         return answer.message
+
+    async def others_have_none(self, message: pb.MessageRef, *, wanted: int) -> bool:
+        """Whether nobody else has a message, by what so many other nodes say, asked now.
+
+        One that has perhaps forgotten something is not counted.
+
+        Args:
+            message: which one.
+            wanted: how many have to say so.
+        """
+        if not wanted:
+            return True
+        request = pb.GetMessageRequest(message=message)
+
+        async def has_none(channel: grpc.aio.Channel, within_s: float) -> bool:
+            stub = rpc.DelayWheelStub(channel)
+            try:
+                await stub.GetMessage(request, timeout=within_s, metadata=AS_PASSED)
+            except grpc.aio.AioRpcError as error:
+                if _reason_of(error) is not Reason.MESSAGE_NOT_FOUND:
+                    raise
+                return True
+            return False
+
+        async with self._asks:
+            answers = await self.ask_all(has_none, within_s=_ASKED_BY_THE_WAY_S)
+        beats = beats_heard(self._view.status())
+        complete = {node for node, beat in beats.items() if beat.complete}
+        none = [node for node, answer in answers.items() if answer is True and node in complete]
+        return len(none) >= wanted and False not in answers.values()
 
     async def call(
         self,

@@ -16,8 +16,9 @@ class CancelOutcome(StrEnum):
     ALREADY_DELIVERED = "ALREADY_DELIVERED"
     """It is in its topic, or a dead letter."""
     TOO_LATE = "TOO_LATE"
-    """Due within the next 100 ms; nothing was done, it will be delivered."""
+    """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
     NOT_FOUND = "NOT_FOUND"
+    """It was never accepted."""
 
     @classmethod
     def of(cls, number: int) -> Self | None:
