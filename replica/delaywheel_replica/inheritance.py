@@ -27,6 +27,12 @@ READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
 ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
 """Where the server listened before it was restarted: it tries to come back to the same port."""
 
+ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2"}
+"""glibc's settings, in the environment of the children.
+
+Its arenas fragment: two are enough for processes of one busy thread.
+"""
+
 EXIT_HOPELESS: Final = 78
 """Exit code of a child that would fail in the same way if it were restarted (EX_CONFIG)."""
 

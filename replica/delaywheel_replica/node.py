@@ -43,6 +43,7 @@ from typing import Final, NoReturn
 
 from delaywheel_replica.inheritance import (
     ADDRESS_VARIABLE,
+    ALLOCATOR,
     EXIT_HOPELESS,
     LIFE_FD_VARIABLE,
     LINK_FD_VARIABLE,
@@ -211,8 +212,7 @@ class Supervisor:
             inherited[READY_FD_VARIABLE] = self._ready.write_fd
             self._is_ready = False
         environment = {
-            # glibc's arenas fragment: two are enough for processes of one busy thread.
-            "MALLOC_ARENA_MAX": "2",
+            **ALLOCATOR,
             **os.environ,
             **{name: str(descriptor) for name, descriptor in inherited.items()},
         }

@@ -21,6 +21,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.inheritance import (
     ADDRESS_VARIABLE,
+    ALLOCATOR,
     LIFE_FD_VARIABLE,
     LINK_FD_VARIABLE,
     READY_FD_VARIABLE,
@@ -123,6 +124,7 @@ class ServerProcess:
             ROW_FD_VARIABLE: self._row_fd,
         }
         environment = {
+            **ALLOCATOR,
             **os.environ,
             **{name: str(number) for name, number in inherited.items()},
             RESOLVED_VARIABLE: self.config.resolved(),

@@ -44,7 +44,8 @@ from delaywheel_replica.server.refusals import Refusal
 from delaywheel_replica.server.store import Store
 
 _GROUP_MESSAGES: Final = 20_000
-_GROUP_BYTES: Final = 32 * 1024 * 1024
+# A group is in memory three times while it is written. A longer request is one by itself.
+_GROUP_BYTES: Final = 8 << 20
 # So much of what an encoder says goes into an answer.
 _CAUSE_LENGTH: Final = 100
 
@@ -275,9 +276,12 @@ class Committer:
                 if request.kind is not kind:
                     passed.append((since_ms, request))
                     continue
+                length_bytes += len(request.columns.blob)
+                if taken and length_bytes > _GROUP_BYTES:
+                    passed.append((since_ms, request))
+                    break
                 taken.append(request)
                 messages += len(request.columns)
-                length_bytes += len(request.columns.blob)
             self._pending.extendleft(reversed(passed))
             self._taken = taken
             return list(taken), bool(self._pending)

@@ -6,6 +6,9 @@ on a stream, an error in its response, so that the stream goes on.
 What takes more than some milliseconds, to be read or to be answered, is done on a thread: one for
 all callers, so that large requests wait for each other and for nobody else. Small ones are not
 worth the way there and back: a pass of the loop does some of them (looptime.py).
+
+A request's bytes are let go of once columns are made of them, before it is written: whoever passes
+them on keeps none. Otherwise a request of messages would be in memory twice while it waits.
 """
 
 import asyncio
@@ -75,7 +78,9 @@ class Producing:
         Raises:
             RefusedError: the whole of it is refused.
         """
-        return await self._produce(request, await self._outlined(request), context.peer())
+        producing = self._produce(request, await self._outlined(request), context.peer())
+        del request
+        return await producing
 
     async def stream(self, context: Context) -> None:
         """Answers the requests of a stream, in their order."""
@@ -103,8 +108,10 @@ class Producing:
     async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
         """Takes a request, and counts what became of its messages."""
         parts = self._accepting
+        taking = self._take(request, outline, caller)
+        del request
         try:
-            batch, wheel = await self._take(request, outline, caller)
+            batch, wheel = await taking
         except RefusedError as error:
             parts.counts.refused_request(outline.messages, error.refusal.reason)
             raise
@@ -124,7 +131,9 @@ class Producing:
             raise RefusedError.of(refusal)
         with parts.admission.admit(caller, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
-            batch, doubtful = await self._done(is_small, partial(self._decode, request, outline))
+            decoding = self._done(is_small, partial(self._decode, request, outline))
+            del request
+            batch, doubtful = await decoding
             if doubtful:
                 unasked = await parts.topics.find_out(doubtful)
                 await self._done(is_small, partial(self._judge, batch, unasked))
@@ -173,12 +182,15 @@ class Producing:
                 stream.answers.put_nowait(
                     asyncio.create_task(self._produce_on_stream(request, outline, caller))
                 )
+                del request
         finally:
             stream.answers.put_nowait(None)
 
     async def _produce_on_stream(self, request: bytes, outline: Outline, caller: str) -> Answer:
+        producing = self._produce(request, outline, caller)
+        del request
         try:
-            return await self._produce(request, outline, caller)
+            return await producing
         except RefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - as in calls.py

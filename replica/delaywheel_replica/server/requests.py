@@ -12,7 +12,7 @@ few there is a thread (producing.py).
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -68,7 +68,7 @@ class Batch:
     The first refusal of a message counts.
 
     Attributes:
-        columns: all of them.
+        columns: all of them; once some are accepted, and others not, without their contents.
         refusals: row -> why it is refused.
         accepted: those that were not refused when `accept` was called.
     """
@@ -117,6 +117,7 @@ class Batch:
         good[list(self.refusals)] = False
         self._rows = np.flatnonzero(good)
         self.accepted = self.columns.take(self._rows).compacted()
+        self.columns = replace(self.columns, blob=b"")
 
     def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
         """Refuses some of the accepted after all.
