@@ -10,6 +10,7 @@ from sim.drills_closing import CLOSING
 from sim.drills_delivery import DELIVERY
 from sim.drills_office import OFFICE
 from sim.drills_topics import TOPICS
+from sim.drills_verifying import VERIFYING
 from sim.script import Situation
 
-DRILLS: dict[str, Situation] = {**CLOCKS, **CLOSING, **DELIVERY, **OFFICE, **TOPICS}
+DRILLS: dict[str, Situation] = {**CLOCKS, **CLOSING, **DELIVERY, **OFFICE, **TOPICS, **VERIFYING}

@@ -12,6 +12,7 @@ from sim.mutants_forwarding import FORWARDING
 from sim.mutants_member import MEMBER
 from sim.mutants_office import OFFICE
 from sim.mutants_topics import TOPICS
+from sim.mutants_verifying import VERIFYING
 from sim.mutants_wheel import WHEEL
 
 MUTANTS: dict[str, Mutant] = {
@@ -21,5 +22,6 @@ MUTANTS: dict[str, Mutant] = {
     **MEMBER,
     **OFFICE,
     **TOPICS,
+    **VERIFYING,
     **WHEEL,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from delaywheel import layout
+from delaywheel.bundle import FrameBundle
 from delaywheel.places import Places, SlotPlaces
 from delaywheel.rows import INDEX_ROW
 from sim.mutant import Mutant, Patch, instead
@@ -36,7 +37,23 @@ def ignores_rows_behind_the_table() -> list[Patch]:
     return [instead(SlotPlaces, "_walked", walked)]
 
 
+def mirrors_pass_over_gaps() -> list[Patch]:
+    def following(self: FrameBundle, next_seq: int, limit: int | None) -> FrameBundle:
+        first, last = int(self.seqs.searchsorted(next_seq)), len(self)
+        if limit is not None:
+            last = int(self.seqs.searchsorted(limit, side="right"))
+        return self.part(first, last)
+
+    return [instead(FrameBundle, "following", following)]
+
+
 WHEEL: dict[str, Mutant] = {
+    "a gap is passed over": Mutant(
+        "a mirror takes frames as the next ones whatever is left out before them",
+        mirrors_pass_over_gaps,
+        "than its origin wrote",
+        ("links",),
+    ),
     "a second is what its file holds": Mutant(
         "neither slot table nor index is asked whether a frame is lacking in a slot's file",
         trusts_the_file,

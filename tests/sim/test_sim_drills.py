@@ -51,6 +51,8 @@ FOUND = {
     "deleted_copy",
     "row_and_file",
     "unheard_of",
+    "unverified_answer",
+    "unverified_leader",
     "long_done",
     "torn_behind_a_loss",
     "full_disk",
