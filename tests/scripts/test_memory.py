@@ -32,7 +32,11 @@ def test_traffic_is_large_and_small_late_and_repeated() -> None:
 
 @pytest.mark.parametrize(
     ("megabytes", "flat"),
-    [([10, 50, 60, 60, 61, 60, 60, 70, 60], True), ([10, 20, 30, 40, 50, 60, 70, 80, 90], False)],
+    [
+        ([10, 60, 58, 61, 60, 64, 60, 60], True),
+        ([10, 60, 60, 60, 66, 60, 60, 60], False),
+        ([10, 60, 62, 63, 64, 65, 66, 67], False),
+    ],
 )
 def test_growth_is_seen(megabytes: list[int], *, flat: bool) -> None:
     assert is_flat([each << 20 for each in megabytes]) == flat
