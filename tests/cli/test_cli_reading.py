@@ -184,6 +184,8 @@ def three_nodes() -> pb.DescribeClusterResponse:
             pending_messages=5,
             pending_bytes=500,
             dead_letters=1_017,
+            verifying_wheels=3,
+            wheels=7,
         ),
         "n2": pb.MemberReport(now_ms=DUE_MS, refusing=pb.Error(reason="DISK_FULL", message="why")),
     }
@@ -238,6 +240,8 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "pending_bytes": 500,
         "dead_letters": 1_017,
         "unavailable_topics": [],
+        "verifying_wheels": 3,
+        "wheels": 7,
     }
     assert reports[1]["refusing"] == {"reason": "DISK_FULL", "message": "why"}
     assert (reports[1]["role"], reports[1]["cleaner_started_ms"], reports[2]) == (None, None, None)
@@ -283,6 +287,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n2 has other settings: min_insync is 2 at n1, 3 at n2",
         "n2 takes no messages: DISK_FULL: why",
         "n1 and Kafka: topic orders takes nothing",
+        "n1 is verifying its wheels: 4 of 7 are done",
         "n1 does not publish its ledger since 2030-03-17T17:45:40.250Z: AccessDenied",
         "incomplete, -5, 850 ms",
         "away, told 65 s ago",

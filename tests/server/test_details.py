@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from delaywheel.dial import Dial
 from delaywheel.disk import PosixDisk
+from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.progress import Progress
 from delaywheel_replica.core.status import CleanerStatus, Role
@@ -65,6 +67,19 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert list(report.unavailable_topics) == ["orders"]
     assert report.pending_messages == 2, "the first is done"
     assert report.pending_bytes > 2 * len(b"value")
+
+
+def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
+    status = server_status()
+    beat = replace(status.beat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
+    view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(None))
+    said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
+    answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
+    Details(PosixDisk(), data, view, said).add_to(answer, replace(status, beat=beat))
+    report = answer.members[0].report
+    of_others = beat.wheels.keys() - {beat.spare} - beat.verifying
+    assert of_others
+    assert (report.verifying_wheels, report.wheels) == (2, 2 + len(of_others))
 
 
 def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:

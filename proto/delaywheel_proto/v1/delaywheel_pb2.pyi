@@ -39,8 +39,9 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_ALREADY_DELIVERED: _CancelOutcome.ValueType  # 2
     """It is in its topic, or a dead letter: GetMessage tells which, of what became so lately."""
     CANCEL_OUTCOME_TOO_LATE: _CancelOutcome.ValueType  # 3
-    """Due within the next 100 ms; nothing was done."""
+    """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
     CANCEL_OUTCOME_NOT_FOUND: _CancelOutcome.ValueType  # 4
+    """It was never accepted, as far as any node knows."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper): ...
 
@@ -50,8 +51,9 @@ CANCEL_OUTCOME_CANCELLED: CancelOutcome.ValueType  # 1
 CANCEL_OUTCOME_ALREADY_DELIVERED: CancelOutcome.ValueType  # 2
 """It is in its topic, or a dead letter: GetMessage tells which, of what became so lately."""
 CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
-"""Due within the next 100 ms; nothing was done."""
+"""Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
 CANCEL_OUTCOME_NOT_FOUND: CancelOutcome.ValueType  # 4
+"""It was never accepted, as far as any node knows."""
 Global___CancelOutcome: _TypeAlias = CancelOutcome  # noqa: Y015
 
 class _MessageState:
@@ -1061,6 +1063,8 @@ class MemberReport(_message.Message):
     PENDING_BYTES_FIELD_NUMBER: _builtins.int
     DEAD_LETTERS_FIELD_NUMBER: _builtins.int
     UNAVAILABLE_TOPICS_FIELD_NUMBER: _builtins.int
+    VERIFYING_WHEELS_FIELD_NUMBER: _builtins.int
+    WHEELS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """Its wall clock."""
@@ -1081,6 +1085,11 @@ class MemberReport(_message.Message):
     pending_bytes: _builtins.int
     dead_letters: _builtins.int
     """Messages that it sent to the dead-letter topic since cleaner_started_ms."""
+    verifying_wheels: _builtins.int
+    """Wheels of which it has files, and of which it does not know yet what it holds; and all of which
+    it has files.
+    """
+    wheels: _builtins.int
     @_builtins.property
     def refusing(self) -> Global___Error:
         """Why it takes no messages now; absent while it does."""
@@ -1110,10 +1119,12 @@ class MemberReport(_message.Message):
         pending_bytes: _builtins.int = ...,
         dead_letters: _builtins.int = ...,
         unavailable_topics: _abc.Iterable[_builtins.str] | None = ...,
+        verifying_wheels: _builtins.int = ...,
+        wheels: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "ledger", b"ledger", "refusing", b"refusing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "in_sync_changes", b"in_sync_changes", "kafka_error", b"kafka_error", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "unavailable_topics", b"unavailable_topics", "verifying_wheels", b"verifying_wheels", "version", b"version", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cleaner_started_ms: _TypeAlias = _typing.Literal["cleaner_started_ms"]  # noqa: Y015
     _WhichOneofArgType__cleaner_started_ms: _TypeAlias = _typing.Literal["_cleaner_started_ms", b"_cleaner_started_ms"]  # noqa: Y015

@@ -79,6 +79,8 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "pending_bytes": report.pending_bytes,
         "dead_letters": report.dead_letters,
         "unavailable_topics": list(report.unavailable_topics),
+        "verifying_wheels": report.verifying_wheels,
+        "wheels": report.wheels,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -66,10 +67,11 @@ def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
         ["node", "address", "role", "accepting", "complete", "elections", "in-sync changes"],
         [_member_cells(member) for member in answer.members],
     )
-    if found.troubles:
+    told = [*found.troubles, *_verifying(answer)]
+    if told:
         print()
-    for trouble in found.troubles:
-        print(trouble)
+    for line in told:
+        print(line)
     print()
     _print_wheels(answer)
     print()
@@ -122,6 +124,15 @@ def _pending(pending: pb.Pending) -> str:
     counted = f"{pending.messages:,} messages, {pending.length_bytes:,} bytes"
     least = "at least " if pending.at_least else ""
     return f"{least}{counted}, each once: on the disk of {pending.node}"
+
+
+def _verifying(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    """A node takes messages while it looks through its wheels; what waits for them may wait."""
+    for member in answer.members:
+        report = member.report
+        if report.verifying_wheels:
+            verified = report.wheels - report.verifying_wheels
+            yield f"{member.node} is verifying its wheels: {verified} of {report.wheels} are done"
 
 
 def _member_cells(member: pb.Member) -> list[object]:

@@ -88,6 +88,8 @@ class Details:
             server_started_ms=self._said.started_ms,
             in_sync_changes=self._said.in_sync_changes(),
             ledger=self._ledger(beat),
+            verifying_wheels=len(beat.verifying),
+            wheels=len(beat.verifying | (beat.wheels.keys() - {beat.spare})),
         )
         if answer.HasField("refusing"):
             report.refusing.CopyFrom(answer.refusing)
