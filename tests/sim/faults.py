@@ -231,10 +231,10 @@ def slow_disk(world: World, node: str, us: int, ms: int) -> None:
 def hung_disk(world: World, node: str, us: int) -> None:
     """What the disk is asked for next takes as long as if it hung."""
     sim = world.nodes[node]
-    before, sim.disk_us = sim.disk_us, us
+    sim.disk_us = us
 
-    def fast() -> None:
-        sim.disk_us = before
+    def fast() -> None:  # not as it was before: that may have been another one, which ends sooner
+        sim.disk_us = 0
 
     world.later(us // US_PER_MS, fast)
 
