@@ -23,7 +23,7 @@ from delaywheel_replica.core.control import (
     leader_record,
     progress_record,
 )
-from delaywheel_replica.core.election import MIN_SILENCE_MS
+from delaywheel_replica.core.election import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.core.silence import SILENT_MS
 from delaywheel_replica.core.status import Role
@@ -123,10 +123,24 @@ def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Pla
     place.until(lambda: place.leadership.waiting is not None)
     waiting = place.leadership.waiting
     assert waiting is not None
+    assert waiting.since_ms is not None
     assert began_ms + 1_500 < waiting.since_ms == place.clock.monotonic_ms()
-    # The last commit was just before.
-    assert MIN_SILENCE_MS - 400 <= waiting.until_ms - waiting.since_ms <= MIN_SILENCE_MS
+    # The last commit was just before, and took as long.
+    assert 1_500 * PATIENCE - 400 <= waiting.until_ms - waiting.since_ms <= 1_600 * PATIENCE
     place.never(lambda: not place.in_office(), for_s=20)
+
+
+def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
+    place.lead()
+    place.reads_s = 3.0
+    place.until(lambda: place.leadership.waiting is not None and place.reading)
+    waiting = place.leadership.waiting
+    assert waiting is not None
+    assert waiting.since_ms is None
+    assert waiting.until_ms > place.clock.monotonic_ms() + 3_000
+    before = place.view.epoch
+    place.never(lambda: not place.in_office(), for_s=30)
+    assert place.view.epoch == before
 
 
 DAY_MS = 86_400_000

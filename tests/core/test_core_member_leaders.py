@@ -1,5 +1,7 @@
 """The member machine and leaders: who is heard, their clocks, the own cleaner's office, votes."""
 
+from dataclasses import replace
+
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.beat import Office
 from delaywheel_replica.core.member_events import Tell
@@ -36,6 +38,27 @@ def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     assert Tell() in effects, "the cleaner waits for it"
     node.receive("c", VoteAsk(1, 1_000))
     assert messages(node, Vote) == [("c", Vote(1))]
+
+
+def test_a_candidate_is_waited_for_like_a_leader_until_it_says_that_it_failed() -> None:
+    node = FakeNode("a")
+    node.tick(5_000)
+    node.receive("b", Gossip(beat_of("b", count=1, stands=True)))
+    assert node.status().leader_heard_ms == node.now_ms
+    node.receive("c", VoteAsk(1, 1_000))
+    assert messages(node, Vote) == []
+    assert Tell() in node.receive("b", Gossip(beat_of("b", count=2)))
+    assert node.status().leader_heard_ms is None
+
+
+def test_the_others_are_told_at_once_that_kafka_has_answered_the_own_candidate() -> None:
+    node = FakeNode("a")
+    node.told(node.cleaner(role=Role.CANDIDATE))
+    assert [message.beat.stands for message in gossip_of(node)] == []
+    node.told(replace(node.cleaner(role=Role.CANDIDATE), stands=True))
+    assert [message.beat.stands for message in gossip_of(node)] == [True] * 2
+    node.told(node.cleaner())
+    assert [message.beat.stands for message in gossip_of(node)] == [False] * 2
 
 
 def test_a_beat_without_office_of_who_did_not_lead_says_nothing() -> None:

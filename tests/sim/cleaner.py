@@ -41,7 +41,7 @@ ANEW_AFTER_S = 10.0
 """Well below the time for which the simulated Kafka keeps tombstones."""
 _TOLD_AT_ONCE = attrgetter(
     "role", "epoch", "leader", "state", "control_offset", "error", "unreadable", "fences", "fills",
-    "vote_wish",
+    "vote_wish", "stands",
 )  # fmt: skip
 """Of a view: all but the lateness."""
 
@@ -225,6 +225,7 @@ class SimCleaner:
                 fences=view.fences,
                 fills=view.fills,
                 vote_wish=view.vote_wish,
+                stands=view.stands,
                 unreadable=view.unreadable,
                 lost=view.state.lost,
             )

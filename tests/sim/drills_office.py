@@ -71,7 +71,7 @@ def dead_server(script: Script) -> None:
 @OFFICE(r"kafka_faults", r"init .* epoch 1", r"delivers")
 def slow_commits(script: Script) -> None:
     """Interleaving 18: a commit takes longer than anybody waits for a leader at first."""
-    way_us = (350_000, 450_000)
+    way_us = (550_000, 650_000)
     script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
     script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
     script.until_ms = 54_000
@@ -99,7 +99,7 @@ def clock_wrong_at_a_restart(script: Script) -> None:
 @OFFICE(r"kafka_faults", r"delivers")
 def slow_ends(script: Script) -> None:
     """The brokers take so long for the end of a transaction that the leader's main thread waits."""
-    us = script.about(1_300_000, 300_000)
+    us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)
     commit_us = (us, us + 150_000)
     script.do(script.about(3_000), "kafka_faults", changes={"commit_us": commit_us}, ms=FOREVER_MS)
     script.flow(4_000, 50_000, 5_000, "abc", delay_ms=500, patience_ms=6_000)

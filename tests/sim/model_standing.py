@@ -9,6 +9,9 @@ fresh: it is stamped meanwhile, until the machine says that the leader counts no
 
 from dataclasses import dataclass, field
 
+from delaywheel_replica.cleaner.candidacy import MARK_MS
+from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
+from delaywheel_replica.cleaner.settings import MAX_CALL_MS
 from delaywheel_replica.core.control import ControlState, LeaderRecord
 from delaywheel_replica.core.election import Election, ElectionConfig
 from delaywheel_replica.core.election_events import (
@@ -49,23 +52,29 @@ class Candidate:
     office_ms: int | None = None
     candidacies: int = 0
     row_ms: int = 0
+    given_ms: int = 0
+    stood_ms: int = 0
 
 
 class Standing:
     """One run."""
 
-    def __init__(self, starts_ms: tuple[int, ...], *, init_ms: int, commit_ms: int) -> None:
+    def __init__(
+        self, starts_ms: tuple[int, ...], *, init_ms: int, commit_ms: int, check_ms: int = 0
+    ) -> None:
         """Nobody has stood yet.
 
         Args:
             starts_ms: of each node.
             init_ms: so long the inits of a candidacy take; the second id follows the first.
             commit_ms: so long a commit takes.
+            check_ms: so long it takes until Kafka has answered a candidate at all.
         """
         self.now_ms = 0
         self.lasted_ms = 0
         self._init_ms = init_ms
-        self._commit_ms = commit_ms
+        self._check_ms = check_ms
+        self.commit_ms = commit_ms
         self._owners = [""] * IDS
         self._marks = [""] * IDS
         nodes, required = len(starts_ms), len(starts_ms) // 2 + 1
@@ -121,7 +130,7 @@ class Standing:
         for other in self.candidates:
             if other is candidate or other.starts_ms > self.now_ms:
                 continue
-            if self._is_heard_to_lead(candidate):
+            if self._is_heard_to_lead(candidate) or self._is_heard_to_stand(candidate):
                 other.voting.leader_heard(candidate.name, self.now_ms)
             else:
                 other.voting.gone(candidate.name)
@@ -136,6 +145,11 @@ class Standing:
         is_fresh = self.now_ms - candidate.row_ms < CLEANER_FRESH_MS
         return candidate.election.phase in IN_OFFICE and is_fresh
 
+    def _is_heard_to_stand(self, candidate: Candidate) -> bool:
+        """Kafka has answered it, and takes its time."""
+        is_answered = self.now_ms - candidate.stood_ms >= self._check_ms
+        return candidate.election.phase in CANDIDATE and is_answered
+
     def _carry_out(self, candidate: Candidate, effect: Effect) -> None:
         token = candidate.election.token
         match effect:
@@ -147,7 +161,7 @@ class Standing:
                 else:
                     self._tell(candidate, InitsDone(self.now_ms, token))
             case CommitMark(index=index):
-                verdict = self._committed(index, token)
+                verdict = self._committed(index, token, MARK_MS)
                 if verdict is Verdict.COMMITTED:
                     self._marks[index] = token
                 self._tell(candidate, MarkReport(self.now_ms, token, index, verdict))
@@ -156,12 +170,19 @@ class Standing:
                 state = ControlState(progress=Progress(-1, None), leaders=leaders)
                 self._tell(candidate, ControlRead(self.now_ms, token, state))
             case IdleCommit():
-                verdict = self._committed(0, token)
-                report = TransactionReport(self.now_ms, token, verdict, self._commit_ms)
+                verdict = self._committed(0, token, candidate.given_ms)
+                report = TransactionReport(self.now_ms, token, verdict, self.commit_ms)
                 self._tell(candidate, report)
 
-    def _committed(self, index: int, token: str) -> Verdict:
-        return Verdict.COMMITTED if self._owners[index] == token else Verdict.FENCED
+    def _given_ms(self, candidate: Candidate) -> int:
+        """How long a transaction may take that begins now."""
+        heard_ms = candidate.election.waits_until_ms - self.now_ms + CLEANER_FRESH_MS
+        return min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
+
+    def _committed(self, index: int, token: str, given_ms: int) -> Verdict:
+        if self._owners[index] != token:
+            return Verdict.FENCED
+        return Verdict.COMMITTED if self.commit_ms < given_ms else Verdict.UNKNOWN
 
     def _tell(self, candidate: Candidate, event: Event) -> None:
         for effect in candidate.election.step(event):
@@ -169,14 +190,16 @@ class Standing:
                 case InitProducers():
                     candidate.candidacies += 1
                     candidate.inited = 0
-                    self._ask(candidate, effect, self._init_ms // IDS)
+                    candidate.stood_ms = self.now_ms
+                    self._ask(candidate, effect, self._check_ms + self._init_ms // IDS)
                 case CommitMark():
-                    self._ask(candidate, effect, self._commit_ms)
+                    self._ask(candidate, effect, min(self.commit_ms, MARK_MS))
                 case ReadControl():
                     self._ask(candidate, effect, STEP_MS)
                 case IdleCommit():
                     if not candidate.busy:
-                        self._ask(candidate, effect, self._commit_ms)
+                        candidate.given_ms = self._given_ms(candidate)
+                        self._ask(candidate, effect, min(self.commit_ms, candidate.given_ms))
                 case DestroyProducers():
                     candidate.busy.clear()
         if candidate.election.phase not in IN_OFFICE:

@@ -14,6 +14,7 @@ from delaywheel_replica.core import registration
 from delaywheel_replica.core.control import ControlState, Leader, LeaderRecord
 from delaywheel_replica.core.election import Election
 from delaywheel_replica.core.election_events import Effect, MarkReport
+from delaywheel_replica.core.known import Known
 from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
 from delaywheel_replica.core.status import ServerStatus
 from delaywheel_replica.core.telling import Telling
@@ -87,6 +88,14 @@ def is_not_heard_while_it_commits() -> list[Patch]:
     return [instead(Election, "waits_until_ms", property(lambda _self: -1))]
 
 
+def learns_nothing_from_its_marks() -> list[Patch]:
+    return [instead(Election, "_patience_ms", property(lambda self: self._silence_ms))]
+
+
+def is_not_heard_while_it_stands() -> list[Patch]:
+    return [instead(Known, "stands", property(lambda _self: False))]
+
+
 def compares_no_clock_with_kafkas() -> list[Patch]:
     return [instead(Candidacy, "_found_clock", lambda _self: None)]
 
@@ -126,6 +135,18 @@ OFFICE = {
     "is not heard while it commits": Mutant(
         "nobody stamps a leader's row while its main thread waits for Kafka",
         is_not_heard_while_it_commits,
+        "candidacies",
+        ("slow_ends",),
+    ),
+    "learns nothing from its marks": Mutant(
+        "a leader on slow brokers waits no longer than any",
+        learns_nothing_from_its_marks,
+        "candidacies",
+        ("slow_ends",),
+    ),
+    "is not heard while it stands": Mutant(
+        "nobody waits for a candidate that waits for slow brokers",
+        is_not_heard_while_it_stands,
         "candidacies",
         ("slow_ends",),
     ),

@@ -15,7 +15,7 @@ from delaywheel_replica.cleaner.forward import Forwarder
 from delaywheel_replica.cleaner.leadership import Leadership, View
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.rows import DueRows
-from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.selection import DueReader, Step
 from delaywheel_replica.cleaner.settings import KafkaNames
 from delaywheel_replica.core.beat import Beat, FenceAnswer
 from delaywheel_replica.core.control import ControlState
@@ -53,6 +53,22 @@ class AllGoes:
         """A transaction failed; the next one tries the same."""
 
 
+class _SlowReader(DueReader):
+    """Takes its time, when it is told to."""
+
+    def __init__(self, place: Place, data: Path) -> None:
+        super().__init__(PosixDisk(), data, preload_thread=False)
+        self._place = place
+
+    def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
+        """See `DueReader`."""
+        if self._place.reads_s:
+            self._place.reading = True
+            self._place.scheduler.sleep(self._place.reads_s)
+            self._place.reading = False
+        return super().next_step(now_ms, cap_messages, cap_bytes)
+
+
 class Place:
     """Node a of three, and what its server says of the others.
 
@@ -64,6 +80,8 @@ class Place:
         peers_ahead_ms: how far the clocks of the others are ahead.
         answers: to fences.
         turns_us: how long the turns took.
+        reads_s: so long it takes to read what is due.
+        reading: it is being read.
     """
 
     def __init__(self, data: Path, *, required: int) -> None:
@@ -77,8 +95,10 @@ class Place:
         self.peers_ahead_ms = 0
         self.answers: tuple[FenceAnswer, ...] = ()
         self.turns_us: list[int] = []
+        self.reads_s = 0.0
+        self.reading = False
         self._heard_ms: dict[str, int] = {}
-        self._reader = DueReader(PosixDisk(), data, preload_thread=False)
+        self._reader = _SlowReader(self, data)
         self._required = required
         client = self.client("a")
         follower = ControlFollower(client, self.clock)

@@ -326,6 +326,7 @@ class Beat(_message.Message):
     DISK_OUT_FIELD_NUMBER: _builtins.int
     VERIFYING_FIELD_NUMBER: _builtins.int
     REACHED_FIELD_NUMBER: _builtins.int
+    STANDS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -341,6 +342,8 @@ class Beat(_message.Message):
     floor: _builtins.int
     disk_out: _builtins.bool
     """Its disk takes no frames now: it has no room, or hangs."""
+    stands: _builtins.bool
+    """A candidate that waits for Kafka, which has answered it."""
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelBeat]: ...
     @_builtins.property
@@ -378,10 +381,11 @@ class Beat(_message.Message):
         disk_out: _builtins.bool = ...,
         verifying: _abc.Iterable[_builtins.str] | None = ...,
         reached: Global___Reached | None = ...,
+        stands: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office", "reached", b"reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015

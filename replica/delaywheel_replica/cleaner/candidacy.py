@@ -24,6 +24,7 @@ from delaywheel_replica.cleaner.ports import (
     Refusal,
 )
 from delaywheel_replica.cleaner.runner import Runner, ThreadRunner
+from delaywheel_replica.cleaner.settings import MAX_CALL_MS
 from delaywheel_replica.core.control import ControlState, leader_record
 from delaywheel_replica.core.election_events import (
     ControlRead,
@@ -38,6 +39,9 @@ from delaywheel_replica.core.reports import Verdict
 from delaywheel_replica.logs import get_logger
 
 CALL_MS = 5_000
+MARK_MS = MAX_CALL_MS
+"""Brokers on which a leader can stay must let it come to lead."""
+
 FOLLOW_S = 1.0
 """A candidacy never waits longer for a reading that was begun before it."""
 
@@ -56,6 +60,7 @@ class Candidacy:
 
     Attributes:
         producers: Of the newest candidacy.
+        is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: As the marks of the last candidacy have found it; None: unknown.
         warnings: What endangers the control topic, when it was looked at last.
         objection: Why the next candidacy would be refused, as `look_again` found.
@@ -84,6 +89,7 @@ class Candidacy:
             runner: Of the calls; None: threads.
         """
         self.producers: ProducersPort | None = None
+        self.is_answered = False
         self.broker_clock: BrokerClock | None = None
         # When the last mark was begun and reported, by the monotonic clock.
         self._mark_ms = (0, 0)
@@ -156,6 +162,7 @@ class Candidacy:
 
     def init(self, token: str, *, has_wheels: bool) -> None:
         """Makes the producers and inits every id; ends with InitsDone or InitFailed."""
+        self.is_answered = False
         self.producers = producers = self._kafka.producers()
         self._start(lambda: self._init(producers, token, has_wheels=has_wheels))
 
@@ -229,6 +236,8 @@ class Candidacy:
             self._is_refused = isinstance(refusal, Refusal)
             return InitFailed(self._clock.monotonic_ms(), token, Verdict.UNKNOWN, touched=False)
         self._is_refused = False
+        self.is_answered = True
+        self._on_event()
         ends = self._runner.together(
             [partial(producers.init, number, CALL_MS) for number in range(IDS)]
         )
@@ -246,7 +255,7 @@ class Candidacy:
         began_ms = self._clock.monotonic_ms()
         producers.begin(index)
         record = Record(self._control_topic, key.encode(), value, [], partition=0)
-        ended = producers.commit(index, record, CALL_MS)
+        ended = producers.commit(index, record, MARK_MS)
         self._mark_ms = began_ms, self._clock.monotonic_ms()
         if ended.verdict is Verdict.COMMITTED:
             self._marked.add(index)

@@ -27,13 +27,14 @@ from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.office_log import OfficeLog
 from delaywheel_replica.cleaner.ports import ProducersPort
 from delaywheel_replica.cleaner.settings import MAX_CALL_MS
-from delaywheel_replica.cleaner.telling import Waiting
+from delaywheel_replica.cleaner.telling import READING_MS, Waiting
 from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.closing import wheels_to_close
 from delaywheel_replica.core.control import REMOVED, ControlState, Leader
 from delaywheel_replica.core.duties import Situation
-from delaywheel_replica.core.election import Election, ElectionConfig
+from delaywheel_replica.core.election import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election_events import (
+    CANDIDATE,
     IN_OFFICE,
     BecomeLeader,
     CommitMark,
@@ -88,6 +89,7 @@ class View:
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
+    stands: bool = False
 
 
 class Leadership:
@@ -153,7 +155,7 @@ class Leadership:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The transaction that this thread waits for; any thread may ask."""
+        """The transaction, or the reading, that this thread waits for; any thread may ask."""
         return self._waiting
 
     @property
@@ -263,6 +265,7 @@ class Leadership:
             fences=self._fences,
             fills=self._fills,
             vote_wish=self._election.vote_wish,
+            stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
         )
 
     def _lateness_ms(self) -> int:
@@ -389,14 +392,29 @@ class Leadership:
         if forwarder.pause_s > 0:
             return forwarder.pause_s
         now_ms = self._clock.wall_ms()
-        limits = takeable(forwarder.state, server.beat, _beats(server))
-        planned = forwarder.next_step(now_ms, limits)
-        if not (self._commit_wanted or (planned is not None and planned.step)):
+        planned, was_long = self._plan(forwarder, server, now_ms)
+        if not (self._commit_wanted or was_long or (planned is not None and planned.step)):
             return self._rest(forwarder, now_ms)
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_OFFICE:
             return TICK_S
         return forwarder.pause_s if done.behind else self._rest(forwarder, self._clock.wall_ms())
+
+    def _plan(
+        self, forwarder: Forwarder, server: ServerStatus, now_ms: int
+    ) -> tuple[Planned | None, bool]:
+        """What goes out next; and whether it took so long to read it that a commit is in place.
+
+        Whoever only reads does not commit meanwhile: its office is not to end for that.
+        """
+        limits = takeable(forwarder.state, server.beat, _beats(server))
+        began_ms = self._clock.monotonic_ms()
+        self._waiting = Waiting(None, began_ms + READING_MS)
+        try:
+            planned = forwarder.next_step(now_ms, limits)
+        finally:
+            self._waiting = None
+        return planned, self._clock.monotonic_ms() - began_ms >= IDLE_COMMIT_MS
 
     def _rest(self, forwarder: Forwarder, now_ms: int) -> float:
         """Until the next due, and no longer than a tick."""
@@ -418,7 +436,8 @@ class Leadership:
                 server,
                 forwarder.state.nodes,
                 required=self._config.required,
-                now_ms=self._clock.monotonic_ms(),
+                # What was heard since the row was read does not count as silence.
+                now_ms=server.monotonic_ms,
             ),
             in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
             replacements=self._replacements,

@@ -273,6 +273,7 @@ class Cleaner:
             fences=view.fences,
             fills=view.fills,
             vote_wish=view.vote_wish,
+            stands=view.stands,
             unreadable=view.unreadable,
             lost=view.state.lost,
         )

@@ -4,11 +4,12 @@
 |---|---|---|
 | turns | when something changed, and at least every `ROW_S` | itself |
 | waits for a transaction | every `STAMP_S`, the same with new times and `call_since_ms` | `stamp` |
-| waits so long that the last commit is older than the silence asked for | no more | nobody |
+| reads what is due | every `STAMP_S`, the same with new times | `stamp` |
+| waits so long that the last commit is too old, or reads for `READING_MS` | no more | nobody |
 | waits for anything else | no more | nobody |
 
-So a leader on slow brokers is heard, and one that hangs is not: the election machine would end its
-office at that very moment, if it could turn.
+So a leader on slow brokers, or a slow disk, is heard, and one that hangs is not: of a transaction,
+the election machine would end its office at that very moment, if it could turn.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from delaywheel_replica.core.status import CleanerStatus
 STAMP_S = 0.2
 """In health a transaction ends long before: then nobody but the main thread writes."""
 
+READING_MS = 10_000
+"""After a long outage what was missed is read from a disk that may be slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A transaction that is under way.
+    """What a leader's main thread waits for.
 
     Attributes:
-        since_ms: when it began, by the monotonic clock.
+        since_ms: when its transaction began, by the monotonic clock; None: it reads what is due.
         until_ms: until when the leader counts, whether it has ended or not.
     """
 
-    since_ms: int
+    since_ms: int | None
     until_ms: int
 
 

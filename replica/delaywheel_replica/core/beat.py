@@ -186,6 +186,8 @@ class Beat:
         floor: the greatest committed floor it knows of; None before the first.
         reached: how far the latest committed progress has come that it knows of; None before the
             first.
+        stands: its cleaner is a candidate that waits for Kafka, which has answered it; told only
+            while both of its processes live.
         office: told only while its cleaner is in office and both of its processes live.
         heard: every other node that it ever heard directly since its start.
         disk_out: its disk takes no frames now: it has no room, or hangs.
@@ -206,6 +208,7 @@ class Beat:
     count: int = 0
     floor: int | None = None
     reached: Reached | None = None
+    stands: bool = False
     office: Office | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
@@ -240,6 +243,7 @@ class Beat:
             "count": self.count,
             "floor": self.floor,
             "reached": None if self.reached is None else self.reached.to_json(),
+            "stands": self.stands,
             "office": None if self.office is None else self.office.to_json(),
             "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
             "disk_out": self.disk_out,
@@ -276,6 +280,7 @@ class Beat:
             count=fields.integer("count", at_least=0),
             floor=fields.optional_integer("floor"),
             reached=None if reached is None else Reached.from_json(reached),
+            stands=fields.boolean("stands"),
             office=None if office is None else Office.from_json(office),
             heard={name: Heard(*heard.pair(name)) for name in heard.names()},
             disk_out=fields.boolean("disk_out"),

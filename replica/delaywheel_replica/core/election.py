@@ -71,6 +71,9 @@ UNBROKEN_MS = 500
 """A leader that is heard at least so often is heard without a break."""
 
 RECENT_COMMITS = 16
+PATIENCE = 2
+"""A leader may wait for a commit so many times as long as the longest of its recent ones took."""
+
 ASKING_MS = 1_000
 """Who does not get enough votes within this time begins to wait anew."""
 
@@ -164,7 +167,16 @@ class Election:
     @property
     def waits_until_ms(self) -> int:
         """Until when a leader counts that waits for Kafka: its last commit is too old then."""
-        return self._last_commit_ms + self._silence_ms
+        return self._last_commit_ms + self._patience_ms
+
+    @property
+    def _patience_ms(self) -> int:
+        """How old a leader's last commit may be.
+
+        Its marks are commits as well: who comes to lead on slow brokers knows how slow they are.
+        """
+        longest_ms = max(self._recent_ms, default=0)
+        return max(self._silence_ms, min(MAX_SILENCE_MS, PATIENCE * longest_ms))
 
     @property
     def vote_wish(self) -> VoteWish | None:
@@ -200,6 +212,7 @@ class Election:
             case InitsDone():
                 self._phase = Phase.MARKING
                 self._mark = 0
+                self._last_commit_ms, self._recent_ms = event.now_ms, ()
                 return [CommitMark(self._token, 0)]
             case InitFailed():
                 return self._end(_reason_of_init(event), event.now_ms)
@@ -319,6 +332,8 @@ class Election:
         if report.verdict is not Verdict.COMMITTED:
             return self._end(Reason.MARK_FAILED, report.now_ms)
         self._mark += 1
+        self._recent_ms = (*self._recent_ms, report.now_ms - self._last_commit_ms)
+        self._last_commit_ms = report.now_ms
         if self._mark < self._config.ids:
             return [CommitMark(self._token, self._mark)]
         self._phase = Phase.READING
@@ -336,7 +351,6 @@ class Election:
         self._in_office_since_ms = read.now_ms
         # What was just read proves as much as a commit would.
         self._last_commit_ms = read.now_ms
-        self._recent_ms = ()
         return [BecomeLeader(leader.epoch, read.state)]
 
     def _why_not_in_office(self, tick: Tick) -> Reason | None:
@@ -344,7 +358,7 @@ class Election:
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
             (tick.overtaken, Reason.OVERTAKEN),
-            (tick.now_ms - self._last_commit_ms > self._silence_ms, Reason.COMMITS_TOO_OLD),
+            (tick.now_ms - self._last_commit_ms > self._patience_ms, Reason.COMMITS_TOO_OLD),
             (not tick.server_fresh, Reason.SERVER_STALE),
             (not tick.hears_enough, Reason.UNHEARD),
             (abs(drift_ms) > self._config.max_clock_skew_ms, Reason.CLOCK_JUMPED),

@@ -101,6 +101,12 @@ class Known:
         return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
 
     @property
+    def stands(self) -> bool:
+        """Whether the cleaner lives, and is a candidate whom Kafka has answered."""
+        cleaner = self.living_cleaner
+        return cleaner is not None and cleaner.stands
+
+    @property
     def ahead_slot(self) -> int | None:
         """An own wheel that is sealed beyond this slot takes less than a new one would.
 

@@ -460,12 +460,13 @@ class Member:
             self._completeness.heard(beat)
             self._line.heard(beat)
             effects += self._refuse_named(beat)
-        if beat.office is None:
-            if news.is_direct and self._voting.gone(beat.node):
-                effects.append(Tell())  # the cleaner may stand at once
-            return effects
-        if news.is_direct:
+        is_waited_for = beat.stands or beat.office is not None
+        if news.is_direct and is_waited_for:
             self._voting.leader_heard(beat.node, known.now_ms)
+        elif news.is_direct and self._voting.gone(beat.node):
+            effects.append(Tell())  # the cleaner may stand at once
+        if beat.office is None:
+            return effects
         self._promises.filled(beat.office.fills)
         self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
         return [*effects, *self._answer_leader(beat)]
@@ -536,9 +537,9 @@ class Member:
         known = self._known
         if status is not None and status.boot != known.state.boot_id:
             return []
-        led, known.cleaner = known.office, status
+        stood, known.cleaner = _standing(known), status
         effects: list[Effect] = []
-        if (led is None) != (known.office is None):
+        if stood != _standing(known):
             effects += self._telling.gossip()  # who stands for it should not wait for the tick
         if self._voting.wished(None if status is None else status.vote_wish):
             effects += self._ask_votes()
@@ -587,6 +588,11 @@ class Member:
             return []
         self._swept = floor
         return [Sweep(floor)]
+
+
+def _standing(known: Known) -> tuple[bool, bool]:
+    """What the others wait for: a candidate, or a leader."""
+    return known.stands, known.office is not None
 
 
 def _rank(effect: Effect) -> int:

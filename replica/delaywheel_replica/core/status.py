@@ -169,6 +169,7 @@ class CleanerStatus:
         fences: promises that it wants of every member, while it is in office.
         fills: what an office tells as `fills`.
         vote_wish: set while it asks for votes.
+        stands: it is a candidate, and Kafka has answered it.
         call_since_ms: since when, by the monotonic clock, it waits for a transaction to end; None:
             it does not, or not for long.
         unreadable: frames that it came upon and could not read.
@@ -198,6 +199,7 @@ class CleanerStatus:
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
+    stands: bool = False
     call_since_ms: int | None = None
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
@@ -251,6 +253,7 @@ class CleanerStatus:
             "vote_wish": None
             if self.vote_wish is None
             else [self.vote_wish.round, self.vote_wish.silence_ms],
+            "stands": self.stands,
             "call_since_ms": self.call_since_ms,
             "unreadable": self.unreadable.to_json(),
             "lost": self.lost.to_json(),
@@ -297,6 +300,7 @@ class CleanerStatus:
             fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
             fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
             vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
+            stands=fields.boolean("stands"),
             call_since_ms=fields.optional_integer("call_since_ms"),
             unreadable=FrameSet.from_json(fields.items("unreadable")),
             lost=FrameSet.from_json(fields.items("lost")),

@@ -67,6 +67,7 @@ class Telling:
             count=self._count,
             floor=known.floor,
             reached=known.reached,
+            stands=known.stands,
             office=self._office(),
             heard=self._hearing.told(known.now_ms),
             disk_out=known.disk.is_out,

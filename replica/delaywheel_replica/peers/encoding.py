@@ -180,6 +180,7 @@ def _beat(beat: Beat) -> pb.Beat:
         ],
         disk_out=beat.disk_out,
         verifying=map(str, sorted(beat.verifying)),
+        stands=beat.stands,
         reached=None if beat.reached is None else _reached(beat.reached),
     )
 
@@ -214,6 +215,7 @@ def _read_beat(told: pb.Beat) -> Beat:
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in told.heard},
         disk_out=told.disk_out,
         verifying=frozenset(map(_wheel, told.verifying)),
+        stands=told.stands,
         reached=_read_reached(told.reached) if told.HasField("reached") else None,
     )
 
