@@ -28,8 +28,11 @@ OPEN_INDEXES = 2
 READING_THREADS = {SERVER: 2, CLEANER: 2}
 """Who reads wheels: the store and callers' questions; the main thread and who loads ahead."""
 
-OTHER_FILES = 3
-"""The open wheel's own, and those in use for a moment."""
+OTHER_FILES = 5
+"""The open wheel's own (`writing`, its index, and that being read), and two in use for a moment.
+
+One is being synced, which may take long, and one is rewritten or looked at meanwhile.
+"""
 
 ROW_BYTES = 3_000
 """A row without wheels, nodes and what is told of lost and lacking frames."""
