@@ -1,11 +1,15 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delaywheel.columns import Columns
 from delaywheel.dial import HORIZONS, Dial, DialView
 from delaywheel.disk import PosixDisk
 from delaywheel.format import Kind
+from delaywheel.rows import index_rows
 from delaywheel.wheel import list_wheels
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, columns_of, message
@@ -132,3 +136,33 @@ def test_pending_of_an_empty_dial() -> None:
     disk = SimulatedDisk()
     Dial(disk, DATA, 10)
     assert {messages for _, messages, _ in DialView(disk, DATA).pending(BASE_SLOT, 0)} == {0}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 20), st.sampled_from([0, 8]), st.sampled_from([0, 64]), st.booleans()
+        ),
+        min_size=17,
+        max_size=30,
+    ),
+    st.integers(1, 16),
+)
+def test_few_frames_are_counted_as_many_are(
+    given_: list[tuple[int, int, int, bool]], few: int
+) -> None:
+    """Also where two seconds meet in a row of the dial."""
+    rows = np.concatenate(
+        [
+            index_rows(*(np.array([n]) for n in (*numbers, 2)), are_cancels=are_cancels)
+            for *numbers, are_cancels in given_
+        ]
+    )
+    tables = []
+    for step in (len(rows), few):
+        disk = SimulatedDisk()
+        dial = Dial(disk, DATA, 7)
+        for first in range(0, len(rows), step):
+            dial.add(rows[first : first + step])
+        tables.append(DialView(disk, DATA).rows().tolist())
+    assert tables[0] == tables[1]

@@ -99,10 +99,12 @@ def took(change: Change) -> tuple[int, bool]:
     return taken, is_same
 
 
+@pytest.mark.parametrize("few", [0, 16])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_right_is_taken_up_to_the_first_that_is_not(case: str) -> None:
+def test_what_is_right_is_taken_up_to_the_first_that_is_not(case: str, few: int) -> None:
     change, frames = CASES[case]
-    assert took(change) == (frames, True)
+    with instead(checking, "FEW_FRAMES", few):
+        assert took(change) == (frames, True)
 
 
 def _no_gaps_are_seen() -> Patch:
@@ -114,7 +116,7 @@ def _no_gaps_are_seen() -> Patch:
 
 
 def _places_are_not_compared() -> Patch:
-    def is_misplaced(headers: np.ndarray, *_: object) -> np.ndarray:  # type: ignore[type-arg]
+    def is_misplaced(headers: np.ndarray, *_: object) -> np.ndarray:
         return np.zeros(len(headers), np.bool_)
 
     return instead(checking, "_is_misplaced", is_misplaced)
@@ -144,5 +146,7 @@ def test_each_check_is_needed(error: str) -> None:
     for case in cases:
         change, frames = CASES[case]
         with ExitStack() as stack:
+            # As many frames are checked; that few are checked alike, test_checking.py shows.
+            stack.enter_context(instead(checking, "FEW_FRAMES", 0))
             stack.enter_context(patch())
             assert took(change) != (frames, True), case

@@ -1,4 +1,4 @@
-"""Whether frames are what their origin wrote: all frames of a bundle at once.
+"""Whether frames are what their origin wrote: all frames of a bundle at once, or few one by one.
 
 =============  ====================================================================================
 looked at      of each frame
@@ -9,11 +9,13 @@ its lengths    that they add up to that of the frame, as a reader reckons them
 its checksum   over all that is behind it
 =============  ====================================================================================
 
+One call of numpy costs about what a whole frame costs without it, and there are some forty.
+
 What lies within a frame whose checksum is right is what its origin wrote: that names of topics can
 be read, and that the lengths of messages add up, only a reader looks at (`format.decode_frame`).
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -33,11 +35,23 @@ from delaywheel.format import (
     OLDEST_READ,
     PARTITION_BYTES,
     TIMESTAMP_BYTES,
+    FrameDamaged,
+    FrameHeader,
     Kind,
+    decode_header,
 )
 from delaywheel.identity import WheelId
-from delaywheel.rows import SLOT_FILE_LIMIT_BYTES, cancel_counts, flawed_rows, message_counts
+from delaywheel.rows import (
+    INDEX_ROW_LENGTH_BYTES,
+    SLOT_FILE_LIMIT_BYTES,
+    IndexRow,
+    cancel_counts,
+    decode_row,
+    flawed_rows,
+    message_counts,
+)
 
+FEW_FRAMES: Final = 16
 _HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
 
 
@@ -55,6 +69,63 @@ class Good(NamedTuple):
 
 def good_frames(wheel: WheelId, bundle: FrameBundle) -> Good:
     """How many of a wheel's frames are what they should be, up to the first that is not."""
+    few = len(bundle) <= FEW_FRAMES
+    return good_one_by_one(wheel, bundle) if few else good_at_once(wheel, bundle)
+
+
+def good_one_by_one(wheel: WheelId, bundle: FrameBundle) -> Good:
+    """See `good_frames`."""
+    raw, edges, accepted_at_ms = bundle.rows.tobytes(), bundle.edges.tolist(), 0
+    for number, seq in enumerate(bundle.seqs.tolist()):
+        begin = number * INDEX_ROW_LENGTH_BYTES
+        row = decode_row(raw[begin : begin + INDEX_ROW_LENGTH_BYTES])
+        if row is None:
+            return Good(number, accepted_at_ms)
+        content = bundle.content[edges[number] : edges[number + 1]]
+        if content:
+            header = _header_of(wheel, seq, row, content)
+            if header is None:
+                return Good(number, accepted_at_ms)
+            accepted_at_ms = max(accepted_at_ms, header.accepted_at_ms)
+    return Good(len(bundle), accepted_at_ms)
+
+
+def _header_of(wheel: WheelId, seq: int, row: IndexRow, content: memoryview) -> FrameHeader | None:
+    """Of a frame that is what it should be; None: it is not."""
+    end = row.offset + row.length_bytes
+    if (row.offset | row.length_bytes) & 7 or end > SLOT_FILE_LIMIT_BYTES:
+        return None
+    try:
+        header = decode_header(content, available_bytes=row.length_bytes)
+    except FrameDamaged:
+        return None
+    kind = Kind.CANCELS if row.are_cancels and row.messages else Kind.MESSAGES
+    said = (header.kind, header.wheel_hash, header.slot, header.seq, header.messages)
+    if (
+        said != (kind, wheel.hash64, row.slot, seq, row.messages)
+        or header.length_bytes != row.length_bytes
+        or not _adds_up(header)
+        or crc32c(content[CHECKED_FROM:]) != header.checksum
+    ):
+        return None
+    return header
+
+
+def _adds_up(header: FrameHeader) -> bool:
+    """Whether a reader would say that lengths add up."""
+    row_bytes = CANCEL_ROW_BYTES
+    if header.kind != Kind.CANCELS:
+        row_bytes = MESSAGE_ROW_BYTES
+        row_bytes += TIMESTAMP_BYTES if header.flags & HAS_TIMESTAMPS else 0
+        row_bytes += PARTITION_BYTES if header.flags & HAS_PARTITIONS else 0
+    columns = header.messages * row_bytes
+    columns += -columns % 8
+    end = HEADER_LENGTH_BYTES + columns + header.topics_length + header.blob_length
+    return header.columns_length == columns and header.length_bytes == end + -end % 8
+
+
+def good_at_once(wheel: WheelId, bundle: FrameBundle) -> Good:
+    """See `good_frames`."""
     rows, has_content = bundle.rows, bundle.has_content
     good = _up_to_first(flawed_rows(rows) | (has_content & _has_unfit_place(rows)))
     filled = has_content[:good].nonzero()[0]

@@ -10,7 +10,7 @@ of rows is made, or checked, at once.
 """
 
 import struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -68,6 +68,30 @@ def index_row(slot: int, offset: int, length: int, count: int, *, are_cancels: b
     marked = count | _CANCELS_BIT if are_cancels else count
     check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
     return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
+
+
+class IndexRow(NamedTuple):
+    """One row; all zeros but for the offset: it has no frame."""
+
+    slot: int
+    offset: int
+    length_bytes: int
+    messages: int  # or cancels
+    are_cancels: bool
+
+
+def decode_row(raw: bytes) -> IndexRow | None:
+    """One row, of which `flawed_rows` would not say that it is flawed; None: it would."""
+    slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)
+    are_cancels = messages >= _CANCELS_BIT
+    row = IndexRow(slot, offset, length_bytes, messages & _COUNT_MASK, are_cancels)
+    if not (length_bytes or messages or slot) and offset in {0, _HOLE_OFFSET}:
+        return row
+    unmarked = messages & (_CANCELS_BIT | _COUNT_MASK)
+    check = crc32c(_INDEX_ROW.pack(slot, offset, length_bytes, unmarked)) >> 21
+    if not length_bytes or check != messages >> _CHECK_SHIFT & _CHECK_MASK:
+        return None
+    return row
 
 
 def raw_rows(content: bytes) -> NDArray[Any]:
