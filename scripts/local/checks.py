@@ -1,8 +1,8 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Five lanes run side by side, for the tests on real nodes mostly wait: one has these, one the scripts
+Six lanes run side by side, for the tests on real nodes mostly wait: one has these, one the scripts
 and, as it has the least to do, those that stop a broker of their own, one the others with a broker,
-one the simulation, which only computes and gives way to all others, one all else.
+two the simulation, which only computes and gives way to all others, one all else.
 All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
@@ -34,6 +34,7 @@ OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SIMULATION = "tests/sim"
+DRILLS = f"{SIMULATION}/test_sim_drills.py"
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -68,7 +69,7 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in five lanes."""
+    """What is checked, in order, in six lanes."""
     python = sys.executable
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
@@ -88,7 +89,8 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
         [] if fast else slow,
         [Step("pytest kafka", (*outside, *ignored))],
-        [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION))],
+        [Step("pytest drills", ("nice", "-n", "5", *inside, DRILLS))],
+        [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION, f"--ignore={DRILLS}"))],
         [
             Step("ruff check", ("ruff", "check", ".")),
             Step("ruff format", ("ruff", "format", "--check", ".")),

@@ -127,6 +127,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         ["pytest nodes"],
         ["pytest scripts", "pytest outages"],
         ["pytest kafka"],
+        ["pytest drills"],
         ["pytest simulation"],
     ]
     assert [step.name for step in others] == [
@@ -141,12 +142,16 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (scripts, outages), (kafka,), (simulation,), (*_, without) = lanes(
+    (nodes,), (scripts, outages), (kafka,), (drills,), (simulation,), (*_, without) = lanes(
         fast=False, scratch=tmp_path
     )
-    assert without.command[3:] == ("-m", "not kafka and not spark", "--ignore=tests/sim")
-    assert simulation.command[:3] == ("nice", "-n", "5")
-    assert simulation.command[6:] == ("-m", "not kafka and not spark", "tests/sim")
+    inside = ("-m", "not kafka and not spark")
+    assert without.command[3:] == (*inside, "--ignore=tests/sim")
+    for step in (drills, simulation):
+        assert step.command[:3] == ("nice", "-n", "5")
+    alone = "tests/sim/test_sim_drills.py"
+    assert drills.command[6:] == (*inside, alone)
+    assert simulation.command[6:] == (*inside, "tests/sim", f"--ignore={alone}")
     own = "tests/e2e/test_outages.py"
     asked = ("-m", "(kafka or spark)")
     assert nodes.command[3:] == (*asked, "tests/e2e", f"--ignore={own}")

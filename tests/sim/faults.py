@@ -406,9 +406,9 @@ def _end_again(world: World, partition: Partition, log: list[Entry]) -> None:
 
 @_fault
 def slow_first_init(world: World, us: int) -> None:
-    """The first inits take long, but less than a node waits for a leader."""
+    """What a candidacy asks first takes long, and then its inits: less than others wait for it."""
     kafka = world.kafka
-    kafka.faults = replace(kafka.faults, init_us=(us, us))
+    kafka.faults = replace(kafka.faults, check_us=us, init_us=(us, us))
 
 
 @_fault

@@ -33,6 +33,8 @@ class KafkaFaults:
     """How long the coordinator takes for an EndTxn before it counts."""
     marker_us: RangeUs = (300, 3_000)
     """How long until a marker is in its log: until then nothing behind it is visible."""
+    check_us: int = 0
+    """How long the first question of a candidacy takes: it may have to make topics."""
     init_us: RangeUs = (50_000, 75_000)
     """How long an InitProducerId takes before it counts."""
 

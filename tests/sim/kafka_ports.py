@@ -41,7 +41,7 @@ class SimKafkaClient:
             kafka.create(names.dead)
             return True
 
-        found = self._line.ask(ensure, CALL_S)
+        found = self._line.ask(ensure, CALL_S, brokers_us=kafka.faults.check_us)
         if found is None:
             raise KafkaAway("Kafka does not answer")
         if not found:
