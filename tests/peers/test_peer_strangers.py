@@ -176,9 +176,8 @@ def test_many_that_are_silent_keep_no_node_out(members: dict[str, str], one: Sit
     most = one.network._listener._most_strangers
     with ExitStack() as stack:
         silent = [stack.enter_context(Raw(members["n1"])) for _ in range(5 * most)]
-        one.wait("all but the last are ended", lambda: len(threads(one)) <= most)
-        for raw in silent[:-most]:
-            raw.wait_ended()
+        # Not always the last are left: beyond all threads who comes is closed at once.
+        one.wait("all but some are ended", lambda: sum(map(Raw.has_ended, silent)) >= 4 * most)
         two = stack.enter_context(Site(identity("n2"), members))
         one.wait_connected("n2")
         two.wait_connected("n1")

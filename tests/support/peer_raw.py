@@ -54,3 +54,13 @@ class Raw:
         # A reset, where it did not read all that was said.
         with contextlib.suppress(ConnectionResetError):
             assert self.socket.recv(1) == b""
+
+    def has_ended(self) -> bool:
+        """Whether the other side has ended it."""
+        self.socket.settimeout(0)
+        try:
+            return self.socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True

@@ -89,7 +89,9 @@ class KnownTopics:
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
             self._keep(name, _Told(info, None))
-        self._asked: dict[str, asyncio.Future[None]] = {}
+        # Topic -> which question it is that the cleaner has not answered yet.
+        self._asked: dict[str, object] = {}
+        self._waiters: set[_Waiter] = set()
         self._unsaved = False
 
     def doubtful(self, batch: Batch) -> list[str]:
@@ -104,21 +106,30 @@ class KnownTopics:
 
     async def find_out(self, names: Iterable[str]) -> Collection[str]:
         """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
-        waiting, unasked = [], set()
+        waiting: dict[str, object] = {}
+        unasked = set()
         for name in names:
-            asked = self._asked.get(name)
-            if asked is None and len(self._asked) >= ASKED_AT_MOST:
+            question = self._asked.get(name)
+            if question is None and len(self._asked) >= ASKED_AT_MOST:
                 unasked.add(name)
-            elif asked is None and self._ask(AskTopic(name)):
-                asked = self._asked[name] = asyncio.get_running_loop().create_future()
-            if asked is not None:
-                waiting.append((name, asked))
+            elif question is None and self._ask(AskTopic(name)):
+                question = self._asked[name] = object()
+            if question is not None:
+                waiting[name] = question
         if waiting:
-            await asyncio.wait([asked for _, asked in waiting], timeout=self._wait_s)
-        for name, asked in waiting:
-            if self._asked.get(name) is asked:
-                self._settle(name)
+            await self._wait(set(waiting))
+        # Whoever else waits for these waits in vain as well; the next to come asks again.
+        self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
         return unasked
+
+    async def _wait(self, names: set[str]) -> None:
+        """Until all of these are settled, but not for long."""
+        waiter = _Waiter(names, asyncio.get_running_loop().create_future())
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter.settled], timeout=self._wait_s)
+        finally:
+            self._waiters.discard(waiter)
 
     def judge(self, batch: Batch, unasked: Collection[str]) -> None:
         """Refuses what Kafka would not take, by what is known now; on any thread.
@@ -147,11 +158,10 @@ class KnownTopics:
             self._unsaved |= known is None or known.info != info
             self._keep(name, _Told(info, message.checked_at_ms))
             self._absent_ms.pop(name)
-            self._settle(name)
         for name in message.absent:
             self._unsaved |= self._present.pop(name) is not None
             self._absent_ms.put(name, message.checked_at_ms, len(name) + _ENTRY_BYTES)
-            self._settle(name)
+        self._settle([*message.topics, *message.absent])
 
     def save_changes(self) -> None:
         """Writes the cache if something changed; may be called on another thread."""
@@ -178,10 +188,31 @@ class KnownTopics:
     def _is_absent(self, name: str) -> bool:
         return _is_fresh(self._absent_ms.get(name))
 
-    def _settle(self, name: str) -> None:
-        asked = self._asked.pop(name, None)
-        if asked is not None and not asked.done():
-            asked.set_result(None)
+    def _settle(self, names: Sequence[str]) -> None:
+        """Nobody waits for these any more.
+
+        Many callers may wait for the same thousand: a future a name, with a callback for each of
+        them, would hold up the loop when they come.
+        """
+        for name in names:
+            self._asked.pop(name, None)
+        for waiter in self._waiters:
+            waiter.names.difference_update(names)
+            if not waiter.names and not waiter.settled.done():
+                waiter.settled.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A caller that waits for the cleaner's word.
+
+    Attributes:
+        names: of the topics that are left.
+        settled: once none is.
+    """
+
+    names: set[str]
+    settled: "asyncio.Future[None]"
 
 
 @dataclass(frozen=True, slots=True)
