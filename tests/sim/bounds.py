@@ -83,7 +83,8 @@ def _too_many(world: World, node: SimNode) -> Iterator[str]:
 
 def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
     nodes = len(world.nodes)
-    length, wheels = len(json.dumps(row.to_json())), len(row.beat.wheels)
+    beats = [row.beat, *(sight.beat for sight in row.peers.values())]
+    length, wheels = len(json.dumps(row.to_json())), max(len(beat.wheels) for beat in beats)
     if length > ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL):
         yield f"{name}'s row of {wheels} wheels has {length} bytes"
     if len(row.answers) > nodes * nodes:
