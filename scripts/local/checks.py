@@ -1,8 +1,9 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Six lanes run side by side, for the tests on real nodes mostly wait: one has these, one the scripts
-and, as it has the least to do, those that stop a broker of their own, one the others with a broker,
-two the simulation, which only computes and gives way to all others, one all else.
+Five lanes run side by side, for the tests on real nodes mostly wait: one has these, one the others
+with a broker, one the scripts and those that stop a broker of their own, one the simulation, which
+only computes and gives way to all others, one all else. The simulation's drills come last in the
+shortest one: the simulation alone would keep one core when all others have ended.
 All steps run even when one fails: a run tells everything that is wrong.
 What the steps print comes as it is printed, each line with its step's name. The table of steps
 comes last, and below it how many tests passed and failed: nobody has to search for the result.
@@ -69,7 +70,7 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in six lanes."""
+    """What is checked, in order, in five lanes."""
     python = sys.executable
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
@@ -79,6 +80,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     # Spark starts once: beside the broker, for which most of its tests wait.
     outside = (*pytest, "(kafka or spark)" + and_not_slow)
     inside = (*pytest, "not kafka and not spark" + and_not_slow)
+    drills = Step("pytest drills", ("nice", "-n", "5", *inside, DRILLS))
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = [
         Step("pytest scripts", (*outside, SCRIPTS)),
@@ -87,9 +89,8 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
     ignored = (f"--ignore={NODES}", f"--ignore={SCRIPTS}")
     return [
         [Step("pytest nodes", (*outside, NODES, f"--ignore={OUTAGES}"))],
-        [] if fast else slow,
+        [*([] if fast else slow), drills],
         [Step("pytest kafka", (*outside, *ignored))],
-        [Step("pytest drills", ("nice", "-n", "5", *inside, DRILLS))],
         [Step("pytest simulation", ("nice", "-n", "5", *inside, SIMULATION, f"--ignore={DRILLS}"))],
         [
             Step("ruff check", ("ruff", "check", ".")),

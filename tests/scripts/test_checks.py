@@ -125,9 +125,8 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     *tests, others = lanes(fast=False, scratch=tmp_path)
     assert [[step.name for step in lane] for lane in tests] == [
         ["pytest nodes"],
-        ["pytest scripts", "pytest outages"],
+        ["pytest scripts", "pytest outages", "pytest drills"],
         ["pytest kafka"],
-        ["pytest drills"],
         ["pytest simulation"],
     ]
     assert [step.name for step in others] == [
@@ -142,7 +141,7 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
 
 
 def test_every_test_is_in_one_step(tmp_path: Path) -> None:
-    (nodes,), (scripts, outages), (kafka,), (drills,), (simulation,), (*_, without) = lanes(
+    (nodes,), (scripts, outages, drills), (kafka,), (simulation,), (*_, without) = lanes(
         fast=False, scratch=tmp_path
     )
     inside = ("-m", "not kafka and not spark")
