@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from local.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
+from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
 
 # As in scripts/: hundreds of processes start here, and most of a start would be compiling.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from annotated_types import Ge, Le
 
 from delaywheel.levels import DEFAULT_LEVELS
-from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
-from delaywheel_replica.inheritance import RESOLVED_VARIABLE
+from delaywheel_replica.hiding import HIDDEN, is_secret, shown
+from delaywheel_replica.kafka_settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
 
 _MIB = 1024 * 1024
 _WEEK_HOURS = 7 * 24
-_SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
 
 Positive: TypeAlias = Annotated[int, Ge(1)]
 
@@ -50,7 +50,7 @@ class Config:
     metrics_listen: str | None = None
 
     # What it accepts.
-    span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7200
+    span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
     max_message_bytes: Annotated[int, Ge(1), Le(64 * _MIB)] = 1_000_000
     max_request_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
@@ -102,12 +102,23 @@ class Config:
         """The value of ``DELAYWHEEL_RESOLVED`` for the node's processes; holds secrets."""
         return json.dumps(self._plain())
 
+    def take_levels(self, levels: Mapping[str, int]) -> None:
+        """Has these levels from now on; every part of the process has this one table.
+
+        No level that is there before and after is ever missing to another thread.
+        """
+        self.levels.update(levels)
+        for name in self.levels.keys() - levels.keys():
+            del self.levels[name]
+
     def shown(self) -> dict[str, Any]:
         """All settings as plain values, secrets masked."""
         document = self._plain()
         document["kafka"] = {
-            key: "********" if _SECRET.search(key) else value for key, value in self.kafka.items()
+            key: HIDDEN if is_secret(key) else value for key, value in self.kafka.items()
         }
+        if self.ledger_uri:
+            document["ledger_uri"] = shown(self.ledger_uri)
         return document
 
     @property

@@ -11,11 +11,13 @@ A node's processes do not import this: they inherit what was read (`Config.inher
 pydantic would be a quarter of what they compute to start.
 """
 
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields, replace
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar, Final, get_type_hints
 
 from pydantic import Field, ValidationError, create_model, field_validator
 from pydantic.fields import FieldInfo
@@ -27,13 +29,22 @@ from pydantic_settings import (
 )
 
 from delaywheel.identity import check_name
-from delaywheel_replica.cleaner.settings import refused
 from delaywheel_replica.config import Config
+from delaywheel_replica.config_faults import Fault, did_you_mean, faults
+from delaywheel_replica.kafka_settings import refused
 
 # The few names of the Kafka client that really have underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
 # File systems of pyarrow.
 _LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_STAND_INS: Final[Mapping[str, Any]] = {
+    "cluster_id": "c",
+    "node_id": "n",
+    "data_dir": Path("/"),
+    "kafka": {"bootstrap.servers": "k:1"},
+}
+"""Of settings that must be set, while the others are checked."""
+
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
 
@@ -41,31 +52,66 @@ class ConfigError(Exception):
     """The configuration is refused; the text names every setting at fault, one a line."""
 
 
-def load_config(*, file: Path | None = None, flags: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    *,
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    checks: Sequence[Callable[[Config], Iterable[Fault]]] = (),
+) -> Config:
     """Reads and checks all sources.
 
     Args:
         file: A TOML file; must be there when named.
         flags: Settings by name; ``table.key`` reaches into a table. Values may be text.
+        checks: What else must be in order.
 
     Raises:
-        ConfigError: a setting is missing, unknown or refused.
+        ConfigError: settings are missing, unknown or refused: all of them.
     """
     if file is not None and not file.is_file():
         raise ConfigError(f"{file}: no such file")
-
     try:
-        read = _sources(file)(**_nested(flags or {})).model_dump()
-    except ValidationError as error:
-        raise ConfigError(_told(error)) from error
+        return _load(file, _nested(flags or {}), [faults, *checks])
     except ValueError as error:  # TOML syntax, JSON in an environment variable
-        raise ConfigError(str(error)) from error
+        raise ConfigError(str(error) if file is None else f"{file}: {error}") from error
+
+
+def _load(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    checks: Iterable[Callable[[Config], Iterable[Fault]]],
+) -> Config:
+    """The settings, if each is in order and all fit together."""
+    told: list[str] = []
+    wrong: frozenset[str] = frozenset()
+    try:
+        read = _sources(file)(**flags).model_dump()
+    except ValidationError as error:
+        told = _told(error, lambda name: _place(name, file, flags))
+        # What else is wrong is told as well: those that are refused count as not set.
+        wrong = frozenset(str(detail["loc"][0]) for detail in error.errors() if detail["loc"])
+        read = _sources(file, wrong)(**flags).model_dump()
     config = Config(**read)
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
-    _check_texts(config)
-    _check_fit(config)
+    found = [fault for check in checks for fault in check(config)]
+    told += [fault.text for fault in found if not wrong & set(fault.names)]
+    if told:
+        raise ConfigError("\n".join(told))
     return config
+
+
+def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
+    """Where a setting comes from, as the operator named it."""
+    if name in flags:
+        return "--set"
+    variable = f"DELAYWHEEL_{name.upper()}"
+    for known in os.environ:
+        if known.upper() == variable or known.upper().startswith(f"{variable}__"):
+            return known
+    if file is not None and name in tomllib.loads(file.read_text(encoding="utf-8")):
+        return str(file)
+    return ""
 
 
 class _Checked(BaseSettings):
@@ -76,6 +122,7 @@ class _Checked(BaseSettings):
     )
 
     _file: ClassVar[Path | None] = None
+    _without: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def settings_customise_sources(
@@ -89,7 +136,7 @@ class _Checked(BaseSettings):
         """Flags, then environment, then the TOML file."""
         file = TomlConfigSettingsSource(settings_cls, cls._file)
         sources = init_settings, env_settings, file
-        return tuple(_KafkaNamed(settings_cls, source) for source in sources)
+        return tuple(_KafkaNamed(settings_cls, source, cls._without) for source in sources)
 
     @field_validator("cluster_id", "node_id", check_fields=False)
     @classmethod
@@ -141,11 +188,18 @@ class _Checked(BaseSettings):
         return settings
 
 
-def _sources(file: Path | None) -> type[_Checked]:
-    """`Config`'s fields as pydantic's, with the same types, bounds and defaults."""
+def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_Checked]:
+    """`Config`'s fields as pydantic's, with the same types, bounds and defaults.
+
+    Args:
+        file: The TOML file.
+        without: What is said of these counts as not said; those without a default get one, so
+            that what is said of the others can be checked.
+    """
 
     class OfFile(_Checked):
         _file = file
+        _without = without
 
     hints = get_type_hints(Config, include_extras=True)
     made: dict[str, Any] = {}
@@ -153,6 +207,8 @@ def _sources(file: Path | None) -> type[_Checked]:
         default = ... if field.default is MISSING else field.default
         if field.default_factory is not MISSING:
             default = Field(default_factory=field.default_factory)
+        elif default is ... and field.name in without:
+            default = _STAND_INS[field.name]
         made[field.name] = (hints[field.name], default)
     return create_model("Settings", __base__=OfFile, **made)
 
@@ -165,10 +221,14 @@ class _KafkaNamed(PydanticBaseSettingsSource):
     """
 
     def __init__(
-        self, settings_cls: type[BaseSettings], source: PydanticBaseSettingsSource
+        self,
+        settings_cls: type[BaseSettings],
+        source: PydanticBaseSettingsSource,
+        without: frozenset[str],
     ) -> None:
         super().__init__(settings_cls)
         self._source = source
+        self._without = without
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         """Asks the source."""
@@ -176,42 +236,10 @@ class _KafkaNamed(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """All that the source says."""
-        found = dict(self._source())
+        found = {name: said for name, said in self._source().items() if name not in self._without}
         if isinstance(found.get("kafka"), Mapping):
             found["kafka"] = dict(_flat(found["kafka"]))
         return found
-
-
-def _check_texts(config: Config) -> None:
-    """Libraries in C take U+0000 for the end of a text, and drop the rest without a word."""
-    for name, value in asdict(config).items():
-        entries = value.items() if isinstance(value, dict) else [("", value)]
-        for key, entry in entries:
-            if "\0" in key or (isinstance(entry, str | Path) and "\0" in str(entry)):
-                raise ConfigError(f"{name}{key and f'.{key!r}'}: has the character U+0000")
-
-
-def _check_fit(config: Config) -> None:
-    if config.node_id not in config.members:
-        raise ConfigError(f"members: node_id {config.node_id!r} is not among them")
-    if len(config.members) > 1 and config.listens_for_peers == config.listen:
-        raise ConfigError(
-            f"members: {config.listen} is where callers are taken (listen); peers need another"
-        )
-    if config.min_insync is not None and config.min_insync > len(config.members):
-        raise ConfigError(f"min_insync {config.min_insync}: only {len(config.members)} members")
-    if config.max_message_bytes > min(config.max_request_bytes, config.transaction_bytes):
-        raise ConfigError("max_message_bytes is above max_request_bytes or transaction_bytes")
-    if config.max_request_bytes > config.max_caller_in_flight_bytes:
-        raise ConfigError("max_request_bytes is above max_caller_in_flight_bytes")
-    if config.max_caller_in_flight_bytes > config.max_in_flight_bytes:
-        raise ConfigError("max_caller_in_flight_bytes is above max_in_flight_bytes")
-    if 0 < config.ledger_kept_hours < config.ledger_needed_hours:
-        raise ConfigError(
-            f"ledger_retention_hours {config.ledger_kept_hours}: at least"
-            f" {config.ledger_needed_hours} (span_seconds + late_window_seconds + a day), or"
-            " 0: what is still pending, or was just forwarded, could not be reconciled"
-        )
 
 
 def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,10 +266,17 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
     return flat
 
 
-def _told(error: ValidationError) -> str:
+def _told(error: ValidationError, place_of: Callable[[str], str]) -> list[str]:
+    """What pydantic found, a line each: the setting, what is wrong, where it is said."""
     lines = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        place = ".".join(str(part) for part in detail["loc"])
+        names = [str(part) for part in detail["loc"]]
         text = detail["msg"].removeprefix("Value error, ")
-        lines.append(f"{place}: {text}" if place else text)
-    return "\n".join(lines)
+        if detail["type"] == "extra_forbidden":
+            known = [field.name for field in fields(Config)]
+            text = f"there is no such setting{did_you_mean(names[0], known)}"
+        elif detail["type"] == "missing":
+            text = "must be set"
+        place = place_of(names[0]) if names else ""
+        lines.append(f"{'.'.join(names)}: {text}{place and f' ({place})'}")
+    return lines

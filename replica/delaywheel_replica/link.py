@@ -32,8 +32,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
-from delaywheel_replica.inheritance import LINK_FD_VARIABLE
-from delaywheel_replica.logs import get_logger
+from delaywheel_replica.process.inheritance import LINK_FD_VARIABLE
+from delaywheel_replica.process.logs import get_logger
 
 _MESSAGE_LENGTH_BYTES = 64 * 1024
 """No message is longer. The kernel's default bound on one datagram is 208 KiB."""

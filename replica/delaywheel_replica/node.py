@@ -13,8 +13,10 @@ exit code 78 of a child     everything ends, exit code 78: a restart would fail 
 a child cannot be started   as if it had ended at once: the machine may be short of something
 the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder);
 used                        exit code 1 whatever else it is: a later start may find it mended
-SIGTERM, SIGINT, SIGHUP     the server gets SIGTERM and drains, the cleaner ends, the server ends
+SIGTERM, SIGINT             the server gets SIGTERM and drains, the cleaner ends, the server ends
 a second such signal        everything is killed
+SIGHUP                      the settings are read anew (reload.py), and what can be taken over is;
+                            as SIGTERM where it says that the node's terminal is gone
 no end within 30 s of it    everything is killed, exit code 1
 the supervisor is killed    the children see their life pipe end, and exit
 ==========================  ================================================================
@@ -27,6 +29,7 @@ and where the server takes calls.
 import contextlib
 import errno
 import fcntl
+import importlib.util
 import json
 import os
 import select
@@ -41,7 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NoReturn
 
-from delaywheel_replica.inheritance import (
+from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     ALLOCATOR,
     EXIT_HOPELESS,
@@ -50,7 +53,10 @@ from delaywheel_replica.inheritance import (
     READY_FD_VARIABLE,
     RESOLVED_VARIABLE,
     ROW_FD_VARIABLE,
+    SETTINGS_FD_VARIABLE,
+    SOURCES_VARIABLE,
 )
+from delaywheel_replica.reload import Reload
 
 _LOCK_WAIT_S: Final = 10.0
 _STOP_WAIT_S: Final = 30.0
@@ -63,7 +69,10 @@ _WRONG_FOLDER: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP}
 )
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# What the extra `server` installs beside that of the command.
+_NEEDED: Final = ("aiohttp", "grpc_health", "grpc_reflection", "prometheus_client", "pyarrow")
+
+_STOPPING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 
 COMMANDS: Final[Mapping[str, Sequence[str]]] = {
     name: (sys.executable, "-P", "-m", f"delaywheel_replica.{name}.main")
@@ -75,10 +84,24 @@ class NodeInUseError(Exception):
     """Another node's processes live on this data folder."""
 
 
-def exec_node(resolved: str) -> NoReturn:
-    """Becomes the supervisor of a node with this configuration (``Config.resolved``)."""
+def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]) -> NoReturn:
+    """Becomes the supervisor of a node.
+
+    Args:
+        resolved: its configuration (``Config.resolved``).
+        file: where that was read from, to read it anew; absent: no file.
+        flags: likewise.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(
+            f"error: NOT_INSTALLED: a node needs {', '.join(missing)}:"
+            " pip install 'delaywheel[server]'"
+        )
     command = (sys.executable, "-P", "-m", "delaywheel_replica.node")
-    os.execve(sys.executable, command, {**os.environ, RESOLVED_VARIABLE: resolved})  # noqa: S606 - no shell is wanted
+    sources = {"file": None if file is None else str(file.absolute()), "flags": list(flags)}
+    told = {RESOLVED_VARIABLE: resolved, SOURCES_VARIABLE: json.dumps(sources)}
+    os.execve(sys.executable, command, {**os.environ, **told})  # noqa: S606 - no shell is wanted
 
 
 def main() -> int:
@@ -151,6 +174,8 @@ class Supervisor:
         # The write end is never given away: it closes when this process ends.
         self._life_read, self._life_write = os.pipe()
         self._signals, self._signals_write = socket.socketpair()
+        self._reload = Reload()
+        self._had_terminal = _has_terminal()
         self._stop: _Stop | None = None
         # Where the server listens; while it is down, where it did: it tries to come back there.
         self._address: str | None = None
@@ -171,6 +196,7 @@ class Supervisor:
                 self._wait()
         finally:
             self._kill_all()
+            self._reload.close()
             with contextlib.suppress(OSError):  # whoever reads it looks whether its pids live
                 self._run_file.unlink(missing_ok=True)
         return self._stop.exit_code if self._stop else 1
@@ -207,6 +233,7 @@ class Supervisor:
             LINK_FD_VARIABLE: child.link.fileno(),
             LIFE_FD_VARIABLE: self._life_read,
             ROW_FD_VARIABLE: self._row_fd,
+            SETTINGS_FD_VARIABLE: self._reload.settings_fd,
         }
         if child is self._server:
             inherited[READY_FD_VARIABLE] = self._ready.write_fd
@@ -218,15 +245,20 @@ class Supervisor:
         }
         if self._address is not None:
             environment[ADDRESS_VARIABLE] = self._address
-        process = subprocess.Popen(
-            self._commands[child.name],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            # The lock's descriptor is named nowhere: holding it open is its whole use.
-            pass_fds=(*inherited.values(), self._lock_fd),
-            # A Ctrl-C is for the supervisor: the children end in their order.
-            process_group=0,
-        )
+        # It would end a child that is not there for it yet: it waits until that lets it through.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            process = subprocess.Popen(
+                self._commands[child.name],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                # The lock's descriptor is named nowhere: holding it open is its whole use.
+                pass_fds=(*inherited.values(), self._lock_fd),
+                # A Ctrl-C is for the supervisor: the children end in their order.
+                process_group=0,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             child.pidfd = os.pidfd_open(process.pid)
         except OSError:
@@ -245,6 +277,8 @@ class Supervisor:
         running = {child.pidfd: child for child in self._children if child.process}
         for pidfd in running:
             poll.register(pidfd, select.POLLIN)
+        if self._reload.pidfd >= 0:
+            poll.register(self._reload.pidfd, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
         if self._ready.read_fd in ready:
             self._read_address()
@@ -252,6 +286,8 @@ class Supervisor:
         for pidfd, child in running.items():
             if pidfd in ready and child.process is not None:
                 self._ended(child)
+        if self._reload.pidfd in ready:
+            self._take_over()
         if self._signals.fileno() in ready:
             self._signalled()
         if self._stop is not None and time.monotonic() >= self._stop.deadline:
@@ -324,12 +360,15 @@ class Supervisor:
         for end in (self._signals, self._signals_write):
             end.setblocking(False)  # noqa: FBT003 - the standard library's signature
         signal.set_wakeup_fd(self._signals_write.fileno(), warn_on_full_buffer=False)
-        for number in _SIGNALS:
+        for number in (*_STOPPING, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
 
     def _signalled(self) -> None:
-        numbers = self._signals.recv(64)
-        if not set(numbers) & set(_SIGNALS):
+        numbers = set(self._signals.recv(64))
+        is_hangup = signal.SIGHUP in numbers
+        if not numbers & _STOPPING and not (is_hangup and self._lost_terminal()):
+            if is_hangup and self._stop is None:
+                self._read_anew()
             return
         if self._stop is not None:
             self._hurry("a second signal", exit_code=1)
@@ -342,6 +381,26 @@ class Supervisor:
             self._server.process.terminate()
         else:
             self._hurry("there is no server to drain", exit_code=0)
+
+    def _lost_terminal(self) -> bool:
+        """Whether the node was started from a terminal that is gone: nobody can end it there."""
+        return self._had_terminal and not _has_terminal()
+
+    def _read_anew(self) -> None:
+        why_not = self._reload.begin()
+        if why_not is not None:
+            _say(why_not)
+
+    def _take_over(self) -> None:
+        """What was read anew, as far as a running node can."""
+        read = self._reload.end()
+        _say(read.said)
+        if read.changed:
+            for child in self._children:
+                if child.process is not None:
+                    child.process.send_signal(signal.SIGHUP)
+        if self._reload.wanted_again():
+            self._read_anew()
 
     def _hurry(self, why: str, *, exit_code: int) -> None:
         """Kills what still runs; its end is then waited for as any other."""
@@ -387,6 +446,14 @@ def _locked(path: Path) -> int:
             os.close(descriptor)
             raise NodeInUseError(f"{path.parent}: another node runs on this data folder")
         time.sleep(0.02)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _told(code: int) -> str:

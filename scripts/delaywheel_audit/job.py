@@ -11,35 +11,44 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.control import ControlMissingError, Done, read_done
-from delaywheel_audit.findings import is_error
-from delaywheel_audit.hiding import shown_command
-from delaywheel_audit.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
-from delaywheel_audit.kafka_errors import KafkaSourceError, reason_of
-from delaywheel_audit.kafka_plan import Plan
-from delaywheel_audit.kafka_source import register, ship_package
-from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError, Listing, moment
-from delaywheel_audit.letters import COLUMNS as LETTER_COLUMNS
-from delaywheel_audit.matching import in_range
+from delaywheel_audit.kafka.control import ControlMissingError, Done, read_done
+from delaywheel_audit.kafka.errors import KafkaSourceError, reason_of
+from delaywheel_audit.kafka.plan import Plan
+from delaywheel_audit.kafka.source import register, ship_package
+from delaywheel_audit.matching.findings import is_error
+from delaywheel_audit.matching.letters import COLUMNS as LETTER_COLUMNS
+from delaywheel_audit.matching.matching import in_range
+from delaywheel_audit.matching.reconcile import Books, Inputs, Say, outcomes_of, reconcile
+from delaywheel_audit.matching.retention import Deleted
+from delaywheel_audit.matching.retention import deleted as find_deleted
+from delaywheel_audit.matching.summary import COUNTS, Summary
+from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.options import Options
 from delaywheel_audit.output import Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
-from delaywheel_audit.reconcile import Books, Inputs, Say, outcomes_of, reconcile
-from delaywheel_audit.retention import Deleted
-from delaywheel_audit.retention import deleted as find_deleted
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
-from delaywheel_audit.summary import COUNTS, Summary
+from delaywheel_audit.sources.hiding import shown_command
+from delaywheel_audit.sources.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
+from delaywheel_audit.sources.ledger_files import (
+    LedgerFolder,
+    LedgerUnreadableError,
+    Listing,
+    moment,
+)
 from delaywheel_audit.terminal import print_summary
-from delaywheel_audit.terms import Facts, Terms
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.server.ledger_place import shown
+from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.hiding import shown
+from delaywheel_replica.kafka_settings import KafkaNames
 
 BALANCED, NOT_BALANCED, COULD_NOT_RUN = 0, 1, 2
 _ROWS_PER_TASK = 250_000
@@ -76,8 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = Options.parse(given)
-    except SystemExit as ended:  # --help, or wrong usage, which argparse has told
-        return ended.code if isinstance(ended.code, int) else COULD_NOT_RUN
+    except SystemExit:  # --help, which is told
+        return BALANCED
+    except Failure as wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return COULD_NOT_RUN
     command = shown_command(given)
     try:
         with _session(options) as spark:
@@ -349,6 +361,8 @@ class _session:  # noqa: N801 - used like a function
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        # What Spark and its JVM say: of use only where the job fails.
+        self._said: IO[bytes] | None = None
 
     def __enter__(self) -> SparkSession:
         options = self._options
@@ -371,23 +385,51 @@ class _session:  # noqa: N801 - used like a function
                 "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),
             }
             builder = builder.master(options.master or "local[*]")
+            self._said = tempfile.NamedTemporaryFile(
+                prefix="reconcile-spark-", suffix=".log", delete=False
+            )
         elif options.master is not None:
             builder = builder.master(options.master)
         for name, value in settings.items():
             builder = builder.config(name, value)
         try:
-            self._spark = builder.getOrCreate()
+            with _stderr_to(self._said):
+                self._spark = builder.getOrCreate()
         except Exception as error:
-            raise CouldNotRun("SPARK_FAILED", f"Spark does not start: {error}") from error
+            more = f"; it said more in {self._said.name}" if self._said else ""
+            raise CouldNotRun("SPARK_FAILED", f"Spark does not start: {error}{more}") from error
         self._progress = Progress(self._spark.sparkContext)
         self._progress.start()
         return self._spark
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: object, _trace: object) -> None:
         self._progress.stop()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             self._spark.stop()
+        if self._said is not None:
+            self._said.close()
+            named = isinstance(error, CouldNotRun) and error.reason != "SPARK_FAILED"
+            if error is None or named:
+                Path(self._said.name).unlink(missing_ok=True)
+            else:
+                _say(f"What Spark said: {self._said.name}")
+
+
+@contextmanager
+def _stderr_to(file: IO[bytes] | None) -> Iterator[None]:
+    """What is started meanwhile has this for its standard error; None: ours."""
+    if file is None:
+        yield
+        return
+    sys.stderr.flush()
+    ours = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.hiding import without_secrets
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page import write_page
-from delaywheel_audit.summary import Summary
-from delaywheel_replica.server.ledger_place import shown
+from delaywheel_audit.sources.hiding import without_secrets
+from delaywheel_replica.hiding import shown
 
 SHOWN_PER_KIND = 200
 SHOWN_BUCKETS = 20_000

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from delaywheel.identity import NameInvalidError, check_name
+from delaywheel_audit.matching.terms import Terms
 from delaywheel_audit.options import Options
-from delaywheel_audit.terms import Terms
 from delaywheel_replica.config_sources import ConfigError, load_config
 
 

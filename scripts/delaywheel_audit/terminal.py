@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from delaywheel_audit.findings import KINDS, is_error
-from delaywheel_audit.ledger_files import moment
-from delaywheel_audit.summary import FATES, Summary
+from delaywheel_audit.matching.findings import KINDS, is_error
+from delaywheel_audit.matching.summary import FATES, Summary
+from delaywheel_audit.sources.ledger_files import moment
 
 if TYPE_CHECKING:
     from delaywheel_audit.output import Output

@@ -31,12 +31,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is there
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.control import NodeRecord, node_record, progress_record
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.server.ledger_place import SCHEMA
-from local.child import interrupt_on_signals
-from local.kafka import KafkaBroker
+from delaywheel_replica.core.protocol.control import NodeRecord, node_record, progress_record
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
+from delaywheel_replica.server.ledger.place import SCHEMA
+from local.loopback.child import interrupt_on_signals
+from local.loopback.kafka import KafkaBroker
 
 CLUSTER = "books"
 TOPICS = ("orders", "bills")

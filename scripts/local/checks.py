@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.child import interrupt_on_signals
-from local.kafka_jars import cache_folder
+from local.loopback.child import interrupt_on_signals
+from local.loopback.kafka_jars import cache_folder
 
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"

@@ -13,14 +13,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from local.child import interrupt_on_signals
-from local.cluster import ClusterError
-from local.kafka_jars import KafkaError
-from local.node import STOP_TIMEOUT_S
+from local.loopback.child import interrupt_on_signals
+from local.loopback.cluster import ClusterError
+from local.loopback.kafka_jars import KafkaError
+from local.loopback.node import STOP_TIMEOUT_S
 from local.reconciling import Books, BooksError, books_folder, reconcile
-from local.stage import TICK_S, TOPIC, Ended, Stage, staged
-from local.traffic import plan
-from local.view import LiveView, PlainView, View, books_text, verdict_text
+from local.stage.stage import TICK_S, TOPIC, Ended, Stage, staged
+from local.stage.traffic import plan
+from local.stage.view import LiveView, PlainView, View, books_text, verdict_text
 
 CLUSTER_ID = "demo"
 LEDGER = "ledger"

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from delaywheel_audit.summary import Summary
-from local.child import end_child, start_child
-from local.cluster import ROOT
-from local.tally import Verdict
+from delaywheel_audit.matching.summary import Summary
+from local.loopback.child import end_child, start_child
+from local.loopback.cluster import ROOT
+from local.stage.tally import Verdict
 
 # By far more than Spark needs on a busy machine of two cores.
 TIMEOUT_S = 240.0

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from local.kafka import KafkaBroker
-from local.kafka_jars import find_java
+from local.loopback.kafka import KafkaBroker
+from local.loopback.kafka_jars import find_java
 from support.audit_topic import AuditTopic
 
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m"

@@ -10,8 +10,8 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_audit.kafka_columns import batch_of, schema_of
-from delaywheel_audit.kafka_errors import KafkaSourceError
+from delaywheel_audit.kafka.columns import batch_of, schema_of
+from delaywheel_audit.kafka.errors import KafkaSourceError
 from support.audit_topic import Headers
 
 ID = uuid.UUID("0190f5ee-7d5a-7cc0-b8a6-0123456789ab")

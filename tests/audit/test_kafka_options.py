@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import traceback
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer
 
-from delaywheel_audit.kafka_errors import KafkaSourceError, Reason, reason_of
-from delaywheel_audit.kafka_options import SourceOptions
-from delaywheel_audit.kafka_questions import KafkaQuestions, made
+from delaywheel_audit.kafka import options as kafka_options
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason, reason_of
+from delaywheel_audit.kafka.options import SourceOptions
+from delaywheel_audit.kafka.questions import KafkaQuestions, made
+from delaywheel_replica import hiding
 
 BASE = {"kafka.bootstrap.servers": "a:1", "topics": "one"}
 
@@ -137,6 +141,26 @@ def test_secrets_are_in_no_text() -> None:
     options = SourceOptions.of(BASE | secrets)
     assert "hush" not in repr(options) + str(options.client)
     assert options.client.masked("of hush-1 and hush-5") == "of ******** and ********"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("sasl.password", "SASL.JAAS.config", "ssl.key.pem", "sasl.oauthbearer.config"),
+        *("sasl.oauthbearer.client.secret", "x.token", "client.id", "ssl.key.location", "acks"),
+    ],
+)
+def test_what_is_a_secret_here_is_one_everywhere(name: str) -> None:
+    assert kafka_options.is_secret(name) == hiding.is_secret(name)
+    assert (kafka_options._SECRET, kafka_options.HIDDEN) == (hiding._SECRET, hiding.HIDDEN)
+
+
+def test_what_executors_import_needs_none_of_the_other_packages() -> None:
+    """Only this package is sent to them."""
+    told = "import sys; sys.modules.update(dict.fromkeys(('delaywheel', 'delaywheel_replica')))\n"
+    told += "import delaywheel_audit.kafka.source"
+    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_goes_to_the_executors_as_it_is() -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_audit.kafka_errors import KafkaSourceError, Reason
-from delaywheel_audit.kafka_plan import MAX_SLICES, Plan, Range, TopicPlan
-from delaywheel_audit.kafka_source import pin
-from local.kafka import free_ports
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
+from delaywheel_audit.kafka.plan import MAX_SLICES, Plan, Range, TopicPlan
+from delaywheel_audit.kafka.source import pin
+from local.loopback.kafka import free_ports
 from support.audit_topic import AuditTopic, numbered
 
 MakeTopic = Callable[..., AuditTopic]

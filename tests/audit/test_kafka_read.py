@@ -20,11 +20,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from delaywheel_audit.kafka_errors import KafkaSourceError, Reason
-from delaywheel_audit.kafka_options import SourceOptions
-from delaywheel_audit.kafka_plan import Plan, Slice
-from delaywheel_audit.kafka_read import read_slice
-from local.kafka import KafkaBroker
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
+from delaywheel_audit.kafka.options import SourceOptions
+from delaywheel_audit.kafka.plan import Plan, Slice
+from delaywheel_audit.kafka.read import read_slice
+from local.loopback.kafka import KafkaBroker
 from support.audit_topic import AuditTopic, numbered, only_slice
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import create_topic

@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_audit.kafka_errors import KafkaSourceError, Reason
-from delaywheel_audit.kafka_options import SourceOptions
-from delaywheel_audit.kafka_read import read_slice
-from delaywheel_audit.kafka_source import pin
-from local.kafka import KafkaBroker, free_ports
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
+from delaywheel_audit.kafka.options import SourceOptions
+from delaywheel_audit.kafka.read import read_slice
+from delaywheel_audit.kafka.source import pin
+from local.loopback.kafka import KafkaBroker, free_ports
 from support.audit_topic import numbered
 
 pytestmark = pytest.mark.kafka

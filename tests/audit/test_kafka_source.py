@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from delaywheel_audit.inputs import KafkaPlace
-from delaywheel_audit.kafka_columns import schema_of
-from delaywheel_audit.kafka_errors import KafkaSourceError, Reason, reason_of
-from delaywheel_audit.kafka_plan import Plan
-from delaywheel_audit.kafka_source import FORMAT, all_columns, archive_in, register
-from delaywheel_audit.ledger_files import END_MS
-from delaywheel_audit.retention import Deleted, deleted
+from delaywheel_audit.kafka.columns import schema_of
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason, reason_of
+from delaywheel_audit.kafka.plan import Plan
+from delaywheel_audit.kafka.source import FORMAT, all_columns, archive_in, register
+from delaywheel_audit.matching.retention import Deleted, deleted
+from delaywheel_audit.sources.inputs import KafkaPlace
+from delaywheel_audit.sources.ledger_files import END_MS
 from support.audit_topic import AuditTopic, numbered
 
 pytestmark = pytest.mark.kafka
@@ -74,7 +74,7 @@ def test_the_package_is_sent_in_one_file(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.strip() == f"{archive}/delaywheel_audit/__init__.py"
-    assert "delaywheel_audit/kafka_source.py" in zipfile.ZipFile(archive).namelist()
+    assert "delaywheel_audit/kafka/source.py" in zipfile.ZipFile(archive).namelist()
 
 
 def test_all_columns_of_all_partitions(topic: MakeTopic, load: Load) -> None:

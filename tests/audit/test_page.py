@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import platform
 import re
 from html.parser import HTMLParser
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_audit import terminal
-from delaywheel_audit.findings import KINDS
+from delaywheel_audit.matching.findings import KINDS
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page import write_page
 from delaywheel_audit.page.bins import GREATEST, SUMS, merge
 from delaywheel_audit.page.markup import el, to_html, visible
@@ -23,7 +26,6 @@ from delaywheel_audit.page.plots import counts_plot, spans_plot
 from delaywheel_audit.page.scales import HEIGHT, Linear, Spans, count_ticks, time_step, time_ticks
 from delaywheel_audit.page.verdict import difference, equation, verdict
 from delaywheel_audit.page.words import PARTS, clock, moment, short_moment, span
-from delaywheel_audit.summary import Summary
 
 NOON = 1_795_262_400_000  # 2026-11-21 12:00 UTC
 MINUTE = 60_000
@@ -164,6 +166,37 @@ def test_an_unbalanced_page_names_what_is_wrong_and_each_message() -> None:
     for part in f"{KINDS['missing'].then}`{KINDS['duplicated'].means}".split("`"):
         assert re.sub(r"\s+", "", part) in plain
     assert "`" not in page.text
+
+
+def test_findings_stand_before_the_plots_and_who_made_it_at_the_foot() -> None:
+    buckets = [bucket(NOON, missing=1)]
+    text, page = page_of(buckets, [finding("missing")])
+    order = [text.index(f">{part}</h2>") for part in ("Findings", "By topic", "Over time")]
+    assert order == sorted(order)
+    foot = text[text.index("<footer") :]
+    for told in (f"delaywheel {version('delaywheel')}", platform.node(), "--from 2026-11-21T12"):
+        assert told in foot
+    assert text.count("delaywheel reconcile --from") == 1
+    assert "Records of the ledger by when they were due" in page.text
+
+
+def test_what_there_is_none_of_takes_no_column() -> None:
+    table = page_of([bucket(NOON, missing=1)], [])[0].partition("Records by topic")[2]
+    heads = re.findall(r">([a-z0-9 ]+)</th>", table.partition("</thead>")[0])
+    assert heads[:4] == ["topic", "accepted", "forwarded", "missing"]
+    assert not {"lost", "pending", "early", "acknowledged"} & set(heads)
+
+
+def test_a_colour_has_one_meaning() -> None:
+    text, _ = page_of([], [])
+    dark = text.index("prefers-color-scheme: dark")
+    for theme in (text[:dark], text[dark:]):
+        found = re.findall(r"--([a-z_0-9]+): (#[0-9a-f]{3,6});", theme)
+        colours = {name: colour for name, colour in found if name in {*PARTS, "good", "bad"}}
+        assert len(set(colours.values())) == len(PARTS) + 2, colours
+        inks = {colour for name, colour in found if name in {"p50", "p99", "max"}}
+        assert len(inks) == 3
+        assert not inks & set(colours.values())
 
 
 def test_numbers_of_the_page_are_the_summarys() -> None:

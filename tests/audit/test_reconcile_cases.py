@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.control import Done
-from delaywheel_audit.ledger_files import END_MS, Extent, Hole
-from delaywheel_audit.reconcile import Books, Inputs, outcomes_schema, reconcile
-from delaywheel_audit.retention import Deleted
-from delaywheel_audit.terms import Facts, Terms
+from delaywheel_audit.kafka.control import Done
+from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
+from delaywheel_audit.matching.retention import Deleted
+from delaywheel_audit.matching.terms import Facts, Terms
+from delaywheel_audit.sources.ledger_files import END_MS, Extent, Hole
 
 pytestmark = pytest.mark.spark
 

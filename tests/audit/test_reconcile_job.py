@@ -12,13 +12,13 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from delaywheel_audit.inputs import KafkaPlace
 from delaywheel_audit.job import CouldNotRun, run
+from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
-from delaywheel_audit.summary import COUNTS, Summary
-from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_audit.sources.inputs import KafkaPlace
+from delaywheel_replica.kafka_settings import KafkaNames
 from local.books import make
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 

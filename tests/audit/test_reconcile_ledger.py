@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_audit.ledger_files import (
+from delaywheel_audit.sources.ledger_files import (
     HOUR_MS,
     Hole,
     LedgerFile,
@@ -21,7 +21,7 @@ from delaywheel_audit.ledger_files import (
     Listing,
     parse_path,
 )
-from delaywheel_replica.server.ledger_place import SCHEMA
+from delaywheel_replica.server.ledger.place import SCHEMA
 
 HOUR = 500_000 * HOUR_MS
 WHEEL = WheelId("n1", 1)

@@ -9,11 +9,11 @@ from unittest.mock import MagicMock
 import pytest
 
 from delaywheel_audit import job
-from delaywheel_audit.hiding import shown_command
-from delaywheel_audit.ledger_files import LedgerFolder, LedgerUnreadableError
+from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
 from delaywheel_audit.output import Output, OutputUnwritableError
-from delaywheel_audit.summary import COUNTS, Summary
+from delaywheel_audit.sources.hiding import shown_command
+from delaywheel_audit.sources.ledger_files import LedgerFolder, LedgerUnreadableError
 from delaywheel_audit.terminal import print_summary
 
 SECRET = "h1dd3n"
@@ -33,8 +33,8 @@ def test_a_command_is_shown_without_secrets() -> None:
         ]
     )
     assert shown == (
-        "reconcile --kafka k:9093 --cluster c --kafka-setting 'sasl.password=***' "
-        "'--kafka-setting=ssl.key.password=***' '--kafka-setting=SASL.JAAS.config=***' "
+        "reconcile --kafka k:9093 --cluster c --kafka-setting 'sasl.password=********' "
+        "'--kafka-setting=ssl.key.password=********' '--kafka-setting=SASL.JAAS.config=********' "
         "--kafka-setting sasl.username=me --kafka-setting=client.id=a "
         "--ledger s3://bucket/books --output=s3a://results/run"
     )

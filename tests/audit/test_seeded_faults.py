@@ -16,9 +16,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from delaywheel_audit import job
+from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
-from delaywheel_audit.summary import COUNTS, Summary
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.seeded_books import INTERVAL_MS, Found
 from support.seeded_run import HOUR_MS, LATE_TOLERANCE_MS, SeededRun
 

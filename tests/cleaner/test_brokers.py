@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel_replica.cleaner.brokers import control_warnings
+from delaywheel_replica.cleaner.kafka.brokers import control_warnings
 
 
 @pytest.mark.parametrize(

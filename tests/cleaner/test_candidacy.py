@@ -8,8 +8,8 @@ from typing import TypeVar
 import pytest
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlNotReadInTime,
     ControlUnreadable,
@@ -19,9 +19,9 @@ from delaywheel_replica.cleaner.ports import (
     Refusal,
     StoredRecord,
 )
-from delaywheel_replica.core.control import NodeRecord, leader_record, node_record
-from delaywheel_replica.core.election_events import ControlRead, Event, ReadFailed
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.election.events import ControlRead, Event, ReadFailed
+from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from support.service import wait_until
 
 T = TypeVar("T")

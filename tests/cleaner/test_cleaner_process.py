@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner import settings as settings_module
-from delaywheel_replica.cleaner.ports import IDS, Record
-from delaywheel_replica.cleaner.producers import LeaderProducers
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
-from delaywheel_replica.core.control import REMOVED, NodeRecord, node_record
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica import kafka_settings as settings_module
+from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.outside.ports import IDS, Record
+from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import NodeStorage
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.cleaner_world import STORAGE, World, now_ms, sent
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 from support.kafka_proxy import KafkaProxy

@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 from structlog.testing import capture_logs
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.client_log import AGAIN_S, LOGGER, ClientLog
+from delaywheel_replica.cleaner.kafka.client_log import AGAIN_S, LOGGER, ClientLog
 from delaywheel_replica.cleaner.office_log import DEAD_AGAIN_S, FAILED_AGAIN_S, OfficeLog
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
-from delaywheel_replica.core.election_events import Phase, Reason
-from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.election.events import Phase, Reason
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 
 class Clock:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import condemn
-from delaywheel_replica.cleaner.outcomes import DeadReason, dead_letter, forwarded
-from delaywheel_replica.cleaner.ports import HEADER_CUT_OFF, RefusedRecord
-from delaywheel_replica.cleaner.producers import TransactionalProducer
-from delaywheel_replica.cleaner.rows import ABSENT, DueMessage
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
+from delaywheel_replica.cleaner.delivery.dead_letters import condemn
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, dead_letter, forwarded
+from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage
+from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
+from delaywheel_replica.cleaner.outside.ports import HEADER_CUT_OFF, RefusedRecord
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from support.due_rows import due_rows
 
 NAMES = KafkaNames("c")
 
@@ -22,7 +23,7 @@ def test_it_is_not_produced_cut_off_but_becomes_a_dead_letter() -> None:
     settings = KafkaSettings(NAMES, {"bootstrap.servers": "127.0.0.1:1"})
     producer = TransactionalProducer(settings, "id", log_level=0)
     messages = [due(("a\0b", b"1")), due(("a", b"1"), ("\0", None))]
-    refused = producer.write(forwarded(messages, 1))
+    refused = producer.write(forwarded(due_rows(messages), 1))
     assert refused == [RefusedRecord(0, HEADER_CUT_OFF), RefusedRecord(1, HEADER_CUT_OFF)]
     assert not producer.failed, "the transaction is none the worse"
     condemned = condemn(due(("a\0b", b"1")), refused[0].reason)

@@ -11,9 +11,10 @@ import pytest
 from confluent_kafka import Message
 from structlog.testing import capture_logs
 
-from delaywheel_replica.cleaner import deadletters, troubles
-from delaywheel_replica.cleaner.settings import KafkaNames
-from local.kafka import KafkaBroker
+from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
+from delaywheel_replica.cleaner.delivery import troubles
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
 from support.cleaner_world import World, sent
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 from support.kafka_proxy import KafkaProxy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaywheel_replica.cleaner.dead_news import UNTOLD_AT_MOST, DeadNews
+from delaywheel_replica.cleaner.delivery.dead_news import UNTOLD_AT_MOST, DeadNews
 from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, encode
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.follower import ANEW_AFTER_S, KEPT_S, ControlFollower
-from delaywheel_replica.cleaner.ports import ControlNotReadInTime, ControlUnreadable, StoredRecord
-from delaywheel_replica.core.control import (
+from delaywheel_replica.cleaner.kafka.follower import ANEW_AFTER_S, KEPT_S, ControlFollower
+from delaywheel_replica.cleaner.outside.ports import (
+    ControlNotReadInTime,
+    ControlUnreadable,
+    StoredRecord,
+)
+from delaywheel_replica.core.protocol.control import (
     ControlRecord,
     WheelRecord,
     progress_record,
     wheel_record,
 )
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.protocol.progress import Progress
 
 C1, C2 = WheelId("c", 1), WheelId("c", 2)
 RECORD = WheelRecord({"c": "disk-c"}, 1, 1_000)

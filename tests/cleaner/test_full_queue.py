@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
-from delaywheel_replica.cleaner.ports import Record, RefusedRecord
-from delaywheel_replica.cleaner.producers import TransactionalProducer
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
+from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
+from delaywheel_replica.cleaner.outside.ports import Record, RefusedRecord
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 CLIENT = {"bootstrap.servers": "127.0.0.1:1", "queue.buffering.max.kbytes": "512"}
 

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
 from delaywheel.identity import WheelId
-from delaywheel.index import ROWS_PER_SEGMENT
-from delaywheel.rows import HOLE_ROW
-from delaywheel_replica.cleaner.given_up import (
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel_replica.cleaner.due.given_up import (
     FRAMES_AT_ONCE,
     ROWS_AT_ONCE,
     LostFrames,
     joined,
     look_at,
 )
-from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)

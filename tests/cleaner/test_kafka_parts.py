@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import DeadLetters, Hold, Plan
-from delaywheel_replica.cleaner.forward import _batches
-from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, DeadReason, forwarded
-from delaywheel_replica.cleaner.rows import DueRows
-from delaywheel_replica.cleaner.selection import DueReader
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings, refused
-from delaywheel_replica.cleaner.topics import Limits, Topic, TopicState
-from delaywheel_replica.cleaner.trials import Findings, place_of
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.cleaner.delivery.bisection import Findings, place_of
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.forward import _batches
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
+from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames, KafkaSettings, refused
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 WHEEL = WheelId("n1", 1)
@@ -111,7 +111,7 @@ class Topics:
         self.asked += names
 
 
-class Trials:
+class Bisection:
     """Searches that a test finishes."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Clock:
         return self.now
 
 
-def judge(topics: Topics, trials: Trials, clock: Clock) -> DeadLetters:
+def judge(topics: Topics, trials: Bisection, clock: Clock) -> DeadLetters:
     return DeadLetters(
         topics, trials, compresses=False, batch_size_bytes=1_000_000, monotonic=clock
     )
@@ -144,7 +144,7 @@ def planned(result: Plan | Hold) -> tuple[int, list[DeadReason]]:
 
 def test_an_unknown_topic_is_waited_for_and_then_tried(wheels: Wheels) -> None:
     topics, clock = Topics(), Clock()
-    judging = judge(topics, Trials(), clock)
+    judging = judge(topics, Bisection(), clock)
     rows = due_rows(wheels, [row(1)])
     assert isinstance(judging.plan(rows), Hold)
     clock.now += 4.9
@@ -172,7 +172,7 @@ def test_each_reason_that_is_seen_before(wheels: Wheels) -> None:
         row(7, "dated", timestamp_ms=now_ms + 60_000),
         row(8, partition=3),
     ]
-    plan = judge(topics, Trials(), Clock()).plan(due_rows(wheels, rows))
+    plan = judge(topics, Bisection(), Clock()).plan(due_rows(wheels, rows))
     assert isinstance(plan, Plan)
     assert {int.from_bytes(c.message.id): c.reason for c in plan.dead} == {
         2: DeadReason.TOPIC_MISSING,
@@ -187,7 +187,7 @@ def test_each_reason_that_is_seen_before(wheels: Wheels) -> None:
 
 
 def test_after_a_failure_a_search_says_who_was_guilty(wheels: Wheels) -> None:
-    topics, trials, clock = Topics(a=PRESENT, b=PRESENT), Trials(), Clock()
+    topics, trials, clock = Topics(a=PRESENT, b=PRESENT), Bisection(), Clock()
     judging = judge(topics, trials, clock)
     rows = due_rows(wheels, [row(1), row(2), row(3, "b")])
     judging.failed(rows)
@@ -203,7 +203,7 @@ def test_after_a_failure_a_search_says_who_was_guilty(wheels: Wheels) -> None:
 
 
 def test_a_search_that_finds_nothing_has_the_clients_look_again(wheels: Wheels) -> None:
-    trials = Trials()
+    trials = Bisection()
     judging = judge(Topics(a=PRESENT), trials, Clock())
     rows = due_rows(wheels, [row(1)])
     judging.failed(rows)
@@ -215,7 +215,7 @@ def test_a_search_that_finds_nothing_has_the_clients_look_again(wheels: Wheels) 
 
 
 def test_a_topic_that_takes_nothing_holds_up_the_others_once(wheels: Wheels) -> None:
-    trials, clock = Trials(), Clock()
+    trials, clock = Bisection(), Clock()
     judging = judge(Topics(a=PRESENT, b=PRESENT), trials, clock)
     rows = due_rows(wheels, [row(1), row(2, "b")])
     judging.failed(rows)
@@ -243,7 +243,7 @@ def test_a_topic_that_takes_nothing_holds_up_the_others_once(wheels: Wheels) -> 
 
 def test_a_topic_without_a_leader_comes_back_when_kafka_says_so(wheels: Wheels) -> None:
     topics, clock = Topics(a=Topic(TopicState.LEADERLESS, 0.0, partitions=1)), Clock()
-    judging = judge(topics, Trials(), clock)
+    judging = judge(topics, Bisection(), clock)
     rows = due_rows(wheels, [row(1)])
     assert isinstance(judging.plan(rows), Hold)
     clock.now += 5

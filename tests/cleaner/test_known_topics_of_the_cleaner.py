@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from delaywheel_replica.cleaner.ports import KafkaAway
-from delaywheel_replica.cleaner.topics import (
+from delaywheel_replica.cleaner.delivery.topics import (
     CALLERS_AT_MOST,
     CALLERS_WAIT_S,
     CHUNK,
@@ -21,6 +20,7 @@ from delaywheel_replica.cleaner.topics import (
     Limits,
     TopicState,
 )
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
 
 CALL_S = 0.05
 THERE = Described(TopicState.PRESENT, 3)

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import DeadLetters, Plan
-from delaywheel_replica.cleaner.forward import Forwarder, Planned
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.due.rows import RECORD, DroppedRows, DueRows
+from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.lateness import Lateness
-from delaywheel_replica.cleaner.outcomes import DeadReason
-from delaywheel_replica.cleaner.ports import Record, RefusedRecord
-from delaywheel_replica.cleaner.rows import RECORD, DroppedRows, DueRows
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.cleaner.steps import Step
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.duties import Cluster
-from delaywheel_replica.core.histogram import LATENESS_BOUNDS_US, Tally
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.cleaner.outside.ports import Record, RefusedRecord
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US, Tally
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
 
 DUE_MS = 1_700_000_000_000
 

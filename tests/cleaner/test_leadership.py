@@ -15,18 +15,18 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import LOOK_AGAIN_S
-from delaywheel_replica.cleaner.ports import IDS, Record, Refusal
-from delaywheel_replica.core.beat import Fence, FenceAnswer
-from delaywheel_replica.core.control import (
+from delaywheel_replica.cleaner.outside.ports import IDS, Record, Refusal
+from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
+from delaywheel_replica.core.leader.failure_detector import SILENT_MS
+from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlRecord,
     leader_record,
     progress_record,
 )
-from delaywheel_replica.core.election import MIN_SILENCE_MS, PATIENCE
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.silence import SILENT_MS
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from sim.kafka_log import TOMBSTONE_US
 from sim.kafka_ports import SimKafkaClient
 from support.core_values import beat, wheel_beat

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel_replica.cleaner.ports import IDS, Record
-from delaywheel_replica.core.control import leader_record, progress_record
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.cleaner.outside.ports import IDS, Record
+from delaywheel_replica.core.protocol.control import leader_record, progress_record
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import Role
 from support.place import NAMES, Place
 
 DAY_MS = 86_400_000

@@ -12,24 +12,24 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import DeadLetters, Plan
-from delaywheel_replica.cleaner.forward import Forwarder
-from delaywheel_replica.cleaner.rows import DueRows
-from delaywheel_replica.cleaner.selection import DueReader
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import (
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.core.leader.duties import Cluster, Situation
+from delaywheel_replica.core.leader.holders import holds_progress, takeable
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
     WheelRecord,
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.duties import Cluster, Situation
-from delaywheel_replica.core.frames import FrameName
-from delaywheel_replica.core.holding import holds_progress, takeable
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.protocol.frames import FrameName
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
 from support.committing import CommittingProducers
 from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 from support.due_wheels import Sent, Wheels, wheels_in_memory

@@ -15,30 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import Condemned, DeadLetters, Plan
-from delaywheel_replica.cleaner.forward import Forwarder
-from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, DeadReason, batch_bytes
-from delaywheel_replica.cleaner.outcomes import dead_letter as dead_letter_of
-from delaywheel_replica.cleaner.outcomes import forwarded as forwarded_of
-from delaywheel_replica.cleaner.ports import Record
-from delaywheel_replica.cleaner.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.selection import DueReader
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.control import (
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, batch_bytes
+from delaywheel_replica.cleaner.delivery.outcomes import dead_letter as dead_letter_of
+from delaywheel_replica.cleaner.delivery.outcomes import forwarded as forwarded_of
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.core.leader.duties import Cluster, Situation
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
     lost_record,
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.duties import Cluster, Situation
-from delaywheel_replica.core.frames import FrameRange, FrameSet
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from support.committing import CommittingProducers
 from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
+from support.due_rows import due_rows
 from support.due_wheels import Sent, Wheels, wheels_in_memory
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
@@ -335,13 +336,19 @@ def due_message(timestamp_ms: int) -> DueMessage:
 
 
 def test_only_a_message_with_a_time_of_its_own_says_when_it_was_forwarded() -> None:
-    plain, dated = forwarded_of([due_message(-1), due_message(5)], NOW_MS + 7)
+    plain, dated = forwarded_of(due_rows([due_message(-1), due_message(5)]), NOW_MS + 7)
     assert [name for name, _ in plain.headers] == [
         "own",
         "dw-id",
         "dw-due",
         "dw-accepted",
         "dw-wheel",
+    ]
+    assert plain.headers[1:] == [
+        ("dw-id", b"0" * 32),
+        ("dw-due", b"%d" % NOW_MS),
+        ("dw-accepted", b"1"),
+        ("dw-wheel", b"a.1"),
     ]
     assert dated.headers[:-1] == plain.headers
     assert dated.headers[-1] == ("dw-forwarded", b"1700000000007")
@@ -356,5 +363,5 @@ def test_the_room_of_a_message_is_enough_for_all_headers() -> None:
     longest = due_message(1)._replace(
         headers=[], due_ms=1 << 62, accepted_at_ms=1 << 62, wheel=wheel, timestamp_ms=5
     )
-    (record,) = forwarded_of([longest], 1 << 62)
+    (record,) = forwarded_of(due_rows([longest]), 1 << 62)
     assert batch_bytes(record) - len(b"kv") <= FORWARD_ROOM_BYTES

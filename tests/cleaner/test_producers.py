@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_replica.cleaner.brokers import check_brokers, ensure_topics
-from delaywheel_replica.cleaner.control_topic import ControlReader
-from delaywheel_replica.cleaner.ports import IDS, Ended, Record, StoredRecord
-from delaywheel_replica.cleaner.producers import LeaderProducers
-from delaywheel_replica.cleaner.settings import KafkaNames, KafkaSettings
-from delaywheel_replica.core.reports import Verdict
-from local.kafka import KafkaBroker
+from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics
+from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
+from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, StoredRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from local.loopback.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import create_topic, delete_topic, read_all
 

@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 
-from delaywheel import index
-from delaywheel.disk import PosixFile
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner import loading, selection, tail, window
-from delaywheel_replica.cleaner.kept import Bound
-from delaywheel_replica.cleaner.rows import DueMessage, Outcome
-from delaywheel_replica.cleaner.selection import Step
+from delaywheel.storage.files import index
+from delaywheel.storage.folder.disk import PosixFile
+from delaywheel_replica.cleaner.due import loading, tail, window
+from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due.kept_seconds import Bound
+from delaywheel_replica.cleaner.due.reader import Step
+from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
 from support.descriptors import open_files
 from support.due_leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due_oracle import as_message, verdicts

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel_replica.cleaner import duplicates
-from delaywheel_replica.cleaner.duplicates import (
+from delaywheel_replica.cleaner.due import duplicates
+from delaywheel_replica.cleaner.due.duplicates import (
     contents_differ,
     first_of_equals,
     mix_keys,
     spread_ranges,
 )
-from delaywheel_replica.cleaner.rows import RECORD
+from delaywheel_replica.cleaner.due.rows import RECORD
 
 ranges = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=8)
 contents = st.tuples(

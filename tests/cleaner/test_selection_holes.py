@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
 from delaywheel.identity import WheelId
-from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
-from delaywheel.tablewriter import SlotTable
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.writing.table_writer import SlotTable
 from support.due_leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
 from support.due_wheels import Wheels, wheels_in_memory
 

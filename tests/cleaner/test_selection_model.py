@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from numpy.typing import NDArray
 
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner import loading, seconds, selection
-from delaywheel_replica.cleaner.selection import LOOK_AGAIN_MS, DueReader, Step
-from delaywheel_replica.core.frames import NO_FRAMES
-from delaywheel_replica.core.progress import Progress, violations
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.cleaner.due import loading, seconds
+from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due.reader import LOOK_AGAIN_MS, DueReader, Step
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.progress import Progress, violations
 from support.due_oracle import as_message, verdicts
 from support.due_wheels import Sent, Written, wheels_in_memory
 from support.whenever import Whenever

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from delaywheel import layout
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.rows import Outcome
-from delaywheel_replica.core.progress import Progress, violations
+from delaywheel.storage.folder import layout
+from delaywheel_replica.cleaner.due.rows import Outcome
+from delaywheel_replica.core.protocol.progress import Progress, violations
 from support.due_leader import SECOND, START_MS, Leader, message, numbers
 from support.due_wheels import Wheels, wheels_in_memory
 

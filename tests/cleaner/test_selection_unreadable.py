@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.disk import PosixDisk, PosixFile
 from delaywheel.identity import WheelId
-from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
-from delaywheel_replica.cleaner.given_up import LostFrames
-from delaywheel_replica.core.frames import FrameSet
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk, PosixFile
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel_replica.cleaner.due.given_up import LostFrames
+from delaywheel_replica.core.protocol.frames import FrameSet
 from support.due_leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
 from support.due_wheels import Wheels, wheels_in_memory
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.row import RowWriter
+from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.core.status import ServerStatus
+from delaywheel_replica.core.protocol.status_files import ServerStatus
 from support.core_values import beat
 
 BOOT = "this boot"

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel_replica.cleaner.telling import STAMP_S, Telling, Waiting
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.cleaner.leadership import View
+from delaywheel_replica.cleaner.row_keeper import (
+    HASTE_S,
+    QUIET_ROW_S,
+    ROW_S,
+    STAMP_S,
+    News,
+    RowKeeper,
+    Waiting,
+)
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 
 STAMP_MS = round(STAMP_S * 1000)
 
@@ -17,7 +28,7 @@ class Row:
         self.written: list[CleanerStatus] = []
         self.now_ms = 5_000
         self.waiting: Waiting | None = None
-        self.telling = Telling(self.written.append, lambda: self.waiting, self)
+        self.telling = RowKeeper(self.written.append, lambda: self.waiting, self)
 
     def monotonic_ms(self) -> int:
         return self.now_ms
@@ -80,3 +91,71 @@ def test_a_new_word_of_the_main_thread_is_not_overwritten_by_its_old_one(row: Ro
     row.tell(Role.STANDBY)
     assert not row.stamps(0)
     assert row.written[-1].role is Role.STANDBY
+
+
+class Sayings:
+    """What the main thread of a leader sees, turn by turn; how often it writes the row."""
+
+    def __init__(self) -> None:
+        self.news = News()
+        self.now_s = 100.0
+        self.due_ms = 0
+        self.role = Role.LEADING
+        self.written: list[bool] = []
+        self.turn(0)
+
+    def turn(self, after_s: float, *, commits: bool = False, late_ms: int = 0) -> bool:
+        """Whether it writes; `written` says whether with anything new."""
+        self.now_s += after_s
+        self.due_ms += commits
+        state = ControlState(progress=Progress(due_ms=self.due_ms, position=None))
+        view = View(self.role, 1, None, state, 0, late_ms, None)
+        writes, is_new = self.news.look(view, self.now_s)
+        if writes:
+            self.written.append(is_new)
+        return writes
+
+
+@pytest.fixture
+def said() -> Sayings:
+    return Sayings()
+
+
+def test_progress_that_nobody_waits_for_is_told_ten_times_a_second(said: Sayings) -> None:
+    for _ in range(100):
+        said.turn(0.01, commits=True)
+    assert 9 <= len(said.written) - 1 <= 11
+    assert all(said.written)
+
+
+def test_whoever_asked_for_a_commit_is_told_each_at_once_and_only_for_a_while(
+    said: Sayings,
+) -> None:
+    assert not said.turn(0.01, commits=True)
+    said.news.ask(said.now_s)
+    assert said.turn(0.001), "what was committed meanwhile too"
+    assert not said.turn(0.001), "nothing is new"
+    assert said.turn(0.001, commits=True)
+    said.turn(HASTE_S)
+    assert not said.turn(0.01, commits=True)
+
+
+def test_a_change_of_anything_else_is_told_at_once(said: Sayings) -> None:
+    assert not said.turn(0.01, commits=True, late_ms=50)
+    said.role = Role.STANDBY
+    assert said.turn(0.001)
+    assert said.written == [True, True]
+
+
+def test_a_row_is_never_old_though_nothing_changes(said: Sayings) -> None:
+    assert said.news.rest_s(said.now_s) == pytest.approx(QUIET_ROW_S)
+    assert not said.turn(QUIET_ROW_S / 2)
+    assert said.news.rest_s(said.now_s) > 0, "it rests"
+    assert said.turn(said.news.rest_s(said.now_s) + 1e-6)
+    assert said.written == [True, False]
+
+
+def test_progress_that_waits_to_be_told_ends_the_rest(said: Sayings) -> None:
+    assert not said.turn(0.01, commits=True)
+    assert said.news.rest_s(said.now_s) == pytest.approx(ROW_S - 0.01)
+    assert said.turn(said.news.rest_s(said.now_s) + 1e-6)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.deadletters import FRESH_S, DeadLetters, Hold, Plan
-from delaywheel_replica.cleaner.outcomes import DeadReason
-from delaywheel_replica.cleaner.rows import RECORD, DueRows
-from delaywheel_replica.cleaner.topics import Limits, Topic, TopicState
-from delaywheel_replica.cleaner.trials import Findings
-from delaywheel_replica.cleaner.troubles import PATIENCE_S, RECENT_S, REGAIN_S
+from delaywheel_replica.cleaner.delivery.bisection import Findings
+from delaywheel_replica.cleaner.delivery.dead_letters import FRESH_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
+from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
+from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 
 TURN_S = 0.1
 LIMITS = Limits(100_000)

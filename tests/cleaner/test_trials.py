@@ -8,11 +8,11 @@ from typing import TypeVar
 import numpy as np
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.clocks import SystemClock
-from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
-from delaywheel_replica.cleaner.rows import RECORD, DueRows
-from delaywheel_replica.cleaner.trials import Findings, Trials
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.cleaner.delivery.bisection import Bisection, Findings
+from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
+from delaywheel_replica.cleaner.outside.clocks import SystemClock
+from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 T = TypeVar("T")
 FENCED = "_FENCED: another producer"
@@ -58,7 +58,7 @@ class Brokers:
         records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
         records["partition"] = -1
         rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
-        trials = Trials(self.producer, "outcomes", runner=AtOnce(), clock=SystemClock())
+        trials = Bisection(self.producer, "outcomes", runner=AtOnce(), clock=SystemClock())
         return trials.search(rows).result(0)
 
 

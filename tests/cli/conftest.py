@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,11 @@ from support.scripted_node import ScriptedNode
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("DELAYWHEEL_SERVER", "DELAYWHEEL_CONFIG", "DELAYWHEEL_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     return Command(capsys)

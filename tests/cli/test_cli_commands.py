@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.metadata import EntryPoint
+from inspect import signature
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-import typer
 
 from delaywheel_replica.cli import app as app_module
+from delaywheel_replica.cli import parsing as cli
 from delaywheel_replica.cli.commands import COMMANDS as OURS
-from delaywheel_replica.cli.commands import PLUGIN_GROUP, loaded
+from delaywheel_replica.cli.commands import PLUGIN_GROUP
 from support.command import Command
+
+ROOT = Path(__file__).parents[2]
 
 COMMANDS = {
     "serve",
@@ -27,39 +35,90 @@ COMMANDS = {
     "config check",
     "config show",
     "clock set-back",
+    "completion",
+    "topic create",
     "node replace",
     "node remove",
 }
 
 
-def all_commands() -> Iterator[str]:
-    for name in OURS:
-        command = loaded(name)
-        inside = getattr(command, "commands", None)
-        yield from [name] if inside is None else [f"{name} {inner}" for inner in inside]
+def commands() -> Iterator[tuple[str, cli.Command]]:
+    for name, command in OURS.items():
+        if isinstance(command, cli.Group):
+            yield from ((f"{name} {inner}", one) for inner, one in command.commands.items())
+        else:
+            yield name, command
+
+
+EACH = [pytest.param(name, command, id=name) for name, command in commands()]
 
 
 def test_these_are_the_commands() -> None:
-    assert set(all_commands()) == COMMANDS
+    assert {name for name, _ in commands()} == COMMANDS
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_the_list_of_all_commands_tells_what_their_own_help_begins_with(name: str) -> None:
-    assert OURS[name].text == loaded(name).help.partition("\n\n")[0].replace("\n", " ")
+@pytest.mark.parametrize(("name", "asked"), EACH)
+def test_what_a_command_is_told_is_what_its_function_takes(name: str, asked: cli.Command) -> None:
+    module, _, function = asked.run.partition(":")
+    takes = signature(getattr(import_module(module), function)).parameters
+    arguments = {action.dest for action in cli.Parser(name, asked).declared} - {"help"}
+    assert arguments == set(takes)
 
 
-def test_help_and_version_need_nothing_of_what_commands_need() -> None:
+HEAVY = {
+    *("grpc", "numpy", "pydantic", "confluent_kafka", "pyarrow", "pyspark", "structlog", "rich"),
+    *("asyncio", "google.protobuf", "unittest", "delaywheel_proto"),
+}
+LIGHT = [
+    ("--version",),
+    ("--help",),
+    *((*name.split(), "--help") for name in ("status", "slots", "produce", "config show")),
+    ("reconcile", "--help"),
+    ("complete", "delaywheel st", ":="),
+    ("complete", "delaywheel serve --set sp", ":="),
+    ("complete", "delaywheel produce orders --level 1", ":="),
+    ("complete", "delaywheel reconcile --kafka-", ":="),
+]
+
+
+@pytest.mark.parametrize("asked", LIGHT, ids=" ".join)
+def test_help_version_and_completion_need_nothing_of_what_commands_need(
+    asked: tuple[str, ...],
+) -> None:
     """A shell's completion asks at each key."""
-    heavy = {"grpc", "numpy", "pydantic", "confluent_kafka", "pyarrow", "structlog", "asyncio"}
     told = "import sys; from delaywheel_replica.cli.app import main\n"
     told += "try: main(sys.argv[1:])\nexcept SystemExit: print('have', *sys.modules)\n"
-    for asked in ("--version", "--help"):
-        ended = subprocess.run(
-            [sys.executable, "-c", told, asked], capture_output=True, text=True, check=True
-        )
-        *shown, have = ended.stdout.splitlines()
-        assert shown
-        assert not heavy & set(have.split())
+    ended = subprocess.run(
+        [sys.executable, "-c", told, *asked], capture_output=True, text=True, check=True
+    )
+    *shown, have = ended.stdout.splitlines()
+    assert shown
+    assert not HEAVY & set(have.split())
+
+
+@pytest.mark.parametrize(("name", "asked"), EACH)
+def test_examples_are_command_lines_that_can_be_read(name: str, asked: cli.Command) -> None:
+    joined = asked.examples.replace("\\\n", " ")
+    lines = [line.strip() for line in joined.splitlines() if f"delaywheel {name}" in line]
+    assert lines
+    for line in lines:
+        said = line.partition(f"delaywheel {name}")[2]
+        words = shlex.split(re.split(r"\)$|[|<>]", said)[0].replace('"$handle"', "h"))
+        there = {"/var/lib/delaywheel": str(ROOT), "orders.txt": str(ROOT / "LICENSE")}
+        words = [there.get(word, word) for word in words]
+        cli.Parser(name, asked).read(words)
+
+
+@pytest.mark.parametrize(("name", "asked"), EACH)
+def test_help_has_no_broken_paragraphs(
+    name: str, asked: cli.Command, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = command(*name.split(), "--help").out
+    assert all(len(line) <= 80 for line in told.partition("Examples:")[0].splitlines())
+    for paragraph in (asked.text, asked.more):
+        assert " ".join(paragraph.split()) in " ".join(told.split())
+    assert "Examples:\n  " in told
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -69,7 +128,7 @@ def test_command_is_documented(name: str, command: Command) -> None:
     assert f"Usage: delaywheel {name}" in ended.out
 
 
-READING = sorted(COMMANDS - {"serve", "config check"})
+READING = sorted(COMMANDS - {"serve", "config check", "completion", "topic create"})
 
 
 @pytest.mark.parametrize("name", READING)
@@ -99,29 +158,19 @@ def test_without_a_command_help_is_shown(command: Command) -> None:
 
 
 def test_commands_of_other_packages_join(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin = typer.Typer(help="Keeps the books.")
-
-    @plugin.command()
-    def audit() -> None:
-        """Audits."""
-        print("audited")  # noqa: T201 - what a command does
-
-    @plugin.callback()
-    def books() -> None:
-        """Keeps the books."""
-
     class Entry:
         name = "books"
 
-        def load(self) -> typer.Typer:
-            return plugin
+        def load(self) -> cli.Command:
+            return cli.Command("Keeps the books.", f"{__name__}:books", lambda _: None)
 
     def entry_points(*, group: str) -> list[Entry]:
         return [Entry()] if group == "delaywheel.commands" else []
 
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(books=lambda: 7))
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
-    assert command("books", "audit").out == "audited\n"
-    assert "books" in command("--help").out
+    assert command("books").code == 7
+    assert "Keeps the books." in command("--help").out
 
 
 def test_entry_point_group_is_what_packages_name() -> None:
@@ -142,6 +191,18 @@ def test_nobody_there_is_unavailable_by_name(command: Command) -> None:
     assert "Traceback" not in ended.err
 
 
+def test_a_command_mistyped_is_guessed(command: Command) -> None:
+    assert command("stauts").err == (
+        "error: USAGE: no command 'stauts': did you mean status? (delaywheel --help)\n"
+    )
+    assert "did you mean set-back?" in command("clock", "setback").err
+
+
+def test_options_stand_anywhere(command: Command) -> None:
+    ended = command("get", "--server", "127.0.0.1:1", "n1.1:5:00", "--timeout", "1s", "x")
+    assert ended.err.startswith("error: USAGE: unrecognized arguments: x")
+
+
 def test_address_must_be_one(command: Command) -> None:
     ended = command("status", "--server", "nonsense")
     assert ended.code == 2
@@ -151,10 +212,10 @@ def test_address_must_be_one(command: Command) -> None:
 def test_defect_is_named_without_a_traceback(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken() -> typer.Typer:
-        raise ZeroDivisionError("so wrong")
+    def broken(arguments: object) -> int:
+        raise ZeroDivisionError(f"so wrong: {arguments}")
 
-    monkeypatch.setattr(app_module, "build_app", broken)
+    monkeypatch.setattr(app_module, "run", broken)
     ended = command("status")
     assert ended.code == 70
-    assert ended.err == "error: DEFECT: ZeroDivisionError: so wrong\n"
+    assert ended.err == "error: DEFECT: ZeroDivisionError: so wrong: ('status',)\n"

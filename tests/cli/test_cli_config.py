@@ -35,6 +35,60 @@ def test_every_fault_is_named(command: Command, file: Path) -> None:
     assert "listen" in ended.err
 
 
+def test_all_faults_are_named_at_once_with_their_place_and_what_may_be_meant(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = file.read_text().replace("span_seconds", "span_second").replace('"n1"', '"N 1"')
+    file.write_text(told.replace("[kafka]", '[kafka]\n"sasl.passwort" = "x"\n"linger.msec" = 5'))
+    monkeypatch.setenv("DELAYWHEEL_TOPIC_PARTITIONS", "0")
+    ended = command(
+        *("config", "check", "--config", str(file)),
+        *("--set", "flush=never", "--set", "listen=0.0.0.0:7420", "--set", "min_insync=2"),
+        *("--set", "kafkka.linger.ms=5"),
+    )
+    assert ended.code == 1
+    head, *faults = ended.err.splitlines()
+    assert head == "error: CONFIG_INVALID: "
+    for fault in (
+        f"span_second: there is no such setting: did you mean span_seconds? ({file})",
+        "kafkka: there is no such setting: did you mean kafka? (--set)",
+        "node_id: name 'N 1': 1 to 31 of a-z, 0-9 and '-', the first one not '-' (",
+        f"({file})",
+        "topic_partitions: Input should be greater than or equal to 1",
+        "(DELAYWHEEL_TOPIC_PARTITIONS)",
+        "flush: Input should be 'async' or 'group' (--set)",
+        "listen 0.0.0.0:7420: callers would be told this address, which leads nowhere; set adv",
+        'kafka: No such configuration property: "linger.msec": did you mean linger.ms?',
+        'kafka: No such configuration property: "sasl.passwort": did you mean sasl.password?',
+    ):
+        assert any(fault in line for line in faults), fault
+    assert len(faults) == 9
+    assert any(line.startswith("  node_id: ") and line.endswith(f" ({file})") for line in faults)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (("listen=[::]:7420",), "listen [::]:7420"),
+        (("listen=0.0.0.0:7420", "advertised=0.0.0.0:1"), "advertised 0.0.0.0:1: leads nowhere"),
+        (("members.n1=a:1", "members.n2=0.0.0.0:1"), "members.n2 0.0.0.0:1: leads nowhere"),
+        (("node_id=n", "members.n1=a:1", "members.n2=b:1"), "did you mean n"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_refused(
+    command: Command, file: Path, settings: tuple[str, ...], told: str
+) -> None:
+    flags = [word for setting in settings for word in ("--set", setting)]
+    ended = command("config", "check", "--config", str(file), *flags)
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert told in ended.err
+
+
+def test_an_address_for_others_mends_it(command: Command, file: Path) -> None:
+    flags = ("--set", "listen=0.0.0.0:7420", "--set", "advertised=node-1:7420")
+    assert command("config", "check", "--config", str(file), *flags).code == 0
+
+
 def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:
     ended = command("config", "check", "--config", str(tmp_path / "none.toml"))
     assert ended.code == 1
@@ -71,10 +125,12 @@ def test_settings_of_tables(command: Command, file: Path) -> None:
 
 
 def test_secrets_are_masked(command: Command, file: Path) -> None:
+    ledger = ("--set", "ledger_uri=s3://key:hush@books/a?secret_key=hush")
     for flags in ((), ("--json",)):
-        told = command("config", "show", "--config", str(file), *flags).out
+        told = command("config", "show", "--config", str(file), *ledger, *flags).out
         assert "hush" not in told
         assert "sasl.password" in told
+        assert "s3://books/a" in told
 
 
 def test_serve_refuses_a_wrong_configuration(command: Command, file: Path) -> None:

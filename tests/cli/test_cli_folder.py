@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.columns import Columns
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import open_node_folder
-from delaywheel.row import RowWriter
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.node_file import open_node_folder
+from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from support.command import Command
 from support.messages import Message, columns_of
 from support.wheels import ACCEPTED_AT_MS, append, new_wheel

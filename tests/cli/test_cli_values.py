@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.message import unix_ms
 from delaywheel_replica.cli import values
-from delaywheel_replica.cli.moments import LEAST_MS
+from delaywheel_replica.cli.values import LEAST_MS
 
 
 @given(st.integers(min_value=LEAST_MS, max_value=4_000_000_000_000))
@@ -38,7 +38,7 @@ def test_seconds_survive_as_text(slot: int) -> None:
 def test_a_number_of_another_unit_is_not_taken(
     parse: Callable[[str], object], text: str, told: str
 ) -> None:
-    with pytest.raises(typer.BadParameter, match=told):
+    with pytest.raises(ArgumentTypeError, match=told):
         parse(text)
 
 
@@ -49,6 +49,24 @@ def test_offsets_count() -> None:
 def test_durations() -> None:
     assert values.parse_duration("250ms") == timedelta(milliseconds=250)
     assert values.parse_duration("2h") == timedelta(hours=2)
+    assert values.parse_duration("1h30m") == timedelta(minutes=90)
+    assert values.parse_duration("1d1s5ms") == timedelta(days=1, seconds=1, milliseconds=5)
+
+
+def test_times_from_now() -> None:
+    before = datetime.now(UTC)
+    for text, by in (("now", 0), ("now+1h30m", 5_400), ("now-2s", -2)):
+        assert abs(values.parse_time(text) - before - timedelta(seconds=by)) < timedelta(minutes=1)
+
+
+def test_times_on_the_clocks_of_a_zone() -> None:
+    noon = datetime(2030, 1, 31, 12, tzinfo=UTC)
+    assert values.parse_time("2030-01-31 13:00 Europe/Berlin") == noon
+    assert values.parse_time("2030-01-31 12:00 UTC") == noon
+    with pytest.raises(ArgumentTypeError, match="skipped"):
+        values.parse_time("2030-03-31 02:30 Europe/Berlin")
+    with pytest.raises(ArgumentTypeError, match="twice"):
+        values.parse_time("2030-10-27 02:30 Europe/Berlin")
 
 
 @pytest.mark.parametrize(
@@ -77,13 +95,19 @@ def test_roughly_how_long(ms: int, text: str) -> None:
         (values.parse_time, "-1"),
         (values.parse_duration, "5 minutes"),
         (values.parse_duration, ""),
+        (values.parse_duration, "30m1h"),
+        (values.parse_duration, "1h1h"),
+        (values.parse_duration, "999999999d999999999h"),
+        (values.parse_time, "2030-01-31 12:00 Europe/Nowhere"),
+        (values.parse_time, "2030-01-31T12:00Z UTC"),
+        (values.parse_time, "now-2"),
         (values.parse_id, "12"),
         (values.parse_id, "z" * 32),
-        (values.parse_second, "now"),
+        (values.parse_second, "soon"),
     ],
 )
 def test_what_cannot_be_read_is_wrong_usage(parse: Callable[[str], object], text: str) -> None:
-    with pytest.raises(typer.BadParameter):
+    with pytest.raises(ArgumentTypeError):
         parse(text)
 
 

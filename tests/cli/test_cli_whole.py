@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.command import Command
-from support.read_committed import create_topic
 from support.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
@@ -25,9 +24,12 @@ def service(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Iterator[Ser
 
 
 @pytest.fixture
-def topic(kafka: KafkaBroker) -> str:
+def topic(kafka: KafkaBroker, command: Command) -> str:
     name = f"orders-{uuid.uuid4().hex[:8]}"
-    create_topic(kafka.address, name)
+    ended = command("topic", "create", name, "--kafka", kafka.address)
+    assert (ended.code, ended.out) == (0, f"made: {name}\n")
+    ended = command("topic", "create", name, "--kafka", kafka.address)
+    assert (ended.code, ended.out) == (0, f"there already: {name}\n")
     return name
 
 

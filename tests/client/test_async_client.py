@@ -20,6 +20,7 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
+from delaywheel.client.exchange.pending import PendingResult
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.fake_service import (
     FakeService,
@@ -27,6 +28,7 @@ from support.fake_service import (
     abort_bare,
     accept_but_lose_reply,
     accept_once,
+    accept_together,
     hang,
     refuse_rows,
 )
@@ -88,6 +90,14 @@ async def test_many_are_cut_by_the_service_s_limits_and_come_back_in_order() -> 
     assert service.describes == 1
 
 
+async def test_several_requests_of_a_thousand_are_under_way_at_once() -> None:
+    with FakeService(otherwise=accept_together(4)) as service:
+        async with AsyncClient(service.address) as client:
+            results = await client.produce_many(many := messages(3_500))
+    assert [result.unwrap().id for result in results] == [message.id for message in many]
+    assert sorted(len(rows) for rows in service.sent) == [500, 1_000, 1_000, 1_000]
+
+
 async def test_a_level_is_looked_up() -> None:
     with FakeService() as service:
         async with AsyncClient(service.address) as client:
@@ -113,6 +123,24 @@ async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> No
     assert sum(sizes) == 1000
     assert max(sizes) <= 100
     assert len(sizes) < 200
+
+
+async def test_a_message_that_is_due_soon_hastens_those_that_linger() -> None:
+    go_on = Event()
+    with FakeService(accept_once(go_on)) as service:
+        async with AsyncClient(service.address, queue=Queue(linger=50.0)) as client:
+            first = await client.produce_async("t", b"1", delay=SOON)
+            assert await asyncio.to_thread(service.reached.wait, 30)
+            lingering = await client.produce_async("t", b"2", delay=SOON)
+            await client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
+            assert await asyncio.wait_for(_handle(lingering), 30)
+            assert not first.done()
+            go_on.set()
+    assert [len(rows) for rows in service.sent] == [1, 2]
+
+
+async def _handle(pending: PendingResult) -> Handle:
+    return await pending
 
 
 async def test_a_full_queue_waits_until_the_deadline_and_queues_nothing() -> None:

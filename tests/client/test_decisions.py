@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel import CallFailedError, Message, Queue, Reason, RefusedError, TimedOutError
-from delaywheel.client.batching import Accumulator, split
-from delaywheel.client.channel import parse_addresses
-from delaywheel.client.delivery import Delivery
-from delaywheel.client.encoding import encode_request
+from delaywheel.client.exchange.batching import Accumulator, split
+from delaywheel.client.exchange.channel import parse_addresses
+from delaywheel.client.exchange.delivery import Delivery
+from delaywheel.client.exchange.encoding import encode_request
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.settings import Settings
 from delaywheel.client.facts import ASK_AGAIN_S, Description, Facts
-from delaywheel.client.retry import Failure
-from delaywheel.client.settings import Settings
 from delaywheel.message import Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.fake_service import rows_of
@@ -285,6 +285,19 @@ class TestAccumulator:
         batch = gathered.next_batch(0.01)
         assert batch is not None
         assert len(batch.messages) == 2
+
+    def test_what_is_due_soon_lingers_five_milliseconds_at_most(self) -> None:
+        gathered = Accumulator(Queue(linger=0.5), 30.0)
+        gathered.add(messages(1)[0], 0.0, 30.0)
+        assert gathered.next_batch(0.0) is not None
+        gathered.add(messages(1)[0], 0.0, 30.0)
+        gathered.add(Message("t", b"", level="5s"), 0.1, 30.0)
+        assert gathered.wait_s(0.1) == pytest.approx(0.4)
+        gathered.add(Message("t", b"", delay=timedelta(milliseconds=400)), 0.1, 30.0)
+        assert gathered.wait_s(0.1) == pytest.approx(0.005)
+        batch = gathered.next_batch(0.106)
+        assert batch is not None
+        assert len(batch.messages) == 3
 
     def test_no_more_are_under_way_than_asked_for(self) -> None:
         gathered = Accumulator(self.QUEUE, 30.0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel import Queue, Reason, TimedOutError
-from delaywheel.client.endpoints import (
+from delaywheel.client.exchange.endpoints import (
     ASK_LEAST_S,
     BACKOFF_MOST_S,
     REFRESH_S,
@@ -21,10 +21,10 @@ from delaywheel.client.endpoints import (
     Report,
     Turn,
 )
-from delaywheel.client.question import cancel_question
-from delaywheel.client.retry import Failure
-from delaywheel.client.route import Route
-from delaywheel.client.settings import Settings
+from delaywheel.client.exchange.question import cancel_question
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.route import Route
+from delaywheel.client.exchange.settings import Settings
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 WELL = Report(healthy=True)

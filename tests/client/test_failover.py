@@ -4,12 +4,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Event
+from time import monotonic
 
 import pytest
 from grpc import StatusCode
 
 from delaywheel import CancelOutcome, Handle, Reason, RefusedError, TimedOutError
-from delaywheel.client import retry
+from delaywheel.client.exchange import retry
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.either_client import EitherClient, LoopClient, Make, SyncClient
 from support.fake_cluster import FakeCluster, black_hole, dead, first
@@ -357,3 +358,33 @@ class TestNeverSent:
             with pytest.raises(TimedOutError) as told:
                 client.produce("t", b"", delay=SOON, timeout=1)
             assert not told.value.outcome_known
+
+
+class TestNobodyThere:
+    """Where nothing listens, a client that has met nobody does not wait for its whole timeout."""
+
+    def test_it_is_told_soon_with_the_addresses(self, make: Make) -> None:
+        with make("127.0.0.1:1,127.0.0.1:2") as client:
+            for _ in range(2):
+                before_s = monotonic()
+                with pytest.raises(TimedOutError, match="nobody is there at") as told:
+                    client.produce("t", b"", delay=SOON, timeout=600)
+                assert monotonic() - before_s < 60
+                assert told.value.outcome_known
+                assert "127.0.0.1:1, 127.0.0.1:2" in str(told.value)
+
+    def test_who_has_met_somebody_goes_on_trying(self, make: Make) -> None:
+        with FakeCluster(1) as cluster, make(cluster.addresses[0]) as client:
+            client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)
+            cluster.kill(0)
+            with pytest.raises(TimedOutError, match="the time for it is over"):
+                client.produce("t", b"", delay=SOON, timeout=3)
+
+    def test_a_node_that_starts_later_is_found_by_a_later_call(self, make: Make) -> None:
+        with FakeCluster(1) as cluster:
+            cluster.kill(0)
+            with make(cluster.addresses[0]) as client:
+                with pytest.raises(TimedOutError, match="nobody is there"):
+                    client.produce("t", b"", delay=SOON, timeout=600)
+                cluster.revive(0)
+                assert client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)

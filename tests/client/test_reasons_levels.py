@@ -55,7 +55,7 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     import doctest  # noqa: PLC0415  only here
 
     from delaywheel import message  # noqa: PLC0415  beside it
-    from delaywheel.client import channel  # noqa: PLC0415  beside it
+    from delaywheel.client.exchange import channel  # noqa: PLC0415  beside it
 
     for module in (reasons, levels, message, channel):
         outcome = doctest.testmod(module)

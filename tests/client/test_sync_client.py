@@ -29,6 +29,7 @@ from support.fake_service import (
     abort,
     abort_bare,
     accept_but_lose_reply,
+    accept_together,
     hang,
     refuse_rows,
 )
@@ -75,6 +76,7 @@ class TestProduce:
             abort_bare(grpc.StatusCode.UNKNOWN, "Stream removed"),
             refuse_rows({0: Reason.NOT_ENOUGH_REPLICAS}),
             accept_but_lose_reply,
+            accept_together,
             hang,
         ],
         ids=lambda behaviour: getattr(behaviour, "__name__", "?"),
@@ -200,6 +202,33 @@ class TestProduceMany:
         for number, result in enumerate(results):
             if number not in refused:
                 assert result.unwrap().id == many[number].id
+
+    def test_several_requests_of_a_thousand_are_under_way_at_once(self) -> None:
+        many = messages(3_500)
+        with (
+            FakeService(otherwise=accept_together(4)) as service,
+            Client(service.address) as client,
+        ):
+            results = client.produce_many(many)
+        assert [result.unwrap().id for result in results] == [message.id for message in many]
+        assert sorted(len(rows) for rows in service.sent) == [500, 1_000, 1_000, 1_000]
+
+    def test_what_is_under_way_is_bounded_in_bytes(self) -> None:
+        large = [Message("t", bytes(600_000), delay=SOON) for _ in range(8)]
+        with FakeService() as service, Client(service.address) as client:
+            assert all(result.handle for result in client.produce_many(large))
+        assert sorted(len(rows) for rows in service.sent) == [2, 3, 3]
+
+    def test_an_unknown_outcome_is_that_of_its_request_alone(self) -> None:
+        many = messages(3_000)
+        lost = abort_bare(grpc.StatusCode.INVALID_ARGUMENT)
+        with FakeService(lost) as service, Client(service.address) as client:
+            results = client.produce_many(many)
+        accepted = {message_id for message_id, _ in service.accepted}
+        [failed] = [rows for rows in service.sent if rows[0].id not in accepted]
+        told = {result.message.id for result in results if result.error}
+        assert told == {row.id for row in failed}
+        assert not any(result.error.outcome_known for result in results if result.error)
 
     def test_the_service_s_limit_in_bytes_is_kept(self) -> None:
         with FakeService() as service:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from datetime import timedelta
+from math import inf
 
 import pytest
 
@@ -92,6 +93,23 @@ class TestProduceAsync:
             second = client.produce_async("t", b"2", delay=SOON)
             assert go_on.is_set()
             assert second.result(timeout=60)
+
+    def test_a_message_that_is_due_soon_hastens_those_that_linger(self) -> None:
+        go_on = threading.Event()
+        with (
+            FakeService(accept_once(go_on)) as service,
+            Client(service.address, queue=Queue(linger=50.0)) as client,
+        ):
+            first = client.produce_async("t", b"1", delay=SOON)
+            assert service.reached.wait(30)
+            lingering = client.produce_async("t", b"2", delay=SOON)
+            while client._sender._watched_s == inf:  # until a thread waits for it to have lingered
+                time.sleep(0.001)
+            client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
+            assert lingering.result(timeout=30)
+            assert not first.done()
+            go_on.set()
+        assert [len(rows) for rows in service.sent] == [1, 2]
 
     def test_flush_says_when_something_is_still_under_way(self) -> None:
         go_on = threading.Event()

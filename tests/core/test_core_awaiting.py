@@ -1,9 +1,9 @@
 """What was asked for and is not answered."""
 
-from delaywheel.bundle import NO_BUNDLE
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.awaiting import Awaiting
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.frames.bundle import NO_BUNDLE
+from delaywheel_replica.core.node.awaiting import Awaiting
+from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
     Effect,

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 
 from delaywheel.identity import WheelId
-from delaywheel.row import RowReader, RowWriter
-from delaywheel_replica.core.beat import Beat, WheelBeat
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import (
+from delaywheel.storage.folder.status_file import RowReader, RowWriter
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import (
     SERVER_FRESH_MS,
     CleanerStatus,
     PeerSight,

@@ -7,14 +7,14 @@ from itertools import combinations, pairwise, product
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.cancelling import (
+from delaywheel_replica.core.leader.cancel import (
     TOO_LATE_MS,
     CancelDecision,
     CancelView,
     after_writing,
     before_writing,
 )
-from delaywheel_replica.core.progress import Position, Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 DUE_MS = 10

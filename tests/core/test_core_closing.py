@@ -3,8 +3,7 @@ from itertools import combinations, product
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.closing import (
+from delaywheel_replica.core.leader.closing import (
     AnswersWanted,
     Close,
     HoldersWanted,
@@ -14,7 +13,7 @@ from delaywheel_replica.core.closing import (
     fills_wanted,
     wheels_to_close,
 )
-from delaywheel_replica.core.control import (
+from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
     WheelRecord,
@@ -22,8 +21,9 @@ from delaywheel_replica.core.control import (
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.frames import FrameRange
-from delaywheel_replica.core.quorum import held_by
+from delaywheel_replica.core.protocol.frames import FrameRange
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.quorum import held_by
 from support.core_values import beat, wheel_beat, wheel_record_of
 
 A1, A2, A3, A4 = (WheelId("a", number) for number in range(1, 5))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import (
+from delaywheel_replica.core.protocol.control import (
     ControlRecord,
     ControlRecordMalformedError,
     ControlState,
@@ -21,8 +21,8 @@ from delaywheel_replica.core.control import (
     unregister_records,
     wheel_record,
 )
-from delaywheel_replica.core.frames import FrameRange, FrameSet
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
 from support.core_values import (
     node_ids,
     progresses,

@@ -7,8 +7,15 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
-from delaywheel_replica.core.control import (
+from delaywheel_replica.core.leader.duties import (
+    Cluster,
+    Duties,
+    Situation,
+    duties,
+)
+from delaywheel_replica.core.leader.floor import FloorWatch
+from delaywheel_replica.core.leader.registration import Refusal
+from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlState,
     NodeRecord,
@@ -17,17 +24,10 @@ from delaywheel_replica.core.control import (
     progress_record,
     wheel_record,
 )
-from delaywheel_replica.core.duties import (
-    Cluster,
-    Duties,
-    Situation,
-    duties,
-)
-from delaywheel_replica.core.floor import FloorWatch
-from delaywheel_replica.core.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
-from delaywheel_replica.core.progress import Position, Progress, first_progress, violations
-from delaywheel_replica.core.registration import Refusal
-from delaywheel_replica.core.seal import Seal, next_seal
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress, violations
+from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 
 A1, A2, A3 = WheelId("a", 1), WheelId("a", 2), WheelId("a", 3)

@@ -5,18 +5,7 @@ from typing import Any
 
 import pytest
 
-from delaywheel_replica.core.control import ControlState, leader_record
-from delaywheel_replica.core.election import (
-    ASKING_MS,
-    IDLE_COMMIT_MS,
-    LASTING_MS,
-    MAX_SILENCE_MS,
-    MIN_SILENCE_MS,
-    RANK_MS,
-    Election,
-    ElectionConfig,
-)
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     CANDIDATE,
     ENDINGS,
     IN_OFFICE,
@@ -40,9 +29,20 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.election.machine import (
+    ASKING_MS,
+    IDLE_COMMIT_MS,
+    LASTING_MS,
+    MAX_SILENCE_MS,
+    MIN_SILENCE_MS,
+    RANK_MS,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.protocol.control import ControlState, leader_record
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 WALL_MS = 1_000_000
 START_MS = 5_000

@@ -16,14 +16,7 @@ from random import Random
 
 import pytest
 
-from delaywheel_replica.core.control import ControlState, leader_record, progress_record
-from delaywheel_replica.core.election import (
-    MAX_SILENCE_MS,
-    MIN_SILENCE_MS,
-    Election,
-    ElectionConfig,
-)
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     IN_OFFICE,
     BecomeLeader,
     CommitMark,
@@ -41,8 +34,15 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.election.machine import (
+    MAX_SILENCE_MS,
+    MIN_SILENCE_MS,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.protocol.control import ControlState, leader_record, progress_record
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 IDS = 2
 NODES = 2

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from delaywheel_replica.core.control import ControlState, leader_record
-from delaywheel_replica.core.election import (
-    ASKING_MS,
-    LASTING_MS,
-    MIN_SILENCE_MS,
-    RANK_MS,
-    YIELDING,
-    Election,
-    ElectionConfig,
-)
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     InitFailed,
@@ -29,8 +19,18 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.election.machine import (
+    ASKING_MS,
+    LASTING_MS,
+    MIN_SILENCE_MS,
+    RANK_MS,
+    YIELDING,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.protocol.control import ControlState, leader_record
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 STEP_MS = 10
 STAGGER_MS = 2 * RANK_MS

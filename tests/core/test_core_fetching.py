@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.beat import MAX_SOUGHT, WheelBeat
-from delaywheel_replica.core.fetching import Fetching, Want
-from delaywheel_replica.core.member_events import MemberConfig
-from delaywheel_replica.core.peers import Fetch, Lacks
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelBeat
+from delaywheel_replica.core.protocol.messages import Fetch, Lacks
+from delaywheel_replica.core.wheels.fetching import Fetching, Want
 from support.core_values import wheel_beat
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)

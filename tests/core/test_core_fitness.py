@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
-from delaywheel_replica.core.election_events import Reason
-from delaywheel_replica.core.fitness import (
+from delaywheel_replica.core.election.eligibility import (
     BROKER_CLOCK_MS,
     HEARD_MS,
     LAG_MS,
     BrokerClock,
-    Fitness,
+    Eligibility,
 )
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import PeerSight, ServerStatus
+from delaywheel_replica.core.election.events import Reason
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from support.core_values import beat, wheel_beat, wheel_record_of
 
 A1 = WheelId("a", 1)
@@ -40,14 +40,14 @@ def row(own: Beat, *others: Beat, now_ms: int, ago_ms: int = 0, **more: Any) -> 
 
 
 def look(
-    fitness: Fitness, *beats: Beat, now_ms: int, state: ControlState = STATE, **more: Any
+    fitness: Eligibility, *beats: Beat, now_ms: int, state: ControlState = STATE, **more: Any
 ) -> Reason | None:
     return fitness.look(state, row(*beats, now_ms=now_ms, **more), now_ms, WALL_MS)
 
 
 def lags(own: Beat, *others: Beat, state: ControlState = STATE, **more: Any) -> bool:
     """Whether a node that sees this, and nothing else for a second, lags."""
-    fitness = Fitness(SKEW_MS, DISPUTE_MS)
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     assert look(fitness, own, *others, now_ms=0, state=state, **more) is None
     before = look(fitness, own, *others, now_ms=LAG_MS - 1, state=state, **more)
     after = look(fitness, own, *others, now_ms=LAG_MS, state=state, **more)
@@ -69,7 +69,7 @@ def test_nobody_lags_behind_what_nobody_holds_or_nobody_hears() -> None:
 
 
 def test_a_mirror_that_follows_under_load_does_not_lag() -> None:
-    fitness = Fitness(SKEW_MS, DISPUTE_MS)
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     for now_ms in range(0, 10_000, 100):
         a = told("a", now_ms, high_watermark=now_ms)
         own = told("b", max(0, now_ms - 800))
@@ -131,13 +131,13 @@ def test_a_clock_is_compared_with_the_median_of_three_or_more(
     clocks: tuple[int, ...], off: bool
 ) -> None:
     others = [told(n, wall_ms=WALL_MS + c) for n, c in zip("bcde", clocks, strict=False)]
-    reason = look(Fitness(SKEW_MS, DISPUTE_MS), told("a", wall_ms=0), *others, now_ms=0)
+    reason = look(Eligibility(SKEW_MS, DISPUTE_MS), told("a", wall_ms=0), *others, now_ms=0)
     assert reason is (Reason.CLOCK_OFF if off else None)
 
 
 def test_a_clock_is_counted_on_since_it_was_heard() -> None:
     others = [told(node, wall_ms=WALL_MS) for node in "bc"]
-    fitness = Fitness(SKEW_MS, DISPUTE_MS)
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=500) is None
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=501) is Reason.CLOCK_OFF
     assert look(fitness, told("a"), *others, now_ms=5_000, ago_ms=HEARD_MS) is None
@@ -166,7 +166,7 @@ def test_of_fewer_clocks_kafkas_is_one_more(
     others = [] if other is None else [told("b", wall_ms=WALL_MS + other)]
     ahead_ms = None if kafka is None else WALL_MS + kafka - 5_000
     broker = None if ahead_ms is None else BrokerClock(ahead_ms, ahead_ms, 5_000)
-    fitness = Fitness(SKEW_MS, DISPUTE_MS)
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     status = row(told("a"), *others, now_ms=5_000)
     found = fitness.look(STATE, status, 5_000, WALL_MS, broker)
     assert found is (Reason.CLOCK_OFF if off else None)
@@ -177,25 +177,25 @@ def test_where_three_nodes_clocks_are_known_kafkas_counts_for_nothing() -> None:
     others = [told(node) for node in "bc"]
     broker = BrokerClock(0, 0, 5_000)
     status = row(told("a"), *others, now_ms=5_000)
-    assert Fitness(SKEW_MS, DISPUTE_MS).look(STATE, status, 5_000, WALL_MS, broker) is None
+    assert Eligibility(SKEW_MS, DISPUTE_MS).look(STATE, status, 5_000, WALL_MS, broker) is None
 
 
 def test_what_was_found_of_kafkas_clock_counts_for_a_while() -> None:
-    fitness, broker = Fitness(SKEW_MS, DISPUTE_MS), BrokerClock(0, 0, 5_000)
+    fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(0, 0, 5_000)
     for now_ms, reason in ((5_000 + BROKER_CLOCK_MS - 1, Reason.CLOCK_OFF), (65_000, None)):
         status = row(told("a"), now_ms=now_ms)
         assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is reason
 
 
 def test_the_time_that_a_mark_takes_counts_against_nobody() -> None:
-    fitness, broker = Fitness(SKEW_MS, DISPUTE_MS), BrokerClock(WALL_MS, WALL_MS + 20_000, 0)
+    fitness, broker = Eligibility(SKEW_MS, DISPUTE_MS), BrokerClock(WALL_MS, WALL_MS + 20_000, 0)
     for wall_ms, off in ((-10_001, True), (-10_000, False), (30_000, False), (30_001, True)):
         found = fitness.look(STATE, row(told("a"), now_ms=0), 0, WALL_MS + wall_ms, broker)
         assert (found is Reason.CLOCK_OFF) is off, wall_ms
 
 
 def test_a_clock_that_is_off_is_told_with_how_far_and_whose() -> None:
-    fitness = Fitness(SKEW_MS, DISPUTE_MS)
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     look(fitness, told("a"), told("b", wall_ms=WALL_MS - 86_400_000), now_ms=0)
     said = "the clock of node a is 86,400,000 ms ahead of that of b"
     assert str(fitness.clock_fault).startswith(said)
@@ -206,4 +206,4 @@ def test_a_clock_that_is_off_is_told_with_how_far_and_whose() -> None:
 def test_who_was_taken_out_should_not_lead() -> None:
     for storage, reason in ((REMOVED, Reason.TAKEN_OUT), ("disk-a", None), ("disk-new", None)):
         state = replace(STATE, nodes={"a": NodeRecord(storage, 1), "b": NodeRecord(REMOVED, 1)})
-        assert look(Fitness(SKEW_MS, DISPUTE_MS), told("a"), now_ms=0, state=state) is reason
+        assert look(Eligibility(SKEW_MS, DISPUTE_MS), told("a"), now_ms=0, state=state) is reason

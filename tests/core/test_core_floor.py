@@ -7,9 +7,7 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import WheelBeat
-from delaywheel_replica.core.control import ControlState, NodeRecord, WheelRecord
-from delaywheel_replica.core.floor import (
+from delaywheel_replica.core.leader.floor import (
     FRAME_GATES,
     FloorView,
     FloorWatch,
@@ -20,9 +18,11 @@ from delaywheel_replica.core.floor import (
     watch_seals,
     wholly_below,
 )
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.seal import Seal
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.seal import Seal
 from support.core_values import beat, wheel_beat, wheel_record_of
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)

@@ -4,22 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from delaywheel_replica.core.beat import Beat, Heard, Office
-from delaywheel_replica.core.hearing import Hearing, News
-from delaywheel_replica.core.member_events import MemberConfig
-from delaywheel_replica.core.peers import Gossip
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, Office
+from delaywheel_replica.core.protocol.messages import Gossip
 from support.core_values import beat
 
 
-def hearing() -> Hearing:
-    return Hearing(MemberConfig("a", ("a", "b", "c"), 2, 120))
+def hearing() -> HeardHeartbeats:
+    return HeardHeartbeats(MemberConfig("a", ("a", "b", "c"), 2, 120))
 
 
 def told(node: str, count: int, *, start: int = 1, **values: object) -> Beat:
     return replace(beat(node), start=start, count=count, **values)  # type: ignore[arg-type]
 
 
-def hear(ears: Hearing, sender: str, newest: Beat, now_ms: int, *others: Beat) -> list[News]:
+def hear(
+    ears: HeardHeartbeats, sender: str, newest: Beat, now_ms: int, *others: Beat
+) -> list[News]:
     news = ears.gossip(sender, Gossip(newest, others), now_ms)
     ears.message(sender, now_ms)
     return news
@@ -170,3 +172,29 @@ def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) 
         hear(ears, "c", told("c", 1 + tick), now_ms, wrong)
         assert (ears.beats()["b"] is own) == (now_ms >= 1_000)
     assert ears.implausible == 1
+
+
+# --- what is relayed
+
+
+def test_relayed_is_what_a_node_has_not_heard_lately() -> None:
+    ears = hearing()
+    of_b, of_c = told("b", 1), told("c", 1)
+    hear(ears, "b", of_b, 0)
+    assert ears.unheard_by("b", 0) == ()
+    hear(ears, "c", of_c, 0)
+    assert ears.unheard_by("b", 0) == (of_c,), "it never heard of it"
+    hear(ears, "b", told("b", 2, heard={"c": Heard("boot", 150)}), 100)
+    assert ears.unheard_by("b", 149) == ()
+    assert ears.unheard_by("b", 150) == (of_c,)
+    hear(ears, "b", told("b", 3, heard={"c": Heard("boot", 10)}), 200)
+    assert ears.unheard_by("b", 200) == ()
+
+
+def test_everything_is_relayed_to_a_node_that_says_nothing_itself() -> None:
+    ears = hearing()
+    of_c = told("c", 1)
+    hear(ears, "c", of_c, 0)
+    assert ears.unheard_by("b", 0) == (of_c,)
+    hear(ears, "c", told("c", 2), 100, told("b", 1, heard={"c": Heard("boot", 0)}))
+    assert len(ears.unheard_by("b", 100)) == 1, "what others relay of it is not its word"

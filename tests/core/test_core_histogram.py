@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.fields import Fields, MalformedError
-from delaywheel_replica.core.histogram import (
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError
+from delaywheel_replica.core.protocol.histogram import (
     COMMIT_BOUNDS_US,
     LATENESS_BOUNDS_US,
     Histogram,

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.beat import MAX_LACKING, Beat, WheelBeat
-from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
-from delaywheel_replica.core.frames import FrameRange, FrameSet
-from delaywheel_replica.core.holding import held_prefix, holds_progress, knows_all, takeable
-from delaywheel_replica.core.progress import Progress
+from delaywheel_replica.core.leader.holders import held_prefix, holds_progress, knows_all, takeable
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.protocol.progress import Progress
 from support.core_values import beat, wheel_beat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)

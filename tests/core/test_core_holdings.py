@@ -4,17 +4,18 @@ from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.beat import MAX_LACKING, WheelBeat
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.holdings import READ_AGAIN_MS, Holdings
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, WheelBeat
+from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS, Inventory
 from support.core_values import beat, wheel_beat
 from support.member_world import held_of
 
 B1 = WheelId("b", 1)
+B2 = WheelId("b", 2)
 
 
-def holding(applied: int, lacking: tuple[int, ...] = ()) -> Holdings:
-    return Holdings({B1: held_of(B1, applied, lacking=lacking)})
+def holding(applied: int, lacking: tuple[int, ...] = ()) -> Inventory:
+    return Inventory({B1: held_of(B1, applied, lacking=lacking)})
 
 
 def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -> None:
@@ -29,9 +30,8 @@ def test_the_prefix_ends_before_the_first_frame_that_is_lacking_and_not_lost() -
 
 def test_a_frame_that_could_not_be_read_is_lacking_until_it_is_repaired() -> None:
     holdings = holding(5)
-    assert holdings.unreadable(B1, SeqSet.of([3]))
-    assert not holdings.unreadable(B1, SeqSet.of([3]))
-    assert not holdings.unreadable(B1, SeqSet.of([6]))
+    holdings.unreadable(B1, SeqSet.of([3]))
+    holdings.unreadable(B1, SeqSet.of([6]))
     holdings.put(held_of(B1, 6))
     assert holdings.beats()[B1].lacking == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 0)
@@ -51,11 +51,27 @@ def test_what_lies_beyond_the_end_is_cut_with_its_marks() -> None:
 
 def test_the_cleaners_word_may_be_older_than_the_repair() -> None:
     holdings = holding(5)
-    assert holdings.reported(B1, SeqSet.of([3]), 1_000)
+    bad = FrameSet.of({(B1, 3)})
+    holdings.reported(bad, 1_000)
+    assert holdings.beats()[B1].lacking == SeqSet.of([3])
     holdings.repaired(B1, SeqSet.of([3]), 1_100)
     holdings.put(held_of(B1, 5))
-    assert not holdings.reported(B1, SeqSet.of([3]), 1_100 + READ_AGAIN_MS - 1)
-    assert holdings.reported(B1, SeqSet.of([3]), 1_100 + READ_AGAIN_MS)
+    holdings.reported(bad, 1_100 + READ_AGAIN_MS - 1)
+    assert holdings.beats()[B1].lacking == NO_SEQS
+    holdings.reported(bad, 1_100 + READ_AGAIN_MS)
+    assert holdings.beats()[B1].lacking == SeqSet.of([3])
+
+
+def test_what_no_leader_waits_for_any_more_is_taken_back_in_time() -> None:
+    holdings = holding(5)
+    holdings.unreadable(B1, SeqSet.of([2]))
+    holdings.reported(FrameSet.of({(B1, 3), (B1, 6), (B2, 1)}), 1_000)
+    assert holdings.beats()[B1].lacking == SeqSet.of([2, 3])
+    holdings.reported(FrameSet.of({(B1, 4)}), 1_100)
+    holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS - 1)
+    assert holdings.beats()[B1].lacking == SeqSet.of([2, 3, 4])
+    holdings.reported(NO_FRAMES, 1_100 + READ_AGAIN_MS)
+    assert holdings.beats()[B1].lacking == SeqSet.of([2])
 
 
 def test_of_several_words_the_greatest_counts() -> None:

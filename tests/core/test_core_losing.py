@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import MAX_SOUGHT, Beat, Fence, FenceAnswer
-from delaywheel_replica.core.control import ControlState, NodeRecord
-from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.losing import MAX_LOST, Sought, frames_lost, frames_missing
+from delaywheel_replica.core.leader.lost_frames import MAX_LOST, Sought, frames_lost, frames_missing
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat, Fence, FenceAnswer
 from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.control import ControlState, NodeRecord
-from delaywheel_replica.core.duties import Cluster, Situation, duties
-from delaywheel_replica.core.floor import FloorWatch
-from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.holding import holds_progress
-from delaywheel_replica.core.member import Member
-from delaywheel_replica.core.member_events import (
+from delaywheel_replica.core.leader.duties import Cluster, Situation, duties
+from delaywheel_replica.core.leader.floor import FloorWatch
+from delaywheel_replica.core.leader.holders import holds_progress
+from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.node.events import (
     CleanerTold,
     Effect,
     ForgetLost,
@@ -22,10 +20,12 @@ from delaywheel_replica.core.member_events import (
     Started,
     Tick,
 )
-from delaywheel_replica.core.peers import Fetch, Gossip, Lacks, PeerMessage
-from delaywheel_replica.core.plausible import MOST
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.core.node.plausible import MOST
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, PeerMessage
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.peers.encoding import encode
 from support.member_talk import beat_of, wheel_beat
 from support.member_world import START_MS, WALL_MS, disk_of, held_of, record_of, state_of

@@ -5,13 +5,10 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import NodeState, Spare
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.beat import Fence
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.member import Admission, MemberRefusal
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel_replica.core.member.member import Admission, MemberRefusal
+from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
     CleanerTold,
@@ -29,9 +26,13 @@ from delaywheel_replica.core.member_events import (
     Unreadable,
     Written,
 )
-from delaywheel_replica.core.peers import Applied, Gossip
-from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import Applied, Gossip
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS
 from support.core_values import beat as plain_beat
 from support.core_values import lacking_members
 from support.member_world import WALL_MS, FakeNode, FakeStore, disk_of, held_of, record_of, state_of
@@ -416,12 +417,22 @@ def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
     assert lacking_members(node.status()) == {}
 
 
-def test_what_the_cleaner_cannot_read_is_lacking_here() -> None:
+def test_what_a_leader_cannot_read_is_lacking_here_until_a_leader_takes_it_back() -> None:
     node = FakeNode("a", "a", store=_holding(held=3))
-    told = node.cleaner({A1: record_of("a")}, unreadable=FrameSet.of({(A1, 2), (A1, 7)}))
-    node.told(told)
+    wheels = {A1: record_of("a")}
+    bad = FrameSet.of({(A1, 2), (A1, 7)})
+    node.told(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
     assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
     assert lacking_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
+    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.told(node.cleaner(wheels, role=Role.RESTING))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.tick(READ_AGAIN_MS)
+    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.told(node.cleaner(wheels, role=Role.RESTING))
+    assert node.status().beat.wheels[A1].lacking == NO_SEQS
 
 
 def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:

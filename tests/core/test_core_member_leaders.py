@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Office
-from delaywheel_replica.core.member_events import Tell
-from delaywheel_replica.core.peers import Gossip, Vote, VoteAsk
-from delaywheel_replica.core.status import Role, VoteWish
+from delaywheel_replica.core.node.events import Tell
+from delaywheel_replica.core.protocol.heartbeat import Heard, Office
+from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
+from delaywheel_replica.core.protocol.status_files import Role, VoteWish
 from support.member_talk import beat_of, messages, spare_of
 from support.member_world import FakeNode, FakeStore, state_of
 
@@ -133,3 +133,17 @@ def test_a_vote_given_counts_as_a_leader_heard() -> None:
 def gossip_of(node: FakeNode) -> list[Gossip]:
     """What was told to the others since the last time."""
     return [message for _, message in node.take_sent() if isinstance(message, Gossip)]
+
+
+def test_of_others_a_node_is_told_what_it_does_not_hear_and_everything_now_and_then() -> None:
+    node = FakeNode("a")
+    told = []
+    for count in range(1, 11):
+        heard = {"c": Heard("boot", 0)}
+        node.receive("b", Gossip(beat_of("b", count=count, heard=heard)))
+        node.receive("c", Gossip(beat_of("c", count=count)))
+        node.tick()
+        sent = node.take_sent()
+        told.append({peer: len(m.others) for peer, m in sent if isinstance(m, Gossip)})
+    whole = {"b": 2, "c": 2}
+    assert told == [whole, *[{"b": 0, "c": 1}] * 4] * 2, "c does not say that it hears b"

@@ -6,10 +6,8 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.beat import Fence, FenceAnswer, Heard, Office
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.member import MemberRefusal
-from delaywheel_replica.core.member_events import (
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
     CloseWheel,
     Effect,
     LeaveWheel,
@@ -24,7 +22,9 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Unreadable,
 )
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, Office
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Gossip,
@@ -33,7 +33,7 @@ from delaywheel_replica.core.peers import (
     Promise,
     Refused,
 )
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.protocol.status_files import Role
 from support.core_values import lacking_members
 from support.member_talk import beat_of, messages, spare_of, wheel_beat
 from support.member_world import (

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.closing import (
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel_replica.core.leader.closing import (
     Close,
     closing,
     fences_wanted,
@@ -22,11 +21,12 @@ from delaywheel_replica.core.closing import (
     fills_wanted,
     wheels_to_close,
 )
-from delaywheel_replica.core.control import ControlState, NodeRecord
-from delaywheel_replica.core.member_events import LeaveWheel, Mirror, OpenWheel, Save
-from delaywheel_replica.core.peers import Applied, Frames
-from delaywheel_replica.core.registration import Registered, register
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.leader.registration import Registered, register
+from delaywheel_replica.core.node.events import LeaveWheel, Mirror, OpenWheel, Save
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.messages import Applied, Frames
+from delaywheel_replica.core.protocol.status_files import Role
 from support.member_world import FakeCluster, FakeNode, disk_of
 
 NAMES = "abc"

@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.member import Admission
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.core.member.member import Admission
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from support.member_world import FakeNode, record_of
 
 A1, A2, A3, A4 = (WheelId("a", number) for number in (1, 2, 3, 4))

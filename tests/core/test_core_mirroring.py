@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.member_events import Held
-from delaywheel_replica.core.mirroring import Verdict, judge
-from delaywheel_replica.core.peers import Frames, WheelCard
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.messages import Frames, WheelCard
+from delaywheel_replica.core.wheels.mirroring import Verdict, judge
 from support.copies import bundled, copy_of
 
 A2 = WheelId("a", 2)

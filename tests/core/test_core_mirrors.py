@@ -1,8 +1,8 @@
 """Frames that come while the store writes others of their wheel: they wait, within bounds."""
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.member_events import Effect, Mirror, Mirrored, Received
-from delaywheel_replica.core.peers import Frames
+from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received
+from delaywheel_replica.core.protocol.messages import Frames
 from support.copies import bundled, copy_of
 from support.member_world import FakeNode, frames_of, held_of, record_of
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import NodeState, Spare
-from delaywheel_replica.core.known import Registry
-from delaywheel_replica.core.own import Wishes, next_state
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.wheels.own_wheels import Wishes, next_state
 from support.core_values import NODES
 from support.member_world import record_of, state_of
 

@@ -1,8 +1,16 @@
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.pacing import CapLimits, Pace, first_pace
+from delaywheel_replica.core.leader.pacing import (
+    LEAST_PAUSE_MS,
+    MOST_PAUSE_MS,
+    CapLimits,
+    Pace,
+    first_pace,
+)
 
 LIMITS = CapLimits(frame_messages=100, frame_bytes=1_000, max_messages=1_000, max_bytes=20_000)
 
@@ -42,3 +50,42 @@ def test_the_cap_stays_within_its_limits(commits: list[tuple[int, bool]]) -> Non
         assert LIMITS.frame_messages <= pace.cap_messages <= LIMITS.max_messages
         assert LIMITS.frame_bytes <= pace.cap_bytes <= LIMITS.max_bytes
         assert len(pace.recent_ms) <= 16
+
+
+def paced(commits_ms: list[int]) -> Pace:
+    pace = first_pace(LIMITS)
+    for duration_ms in commits_ms:
+        pace = pace.after_commit(duration_ms, full=False)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("commits_ms", "pause_ms"),
+    [([], 25), ([1], 10), ([5], 10), ([7], 14), ([12], 24), ([13], 25), ([3_000], 25)],
+)
+def test_transactions_are_as_far_apart_as_the_table_says(
+    commits_ms: list[int], pause_ms: int
+) -> None:
+    assert paced(commits_ms).pause_ms == pause_ms
+
+
+@given(st.lists(st.integers(0, 5_000), max_size=40), st.lists(st.integers(0, 100), max_size=40))
+def test_slower_commits_never_bring_transactions_closer(
+    commits_ms: list[int], more_ms: list[int]
+) -> None:
+    slower_ms = [a + b for a, b in zip(commits_ms, more_ms, strict=False)]
+    quick, slow = paced(commits_ms[: len(slower_ms)]), paced(slower_ms)
+    assert LEAST_PAUSE_MS <= quick.pause_ms <= slow.pause_ms <= MOST_PAUSE_MS
+
+
+@given(st.integers(0, 12), st.lists(st.integers(0, 5_000), max_size=7), st.randoms())
+def test_a_few_commits_that_hang_change_nothing(
+    usual_ms: int, others_ms: list[int], random: Random
+) -> None:
+    commits_ms = [usual_ms] * 9 + [usual_ms + other for other in others_ms]
+    random.shuffle(commits_ms)
+    assert paced(commits_ms).pause_ms == paced([usual_ms]).pause_ms
+
+
+def test_once_kafka_is_quick_again_so_are_transactions() -> None:
+    assert paced([400] * 50 + [5] * 9).pause_ms == LEAST_PAUSE_MS

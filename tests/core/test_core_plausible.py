@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.rows import HOLE_ROW, INDEX_ROW
-from delaywheel.rows import index_row as row_of
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.frames.rows import index_row as row_of
+from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
     LeaveWheel,
@@ -22,7 +20,17 @@ from delaywheel_replica.core.member_events import (
     Send,
     Sweep,
 )
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.node.plausible import MOST, check, tempered
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.heartbeat import (
+    Beat,
+    Fence,
+    FenceAnswer,
+    Heard,
+    Office,
+    WheelBeat,
+)
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Frames,
@@ -35,8 +43,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.core.plausible import MOST, check, tempered
-from delaywheel_replica.core.progress import Position, Reached
+from delaywheel_replica.core.protocol.progress import Position, Reached
 from support.copies import bundled, copy_of
 from support.member_talk import beat_of, wheel_beat
 from support.member_world import (

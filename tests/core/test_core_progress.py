@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.progress import (
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.progress import (
     MOST_AHEAD,
     Position,
     Progress,

@@ -6,30 +6,32 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import control, election, status
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.cancelling import (
+from delaywheel_replica.core.election import machine as election
+from delaywheel_replica.core.election.events import ENDINGS, TRANSITIONS, Phase
+from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
     before_writing,
 )
-from delaywheel_replica.core.closing import AnswersWanted, Close, closing, wheels_to_close
-from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord
-from delaywheel_replica.core.election_events import ENDINGS, TRANSITIONS, Phase
-from delaywheel_replica.core.floor import FRAME_GATES
-from delaywheel_replica.core.frames import FrameRange
-from delaywheel_replica.core.holding import takeable
-from delaywheel_replica.core.losing import Sought, frames_lost
-from delaywheel_replica.core.progress import (
+from delaywheel_replica.core.leader.closing import AnswersWanted, Close, closing, wheels_to_close
+from delaywheel_replica.core.leader.floor import FRAME_GATES
+from delaywheel_replica.core.leader.holders import takeable
+from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost
+from delaywheel_replica.core.leader.registration import MAX_WHEELS, Registered, register
+from delaywheel_replica.core.protocol import control
+from delaywheel_replica.core.protocol import status_files as status
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import FrameRange
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import (
     MOST_AHEAD,
     Done,
     Position,
     Progress,
     SetBackRefusal,
 )
-from delaywheel_replica.core.registration import MAX_WHEELS, Registered, register
-from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Answer
+from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, Answer
 from support.core_values import beat, looked_for, wheel_beat, wheel_record_of
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +53,8 @@ def table(first_column: str) -> list[list[str]]:
 
 def test_modules() -> None:
     core = ROOT / "replica" / "delaywheel_replica" / "core"
-    there = {path.name for path in core.glob("*.py")} - {"__init__.py", "fields.py"}
+    there = {path.relative_to(core).as_posix() for path in core.rglob("*.py")}
+    there -= {name for name in there if name.endswith(("__init__.py", "fields.py"))}
     named = {name.strip(" `") for row in table("about")[1:] for name in row[1].split(",")}
     assert named == there
 

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.quorum import held_by, high_watermark, majority, required_answers
+from delaywheel_replica.core.protocol.quorum import (
+    held_by,
+    high_watermark,
+    majority,
+    required_answers,
+)
 
 SIZES = [(members, w) for members in range(1, 6) for w in range(1, members + 1)]
 

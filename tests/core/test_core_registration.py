@@ -2,13 +2,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import (
+from delaywheel_replica.core.leader.registration import (
+    Refusal,
+    Registered,
+    register,
+    wheels_of_a_node,
+)
+from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
     node_record,
     wheel_record,
 )
-from delaywheel_replica.core.registration import Refusal, Registered, register, wheels_of_a_node
 from support.core_values import wheel_record_of
 
 A = {"a": "disk-a"}

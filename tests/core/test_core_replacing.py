@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord, WheelRecord
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.replacing import frames_at_risk
+from delaywheel_replica.core.leader.replacing import frames_at_risk
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
 from support.core_values import beat, wheel_beat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)

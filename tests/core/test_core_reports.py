@@ -1,7 +1,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from delaywheel_replica.core.reports import (
+from delaywheel_replica.core.protocol.transaction_outcomes import (
     ACTIONS,
     VERDICTS,
     Action,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.seal import Seal, next_seal
+from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.origin_line import Line
 
 clocks = st.integers(0, 400_000)

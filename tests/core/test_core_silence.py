@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel_replica.core.silence import SILENT_MS, ages_ms, silent_nodes
-from delaywheel_replica.core.status import PeerSight, ServerStatus
+from delaywheel_replica.core.leader.failure_detector import SILENT_MS, ages_ms, silent_nodes
+from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from support.core_values import beat
 
 NOW_MS = 1_000_000

@@ -5,9 +5,8 @@ from collections import deque
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Fence, Office
-from delaywheel_replica.core.member import MemberRefusal
-from delaywheel_replica.core.member_events import (
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
     Effect,
@@ -18,9 +17,10 @@ from delaywheel_replica.core.member_events import (
     Verified,
     VerifyWheel,
 )
-from delaywheel_replica.core.peers import Fetch, Gossip, Lacks, Promise
-from delaywheel_replica.core.status import Role
-from delaywheel_replica.core.verifying import AGAIN_MS
+from delaywheel_replica.core.protocol.heartbeat import Fence, Office
+from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from support.member_talk import beat_of, messages, spare_of, wheel_beat
 from support.member_world import FakeNode, FakeStore, frames_of, held_of, record_of, state_of
 

@@ -1,27 +1,27 @@
 """Votes: who agrees with whom that nobody leads."""
 
-from delaywheel_replica.core.peers import Vote, VoteAsk
-from delaywheel_replica.core.status import VoteWish
-from delaywheel_replica.core.voting import Voting
+from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
+from delaywheel_replica.core.protocol.status_files import VoteWish
 
 ASK = VoteAsk(1, 1_000)
 
 
 def agrees(
-    voting: Voting, sender: str, now_ms: int, ask: VoteAsk = ASK, *, stands: bool = False
+    voting: Prevote, sender: str, now_ms: int, ask: VoteAsk = ASK, *, stands: bool = False
 ) -> bool:
     return voting.asked(sender, ask, now_ms, stands=stands) == Vote(ask.round)
 
 
 def test_silence_is_counted_from_the_start_at_the_earliest() -> None:
-    voting = Voting("b", 10_000)
+    voting = Prevote("b", 10_000)
     assert voting.leader_heard_ms is None
     assert not agrees(voting, "a", 10_999)
     assert agrees(voting, "a", 11_000)
 
 
 def test_a_leader_that_is_heard_keeps_its_office() -> None:
-    voting = Voting("b", 0)
+    voting = Prevote("b", 0)
     voting.leader_heard("c", 5_000)
     assert voting.leader_heard_ms == 5_000
     assert not agrees(voting, "a", 5_999)
@@ -29,7 +29,7 @@ def test_a_leader_that_is_heard_keeps_its_office() -> None:
 
 
 def test_a_leader_that_is_gone_counts_at_once() -> None:
-    voting = Voting("b", 0)
+    voting = Prevote("b", 0)
     voting.leader_heard("c", 5_000)
     assert not voting.gone("a")
     assert not agrees(voting, "a", 5_001)
@@ -39,13 +39,13 @@ def test_a_leader_that_is_gone_counts_at_once() -> None:
 
 
 def test_the_very_leader_that_asks_has_left_office() -> None:
-    voting = Voting("b", 0)
+    voting = Prevote("b", 0)
     voting.leader_heard("c", 5_000)
     assert agrees(voting, "c", 5_001)
 
 
 def test_a_vote_counts_as_a_leader_heard_and_blocks_others() -> None:
-    voting = Voting("b", 0)
+    voting = Prevote("b", 0)
     assert agrees(voting, "a", 5_000)
     assert voting.leader_heard_ms == 5_000
     assert not agrees(voting, "c", 5_999)
@@ -53,7 +53,7 @@ def test_a_vote_counts_as_a_leader_heard_and_blocks_others() -> None:
 
 
 def test_the_same_round_is_answered_again_without_blocking_others_for_longer() -> None:
-    voting = Voting("b", 0)
+    voting = Prevote("b", 0)
     assert agrees(voting, "a", 5_000)
     assert agrees(voting, "a", 5_900)
     assert voting.leader_heard_ms == 5_000
@@ -62,11 +62,11 @@ def test_the_same_round_is_answered_again_without_blocking_others_for_longer() -
 
 
 def test_who_stands_agrees_with_nobody() -> None:
-    assert not agrees(Voting("b", 0), "a", 5_000, stands=True)
+    assert not agrees(Prevote("b", 0), "a", 5_000, stands=True)
 
 
 def test_of_two_that_ask_at_once_the_later_in_order_gives_way() -> None:
-    first, second = Voting("a", 0), Voting("b", 0)
+    first, second = Prevote("a", 0), Prevote("b", 0)
     for voting in (first, second):
         assert voting.wished(VoteWish(1, 1_000))
     assert second.voted("c", Vote(1))
@@ -82,7 +82,7 @@ def test_of_two_that_ask_at_once_the_later_in_order_gives_way() -> None:
 
 
 def test_votes_of_another_round_do_not_count() -> None:
-    voting = Voting("a", 0)
+    voting = Prevote("a", 0)
     assert voting.round == 0
     assert not voting.voted("b", Vote(0))
     voting.wished(VoteWish(3, 1_000))

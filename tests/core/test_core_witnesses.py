@@ -5,10 +5,15 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.control import ControlState, NodeRecord, node_record, progress_record
-from delaywheel_replica.core.progress import Position, Progress, Reached
-from delaywheel_replica.core.witnesses import contradiction
+from delaywheel_replica.core.election.witnesses import contradiction
+from delaywheel_replica.core.protocol.control import (
+    ControlState,
+    NodeRecord,
+    node_record,
+    progress_record,
+)
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
 from support.core_values import beat, wheel_record_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)

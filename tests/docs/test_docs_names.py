@@ -1,6 +1,8 @@
 """What the documents name is there: files of the tree, links, headings."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,11 +40,34 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(linked), target
 
 
-@pytest.mark.parametrize("room", ["server", "peers", "cleaner"])
-def test_every_module_of_a_room_has_its_place(room: str) -> None:
+def rooms(top: Path, depth: int = 0) -> Iterator[tuple[int, Path]]:
+    """Packages below a folder, each with how deep it lies."""
+    yield depth, top
+    for folder in sorted(path.parent for path in top.glob("*/__init__.py")):
+        yield from rooms(folder, depth + 1)
+
+
+_TOPS = (
+    "wheel/delaywheel",
+    "replica/delaywheel_replica",
+    "scripts/delaywheel_audit",
+    "scripts/local",
+)
+ROOMS = [room for top in _TOPS for room in rooms(ROOT / top)]
+
+
+def test_every_room_is_listed_with_what_it_says_of_itself() -> None:
     told = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    section = told.partition(f"**`{room}/`**")[2].partition("**`")[0]
-    modules = (ROOT / "replica" / "delaywheel_replica" / room).glob("*.py")
-    assert {name for _, name in _MODULE.findall(section)} == {
-        module.name for module in modules if module.stem != "__init__"
-    }
+    listing = told.partition("## Rooms")[2].split("```")[1].strip().splitlines()
+    expected = []
+    for depth, room in ROOMS:
+        name = room.name if depth else room.relative_to(ROOT).as_posix()
+        says = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+        expected.append((f"{'    ' * depth}{name}/", (says or "").splitlines()[0]))
+    assert [tuple(re.split(r"(?<=/)  +", line, maxsplit=1)) for line in listing] == expected
+
+
+@pytest.mark.parametrize("room", [room for _, room in ROOMS], ids=lambda path: path.name)
+def test_a_room_can_be_seen_at_a_glance(room: Path) -> None:
+    modules = [path for path in room.glob("*.py") if path.stem != "__init__"]
+    assert 2 < len(modules) <= 12 or (not modules and any(room.glob("*/__init__.py")))

@@ -8,20 +8,25 @@ from typing import Any
 
 import pytest
 
-from delaywheel.dial import DIAL_ROW
 from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel.reasons import Reason
-from delaywheel.verify import Problem
-from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES, DeadReason
-from delaywheel_replica.cleaner.ports import IDS
-from delaywheel_replica.cleaner.settings import DEAD_ROOM_BYTES, PROMISES, KafkaNames
-from delaywheel_replica.cleaner.trials import TRIAL_IDS
+from delaywheel.storage.recovery.verify import Problem
+from delaywheel.storage.writing.dial import DIAL_ROW
+from delaywheel_replica.cleaner.delivery.bisection import TRIAL_IDS
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.kafka_settings import (
+    DEAD_ROOM_BYTES,
+    FORWARD_ROOM_BYTES,
+    PROMISES,
+    KafkaNames,
+)
 from delaywheel_replica.peers.states import PeerReason
-from delaywheel_replica.server.ledger_place import SCHEMA
-from delaywheel_replica.server.metric import Kind
-from delaywheel_replica.server.metrics import METRICS
+from delaywheel_replica.server.ledger.place import SCHEMA
+from delaywheel_replica.server.metrics.catalogue import METRICS
+from delaywheel_replica.server.metrics.metric import Kind
 
 DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import create_topic
 
 

@@ -8,9 +8,9 @@ import uuid
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.silence import SILENT_MS
-from local.kafka import KafkaBroker
-from local.node import Node
+from delaywheel_replica.core.leader.failure_detector import SILENT_MS
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.read_committed import CommittedReader
 from support.trio import Trio, row, seen_by, send, slot_file
 

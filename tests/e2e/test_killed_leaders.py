@@ -11,9 +11,9 @@ import pytest
 
 from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.cluster import LocalCluster
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.cluster import LocalCluster
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.load import Load, assert_arrived
 from support.read_committed import CommittedReader
 from support.service import wait_until

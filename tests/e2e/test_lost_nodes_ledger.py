@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.trio import Trio, row, run_cli, send
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.load import Load, assert_arrived
 from support.read_committed import CommittedReader
 from support.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel import CancelOutcome
-from local.kafka import KafkaBroker, free_ports
+from local.loopback.kafka import KafkaBroker, free_ports
 from support.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka

@@ -12,7 +12,7 @@ import pytest
 
 from delaywheel import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.read_committed import CommittedReader, create_topic
 from support.service import Service, wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from delaywheel import Message
-from delaywheel_replica.cleaner.settings import KafkaNames
-from local.kafka import KafkaBroker
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import CommittedReader
 from support.service import Service, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from delaywheel import Message
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import CommittedReader, create_topic
 from support.service import Service
 

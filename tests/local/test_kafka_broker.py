@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support import service
 from support.read_committed import create_topic, topic_exists
 
 pytestmark = pytest.mark.kafka
 
-PROGRAM = [sys.executable, str(Path(__file__).parents[2] / "scripts" / "local" / "kafka.py")]
+PROGRAM = [
+    sys.executable,
+    str(Path(__file__).parents[2] / "scripts" / "local" / "loopback" / "kafka.py"),
+]
 
 
 # A JVM starts.

@@ -9,13 +9,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from local import kafka
-from local.kafka import free_ports
-from local.kafka_jars import KafkaError
+from local.loopback import kafka
+from local.loopback.kafka import free_ports
+from local.loopback.kafka_jars import KafkaError
 
 ANOTHER = """
 import sys
-from local import kafka
+from local.loopback import kafka
 kafka.PORTS = [int(port) for port in sys.argv[1:]]
 print(*kafka.free_ports(2), flush=True)
 sys.stdin.read()

@@ -9,12 +9,12 @@ import time
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.peers import Applied, Frames, Vote, VoteAsk, WheelCard
+from delaywheel_replica.core.protocol.messages import Applied, Frames, Vote, VoteAsk, WheelCard
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import encode_answer
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.copies import bundled, copy_of
 from support.peer_process import FAILED, PeerProcess
 from support.peer_raw import Raw

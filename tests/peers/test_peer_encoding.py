@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
+from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.node.plausible import check
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Frames,
@@ -23,7 +24,6 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.core.plausible import check
 from delaywheel_replica.peers.encoding import decode, encode
 from support.copies import bundled, copy_of
 from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_beat, wheel_ids

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Fence, FenceAnswer
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.node.plausible import check
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Frames,
@@ -27,11 +28,10 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.core.plausible import check
-from delaywheel_replica.peers.encoding import encode
+from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.copies import bundled, copy_of
 from support.core_values import beat, wheel_beat
 from support.peer_raw import Raw
@@ -75,6 +75,28 @@ def pair() -> Iterator[tuple[Site, Site]]:
 
 def by_kind(messages: Iterable[PeerMessage]) -> list[PeerMessage]:
     return sorted(messages, key=lambda message: type(message).__name__)
+
+
+def test_frames_that_go_to_several_nodes_are_encoded_once(
+    pair: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But an answer that has the same frames is another message."""
+    one, other = pair
+    made: list[PeerMessage] = []
+
+    def encoding(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
+        made.append(message)
+        return encode_in_parts(message)
+
+    monkeypatch.setattr("delaywheel_replica.peers.network.encode_in_parts", encoding)
+    pushed = frames(10)
+    sent = [pushed, Frames(CARD, pushed.frames), Frames(CARD, pushed.frames, 7), frames(10, 2)]
+    other.came.clear()
+    for message in sent:
+        one.network.send("n2", message)
+    other.wait_for_messages(len(sent))
+    assert other.from_("n1") == sent
+    assert made == [pushed, *sent[2:]]
 
 
 def test_every_kind_of_message_arrives(pair: tuple[Site, Site]) -> None:

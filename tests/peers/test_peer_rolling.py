@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import PeerReason
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.peer_site import SETTINGS, Site, identity
 
 

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import structlog
 
-from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers import peer as module
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.encoding import encode

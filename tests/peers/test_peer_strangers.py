@@ -15,12 +15,12 @@ import structlog
 from grpc_health.v1 import health, health_pb2_grpc
 
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers import accepting
 from delaywheel_replica.peers.framing import PREFACE
 from delaywheel_replica.peers.handshake import PROTOCOL, Hello, encode_hello
 from delaywheel_replica.peers.states import PeerReason, Stream
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.peer_raw import Raw
 from support.peer_site import Site, identity
 

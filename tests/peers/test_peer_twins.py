@@ -1,8 +1,8 @@
 """Two processes that say they are the same node; real sockets over loopback."""
 
-from delaywheel_replica.core.peers import Vote
+from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.peer_site import Site, identity
 
 

@@ -1,22 +1,124 @@
-"""The benchmark's parts: the rate it keeps, what it reads of processes and nodes, the tables."""
+"""The benchmark's pure parts: /proc read, rounds and ratios, the pace, the page."""
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import subprocess
-import sys
+import os
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+from itertools import count
 
+import numpy as np
 import pytest
 
-from local.bench import paced, process_figures
-from local.bench_report import print_report
-from local.scraping import Cost, NodeCost, Samples, scrape
+from local.bench.figures import Extent, by_second, differences, ratios
+from local.bench.page import page_of, stack
+from local.bench.report import print_report
+from local.bench.rounds import disturbances, in_turn, is_steady, run_rounds, warm_up
+from local.bench.running import as_document, compared
+from local.bench.sending import Sent, paced, value_of
+from local.bench.stand import Part
+from local.bench.usage import Look, Usage, cpu_s_of, look, switches_of
+from local.bench.workloads import USUAL, WORKLOADS
+from local.stage.scraping import Cost, NodeCost
+from local.stage.tally import Spread
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class TestUsage:
+    def test_a_name_with_parentheses_does_not_shift_the_fields(self) -> None:
+        fields = "S 1 7 7 0 -1 4194304 1 2 3 4 120 30 5 6 20 0 9 0 100"
+        assert cpu_s_of(f"7 (a) (b c)) {fields}") == 150 / TICKS_PER_S
+
+    def test_switches_of_both_kinds_count(self) -> None:
+        status = "Name:\tx\nvoluntary_ctxt_switches:\t41\nnonvoluntary_ctxt_switches:\t2\n"
+        assert switches_of(status) == 43
+
+    def test_threads_that_begin_count_and_those_that_end_do_not(self) -> None:
+        used = Usage.between(Look(1.0, {1: 10, 2: 500}), Look(1.5, {1: 15, 3: 7}))
+        assert used == Usage(0.5, 12)
+
+    def test_threads_of_a_process_are_seen(self) -> None:
+        go_on = threading.Event()
+        thread = threading.Thread(target=go_on.wait)
+        before = look(os.getpid())
+        thread.start()
+        after = look(os.getpid())
+        go_on.set()
+        thread.join()
+        assert before is not None
+        assert after is not None
+        assert len(after.switches) == len(before.switches) + 1
+
+    def test_there_is_no_such_process(self) -> None:
+        assert look(2**22 + 1) is None
+
+
+def node_cost(**events: int) -> NodeCost:
+    counts = {"elections": 0, "in_sync_changes": 0, "restarts": 0, **events}
+    return NodeCost(0, 0, {}, counts["elections"], counts["in_sync_changes"], counts["restarts"])
+
+
+class TestRounds:
+    def test_disturbed_rounds_are_void_and_repeated(self) -> None:
+        done = run_rounds(3, lambda number: number, lambda one: "an election" if one == 1 else "")
+        assert done.kept == [0, 2, 3]
+        assert done.void == ["an election"]
+
+    def test_repeating_ends(self) -> None:
+        measured = count()
+        done = run_rounds(3, lambda _: next(measured), lambda _: "restarted")
+        assert done.kept == []
+        assert len(done.void) == next(measured) == 6
+
+    @pytest.mark.parametrize(
+        ("event", "told"),
+        [
+            ("elections", "elections 1"),
+            ("in_sync_changes", "in-sync changes 1"),
+            ("restarts", "restarted processes 1"),
+        ],
+    )
+    def test_what_disturbs(self, event: str, told: str) -> None:
+        calm = node_cost()
+        assert disturbances(Cost({"n1": calm}, 0.5)) == ""
+        assert disturbances(Cost({"n1": calm, "n2": node_cost(**{event: 1})}, 0.5)) == told
+
+    def test_each_kind_is_first_in_turn(self) -> None:
+        assert [in_turn("abc", number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+
+
+class TestWarmth:
+    @pytest.mark.parametrize(
+        ("costs_ms", "steady"),
+        [
+            ([9.0, 9.0], False),
+            ([20.0, 9.0, 8.0], False),
+            ([20.0, 8.2, 8.0], True),
+            ([20.0, 8.0, 9.0], True),
+        ],
+    )
+    def test_two_windows_alike(self, costs_ms: list[float], *, steady: bool) -> None:
+        assert is_steady(costs_ms) is steady
+
+    def test_it_ends_after_two_minutes_of_work(self) -> None:
+        costs_ms = (100.0 * 0.8**n for n in count())
+        assert len(warm_up(lambda _: next(costs_ms), lambda _: None)) == 12
+
+
+class TestFigures:
+    def test_ratios_go_round_by_round(self) -> None:
+        assert ratios([1.0, 8.0, 3.0], [1.0, 2.0, 0.0]) == Extent(1.0, 2.5, 4.0)
+        assert differences([1.0, 8.0], [3.0, 2.0]) == Extent(-2.0, 2.0, 6.0)
+        assert ratios([1.0], [0.0]) is None
+
+    def test_lateness_by_second_of_the_due(self) -> None:
+        dues_ms = np.array([2_500.0, 1_000.0, 2_000.0, 4_999.9])
+        first, second, last = by_second(dues_ms, np.array([3.0, 1.0, 5.0, 7.0]))
+        assert (first.second, first.messages, first.max_ms) == (1, 1, 1.0)
+        assert (second.second, second.messages, second.p50_ms) == (2, 2, 4.0)
+        assert last.second == 4
+        assert by_second(dues_ms[:0], dues_ms[:0]) == []
 
 
 def test_pace_sends_all_and_not_too_early() -> None:
@@ -28,120 +130,75 @@ def test_pace_sends_all_and_not_too_early() -> None:
     assert sent == 200
 
 
-def test_figures_of_a_process() -> None:
-    """Of one that does nothing else: what this one has open hangs on the tests before."""
-    opens = "import sys; print(flush=True); input(); kept = open('/dev/null'), open('/dev/null')"
-    code = f"{opens}; print(flush=True); input()"
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdout.readline()
-        before = process_figures(child.pid)
-        child.stdin.write(b"\n")
-        child.stdin.flush()
-        child.stdout.readline()
-        after = process_figures(child.pid)
-        child.stdin.close()
-    assert before.anonymous_mib > 1
-    assert after.descriptors == before.descriptors + 2
+def test_a_value_has_its_length() -> None:
+    assert len(value_of(1_800_000_000_000_000)) == 200
 
 
-def cost_of(messages: int, *, elections: int = 0) -> dict[str, Any]:
-    """A phase in which n1 took every message and n2 forwarded them."""
-    server, cleaner = messages * 20e-6, messages * 30e-6
-    taking = NodeCost(messages, 0, {"server": server, "cleaner": 0.0}, 0, 2, 0)
-    leading = NodeCost(0, messages, {"server": 0.0, "cleaner": cleaner}, elections, 0, 0)
-    cost = Cost({"n1": taking, "n2": leading}, 0.75)
-    return {"messages": messages, "cost": asdict(cost)}
+def test_what_is_measured_if_nothing_is_named_exists() -> None:
+    assert set(USUAL) <= set(WORKLOADS)
 
 
-def test_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    lateness = {"messages": 20_000, "p50_ms": 6.0, "p99_ms": 50.0, "max_ms": 100.0}
-    kinds = ("kafka", "delayed", "short")
-    process = {"anonymous_mib": 40.0, "descriptors": 30}
-    figures = {"n1 server": process, "n2 cleaner": process}
-    of_rate = {
-        "rate_per_s": 2_000,
-        "sent_per_s": dict.fromkeys(kinds, 1_987),
-        "lateness": dict.fromkeys(kinds, lateness),
-        "ratio_p50": {"delayed": 3.0, "short": 3.5},
-        "ratio_p99": {"delayed": 4.0, "short": 4.5},
-        "phases": {"delayed": cost_of(20_000), "short": cost_of(20_000, elections=3)},
+def part(messages: int, p50_ms: float) -> Part:
+    used = {
+        "n1 server": Usage(2.0, 800),
+        "n2 server": Usage(1.0, 400),
+        "n1 cleaner": Usage(0.5, 100),
+        "sender ours": Usage(0.5, 300),
+        "broker": Usage(3.0, 900),
+        "consumer": Usage(1.0, 900),
     }
-    print_report(
-        {
-            "value_bytes": 200,
-            "rates": [of_rate],
-            "accept": {"per_s": 40_000, **cost_of(200_000)},
-            "kafka_produced_per_s": 400_000,
-            "idle_cpu_share": dict.fromkeys(figures, 0.034),
-            "processes": {"idle": figures, "loaded": figures},
-        }
+    dues_ms = np.arange(messages) * 10.0 + 1_000
+    late_ms = np.full(messages, p50_ms)
+    cpu = {name: each.cpu_s / 10 for name, each in used.items()}
+    return Part(
+        Sent(messages, 10.0),
+        10.0,
+        messages,
+        Spread.of(late_ms.tolist()),
+        by_second(dues_ms, late_ms),
+        float(dues_ms[-1] + p50_ms),
+        used,
+        [(float(second), cpu) for second in range(1, 11)],
+        {"n1": 100, "n2": 0},
+        Cost({"n1": node_cost()}, 0.6),
     )
+
+
+def test_figures_for_people_and_for_browsers(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"plain": 5.0, "floor": 20.0, "ours": 30.0}
+    rounds = [{kind: as_document(part(1_000, ms)) for kind, ms in kinds.items()}] * 2
+    workload = {
+        "name": "steady-100",
+        "told": "lateness",
+        "nodes": 2,
+        "warmth_ms": [9.0, 8.0],
+        "filled": [],
+        "rounds": rounds,
+        "void": ["elections 1"],
+        "ratios": compared(rounds),
+    }
+    document = {
+        "machine": {"cpus": 2, "platform": "linux"},
+        "value_bytes": 200,
+        "workloads": [workload],
+    }
+    print_report(document)
     told = capsys.readouterr().out
-    for part in (
-        *("20,000", "1,987", "3.5", "4.5", "40,000", "0.10", "200,000 messages pending"),
-        *("40.0 → 40.0", "3.4%", "20.0", "30.0", "75% of the machine's CPUs used"),
-        "elections 3, in-sync changes 2, restarted processes 0",
+    for words in (
+        "all of ours, the SDK included: 40.0% of a core",
+        "origin 8.0, mirror 4.0, SDK 3.0",
+        "elections 1",
+        "p50_ms / floor",
+        "1.50",
+        "2000.0",
     ):
-        assert part in told
+        assert words in told
+    page = page_of(document)
+    assert len(page.findall(".//svg")) == 2
+    assert len(page.findall(".//rect[@class='c1']")) == 2 * 3 * 10
 
 
-STARTS = ("process_start_time_seconds", "server"), ("process_start_time_seconds", "cleaner")
-
-
-def counted(
-    accepted: int, elections: int, cpu_s: float, *, started: tuple[float, float] = (1, 1)
-) -> Samples:
-    return {
-        ("accepted_messages_total", ""): accepted,
-        ("elections_total", ""): elections,
-        ("process_cpu_seconds_total", "server"): cpu_s,
-        ("process_cpu_seconds_total", "cleaner"): cpu_s,
-        **dict(zip(STARTS, started, strict=True)),
-    }
-
-
-def test_cost_is_what_counters_grew_by() -> None:
-    cost = NodeCost.between(counted(10, 1, 5.0), counted(110, 1, 7.5))
-    assert cost == NodeCost(100, 0, {"server": 2.5, "cleaner": 2.5}, 0, 0, 0)
-
-
-def test_counters_of_a_process_that_was_started_anew_begin_at_zero() -> None:
-    cost = NodeCost.between(counted(10, 3, 5.0), counted(110, 1, 5.5, started=(1, 2)))
-    assert cost == NodeCost(100, 0, {"server": 0.5, "cleaner": 5.5}, 1, 0, 1)
-
-
-def test_samples_are_read_from_a_nodes_metrics() -> None:
-    page = (
-        "# TYPE delaywheel_accepted_messages counter\n"
-        "delaywheel_accepted_messages_total 7\n"
-        "# TYPE delaywheel_process_cpu_seconds counter\n"
-        'delaywheel_process_cpu_seconds_total{process="server"} 1.5\n'
-        "# TYPE delaywheel_role gauge\n"
-        'delaywheel_role{role="leader"} 1\n'
-    )
-    with metrics_page(page) as address:
-        assert scrape(address) == {
-            ("accepted_messages_total", ""): 7,
-            ("process_cpu_seconds_total", "server"): 1.5,
-        }
-
-
-@contextlib.contextmanager
-def metrics_page(page: str) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(page.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        thread.join()
+def test_each_process_is_drawn_once() -> None:
+    used = {"n1 server": 1.0, "n1 cleaner": 2.0, "n1 node": 64.0, "broker": 4.0}
+    others = {"sender ours": 8.0, "sender plain": 16.0, "consumer": 32.0}
+    assert stack(used | others) == [4.0, 1.0, 2.0, 8.0, 16.0, 32.0]

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local import wholeness
-from local.chaos import main, order_of
-from local.chaos_figures import Disturbance, Summary, as_json, print_summaries
-from local.disturbing import How
-from local.gaps import Gap, longest_gap, usual_spacing_ms
-from local.machine import CpuTime, load_1min
-from local.mirrors import Mirrors
-from local.node import Node
-from local.stage import Ended
-from local.tally import Tally
-from local.traffic import LEAD_S, burst, steady
-from local.wholeness import look
+from local.chaos.disturbing import How
+from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
+from local.chaos.run import main, order_of
+from local.loopback.machine import CpuTime, load_1min
+from local.loopback.node import Node
+from local.stage import wholeness
+from local.stage.gaps import Gap, longest_gap, usual_spacing_ms
+from local.stage.mirrors import Mirrors
+from local.stage.stage import Ended
+from local.stage.tally import Tally
+from local.stage.traffic import LEAD_S, burst, steady
+from local.stage.wholeness import look
 
 
 def test_longest_gap_is_told_with_its_end() -> None:

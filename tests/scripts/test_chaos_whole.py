@@ -24,7 +24,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     figures = tmp_path / "figures.json"
     hows = ("--how", "transaction", "--how", "server")
     chaos = start_script(
-        "chaos", "--plain", "--kills", "1", "--calm", "2", *hows, "--json", str(figures)
+        "chaos.run", "--plain", "--kills", "1", "--calm", "2", *hows, "--json", str(figures)
     )
     told, _ = chaos.communicate(timeout=360)
     assert chaos.returncode == 0, told
@@ -44,7 +44,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
 
 def test_nothing_is_left_after_a_signal_while_a_node_is_stopped() -> None:
     before = cluster_folders()
-    chaos = start_script("chaos", "--plain", "--kills", "1", "--calm", "1", "--how", "pause")
+    chaos = start_script("chaos.run", "--plain", "--kills", "1", "--calm", "1", "--how", "pause")
     read_until(chaos, "SIGSTOP")
     [folder] = cluster_folders() - before
     assert processes_below(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,9 +16,15 @@ from typing import Any
 
 import pytest
 
-from local import cluster as cluster_module
-from local.cluster import LocalCluster, argument_parser, main, parse_settings
-from local.node import Node, to_toml
+from local.loopback import cluster as cluster_module
+from local.loopback.cluster import (
+    LocalCluster,
+    argument_parser,
+    main,
+    next_commands,
+    parse_settings,
+)
+from local.loopback.node import Node, to_toml
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,7 +93,7 @@ def test_toml_is_read_back_as_it_was() -> None:
 def test_arguments_have_defaults() -> None:
     options = argument_parser().parse_args([])
     assert (options.nodes, options.kafka, options.data, options.config) == (1, None, None, [])
-    assert (options.ready_file, options.no_restart) == (None, False)
+    assert (options.ready_file, options.no_restart, options.topic) == (None, False, [])
 
 
 @pytest.mark.parametrize("arguments", [["--nodes", "0"], ["--config", "x"], ["--nodes", "many"]])
@@ -109,6 +116,38 @@ def test_ports_below_the_range_of_outgoing_connections(tmp_path: Path) -> None:
     ports = [int(address.rpartition(":")[2]) for address in addresses]
     assert len(set(ports)) == 9
     assert all(port < 32768 for port in ports)
+
+
+def test_the_first_node_is_where_clients_look_if_that_is_free(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        known = other.getsockname()[1]
+
+    def address() -> str:
+        made = LocalCluster(nodes=2, kafka="127.0.0.1:1", folder=tmp_path, first_port=known)
+        return made.nodes[0].address
+
+    with socket.create_server(("127.0.0.1", known)):
+        assert address() != f"127.0.0.1:{known}"
+    assert address() == f"127.0.0.1:{known}"
+    assert address() != f"127.0.0.1:{known}", "it is the first cluster's"
+
+
+def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
+    cluster = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path)
+    address = cluster.nodes[0].address
+    told = next_commands(cluster, ["orders", "bills"])
+    commands = [line.strip() for line in told.splitlines() if line.startswith("  ")]
+    path, server = commands[:2]
+    assert server == f"export DELAYWHEEL_SERVER={address}"
+    found = subprocess.run(
+        ["bash", "-c", f"{path}; command -v delaywheel"], capture_output=True, text=True, check=True
+    )
+    assert Path(found.stdout.strip()).parent == Path(sys.executable).parent
+    assert any(" produce orders " in command for command in commands)
+    cluster.nodes[0].address = "127.0.0.1:7420"
+    told = next_commands(cluster, [])
+    assert "DELAYWHEEL_SERVER" not in told
+    assert "--topic orders" in told
 
 
 @pytest.mark.usefixtures("fake_node")
@@ -197,7 +236,9 @@ def test_own_folder_goes_after_a_clean_end_and_stays_after_a_failure(
 def test_nodes_end_with_the_script_however_it_ends(tmp_path: Path, how: signal.Signals) -> None:
     ready = tmp_path / "ready.json"
     script = (
-        "import sys; from local.cluster import main; from local.node import Node\n"
+        "import sys\n"
+        "from local.loopback.cluster import main\n"
+        "from local.loopback.node import Node\n"
         f"NODE = {NODE!r}\n"
         "Node.command = property(lambda n: [sys.executable, '-c', NODE, str(n.config)])\n"
         "sys.exit(main(sys.argv[1:]))\n"

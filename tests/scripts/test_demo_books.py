@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from delaywheel_audit.summary import COUNTS, Summary
+from delaywheel_audit.matching.summary import COUNTS, Summary
 from local import reconciling
 from local.reconciling import PAGE, Books, BooksError, books_folder
-from local.tally import Spread, Verdict
-from local.view import books_text
+from local.stage.tally import Spread, Verdict
+from local.stage.view import books_text
 
 NO_TIMES = Spread.of(())
 VERDICT = Verdict(100, 0, 100, 0, 0, 0, 0, 0, NO_TIMES, NO_TIMES, None, None)

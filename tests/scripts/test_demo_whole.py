@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel_audit.summary import Summary
+from delaywheel_audit.matching.summary import Summary
 from support.script_run import (
     END_S,
     ROOT,

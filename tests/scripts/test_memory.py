@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from local.memory import START_S, accept, drive, forward, is_flat, traffic
+from local.costs.memory import START_S, accept, drive, forward, is_flat, traffic
 
 
 def test_all_that_is_accepted_is_forwarded(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from local.mirrors import Mirrors, compare
-from local.observer import Record
-from local.tally import Content, Spread, Tally
-from local.traffic import plan
-from local.view import verdict_text
+from local.stage.mirrors import Mirrors, compare
+from local.stage.observer import Record
+from local.stage.tally import Content, Spread, Tally
+from local.stage.traffic import plan
+from local.stage.view import verdict_text
 
 DUE_MS = 1_900_000_000_000
 

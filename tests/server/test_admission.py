@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from delaywheel_replica.server.admission import MESSAGE_COST_BYTES, Admission, cost_bytes
-from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.intake.admission import MESSAGE_COST_BYTES, Admission, cost_bytes
+from delaywheel_replica.server.node.refusals import RefusedError
 
 
 def test_a_caller_has_a_bound_of_its_own() -> None:

@@ -14,19 +14,19 @@ from unittest.mock import Mock
 import pytest
 from numpy.typing import NDArray
 
-from delaywheel.dial import Dial, DialView
-from delaywheel.disk import PosixDisk
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.status import Role
-from delaywheel_replica.server import asking as module
-from delaywheel_replica.server import describing
-from delaywheel_replica.server.asking import Asking
-from delaywheel_replica.server.describing import describe_cluster
-from delaywheel_replica.server.fates import Fates
-from delaywheel_replica.server.merging import slots_joined
-from delaywheel_replica.server.passing import Silent
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.status import Cleaner, NodeView, wall_ms
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.server.cluster import asking as module
+from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.cluster.merging import slots_joined
+from delaywheel_replica.server.lookup import describe as describing
+from delaywheel_replica.server.lookup.describe import describe_cluster
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.calls_to_nodes import Silent
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, wall_ms
 from support.facts import cleaner_status, server_status
 from support.messages import BASE_SLOT, message
 from support.wheels import append, new_wheel

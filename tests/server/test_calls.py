@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.admission import Admission
-from delaywheel_replica.server.answering import Context
-from delaywheel_replica.server.calls import Answers, Calls
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.reception import Reception
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.node.answering import Context
+from delaywheel_replica.server.node.counts import Counts
 
 _LONG = 8 << 20
 _OPTIONS = (

@@ -13,16 +13,16 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.passing import Passing
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.references import Reference
-from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.scan import Found
-from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.writing import Writing
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import RefusedError
 from support.core_values import beat, wheel_beat, wheel_record_of
 
 OWN, OTHERS = WheelId("a", 1), WheelId("b", 1)

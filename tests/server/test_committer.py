@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from delaywheel.columns import Columns
-from delaywheel.encode import encode_group
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.member_events import Broken, Written
-from delaywheel_replica.core.peers import Applied, Gossip
-from delaywheel_replica.core.status import Role
-from delaywheel_replica.server.jobs import GroupJob
-from delaywheel_replica.server.refusals import Refusal
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.node.events import Broken, Written
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.messages import Applied, Gossip
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.server.commit.outside import GroupJob
+from delaywheel_replica.server.node.refusals import Refusal
 from sim.disk import Fault, SimulatedDisk
 from support.driven import NOW_MS, Driven
 from support.messages import BASE_SLOT, message
@@ -252,7 +252,7 @@ def test_a_group_that_cannot_be_encoded_as_a_whole_is_refused(
             raise MemoryError
         return encode_group(columns, **options)
 
-    monkeypatch.setattr("delaywheel.wheel.encode_group", encode_few)
+    monkeypatch.setattr("delaywheel.storage.writing.wheel.encode_group", encode_few)
     asked = [node.ask(message(number)) for number in (1, 2)]
     node.work()
     assert {each.said for each in asked} == {"INTERNAL"}

@@ -123,10 +123,10 @@ def test_secrets_are_masked_when_shown() -> None:
     [
         ({"spam": "1"}, "spam"),
         ({"ledger_uri": "ftp://books"}, "ftp://"),
-        ({"ledger_retention_hours": "26"}, "ledger_retention_hours 26: at least 27"),
+        ({"ledger_retention_hours": "192"}, "ledger_retention_hours 192: at least 193"),
         (
-            {"ledger_retention_hours": "191", "span_seconds": "604680"},
-            "ledger_retention_hours 191: at least 192",
+            {"ledger_retention_hours": "26", "span_seconds": "7200"},
+            "ledger_retention_hours 26: at least 27",
         ),
         ({"kafka.acks": "1"}, "acks"),
         ({"kafka.transactional.id": "mine"}, "transactional.id"),
@@ -165,13 +165,13 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_of_the_ledger_outlives_what_is_pending() -> None:
-    assert load(ledger_retention_hours="27").ledger_kept_hours == 27
+    assert load(ledger_retention_hours="193").ledger_kept_hours == 193
     assert load(ledger_retention_hours="0").ledger_kept_hours == 0
-    long = load(ledger_retention_hours="192", span_seconds="604680")
-    assert long.ledger_kept_hours == 192
+    short = load(ledger_retention_hours="27", span_seconds="7200")
+    assert short.ledger_kept_hours == 27
 
 
 def test_the_ledger_does_not_fill_the_data_folder_for_good() -> None:
-    assert load().ledger_kept_hours == 7 * 24
-    assert load(span_seconds="604680").ledger_kept_hours == 192
+    assert load(span_seconds="7200").ledger_kept_hours == 7 * 24
+    assert load().ledger_kept_hours == 8 * 24 + 1
     assert load(ledger_uri="s3://bucket/books").ledger_kept_hours == 0

@@ -11,20 +11,20 @@ from typing import Any, NoReturn
 
 import pytest
 
-from delaywheel.format import Kind
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.defects import fatal
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.server import serving
-from delaywheel_replica.server.committer import Request
-from delaywheel_replica.server.refusals import Refusal
+from delaywheel_replica.server.commit.committer import Request
+from delaywheel_replica.server.commit.writing import settle
+from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.serving import Server
-from delaywheel_replica.server.writing import settle
 from support.messages import columns_of, message
 
 PROGRAM = """
 import threading, time
-from delaywheel_replica.defects import end_with_any_thread, fatal
+from delaywheel_replica.process.defects import end_with_any_thread, fatal
 
 def fail():
     raise ValueError("a defect")

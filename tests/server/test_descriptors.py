@@ -1,6 +1,6 @@
 import pytest
 
-from delaywheel_replica.server.descriptors import Descriptors, share_out
+from delaywheel_replica.server.intake.descriptors import Descriptors, share_out
 
 
 @pytest.mark.parametrize("limit", [256, 1_024, 4_096, 8_704, 65_536, 1 << 20])

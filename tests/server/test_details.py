@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.dial import Dial
-from delaywheel.disk import PosixDisk
 from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.writing.dial import Dial
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role
-from delaywheel_replica.server.details import Details, Said
-from delaywheel_replica.server.publish import BooksState
-from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.cluster.details import Details, Said
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
 from support.facts import cleaner_status, server_status
 from support.messages import columns_of, message
 from support.wheels import ACCEPTED_AT_MS, new_wheel

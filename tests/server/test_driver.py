@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.bundle import NO_BUNDLE
-from delaywheel.format import Kind
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Office
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.member import MemberRefusal
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.frames.bundle import NO_BUNDLE
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
     Acknowledge,
     CloseWheel,
     Effect,
@@ -33,10 +30,21 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Tick,
 )
-from delaywheel_replica.core.peers import Applied, Fetch, Frames, Gossip, Lacks, Refused, WheelCard
-from delaywheel_replica.core.status import Role
-from delaywheel_replica.core.verifying import AGAIN_MS
-from delaywheel_replica.server.committer import Request
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, Office
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    Refused,
+    WheelCard,
+)
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS
+from delaywheel_replica.server.commit.committer import Request
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import bundled, copies_of
 from support.core_values import lacking_members

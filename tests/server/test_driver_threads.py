@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 
-from delaywheel.bundle import WrittenGroup
-from delaywheel.columns import Columns
-from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel_replica.core.seal import Seal
-from delaywheel_replica.server.committer import Committed, Outcome, Request
-from delaywheel_replica.server.jobs import Job
-from delaywheel_replica.server.threads import StoreThread
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.outside import Job
+from delaywheel_replica.server.commit.threads import StoreThread
 from sim.disk import SimulatedDisk
 from support.driven import DATA, LATE_WINDOW_S, Driven
 from support.messages import Message, columns_of, message

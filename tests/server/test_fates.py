@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.progress import Position, Progress
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLetter, DeadLettered
-from delaywheel_replica.server.fates import Fates
+from delaywheel_replica.server.lookup.fates import Fates
 from support.facts import cleaner_status
 
 A1 = WheelId("a", 1)

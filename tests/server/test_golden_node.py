@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Frame, Kind
-from delaywheel.reader import WheelReader
 from delaywheel.seqset import NO_SEQS
-from delaywheel.verify import verify_folder
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.recovery.verify import verify_folder
 from support.copies import verified
 from support.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP
 from support.golden_node import (

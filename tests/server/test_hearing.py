@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.row import RowWriter
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import Link, Topics
-from delaywheel_replica.server.hearing import Hearing
-from delaywheel_replica.server.status import Cleaner, CleanerRow, monotonic_ms
+from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
+from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow, monotonic_ms
 from support.facts import cleaner_status
 
 
@@ -58,7 +58,7 @@ async def ears(tmp_path: Path) -> AsyncIterator[Ears]:
     found = Ears(RowWriter(path))
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = Link(one.detach())
-    hearing = Hearing(
+    hearing = CleanerWatch(
         link,
         CleanerRow(path, cleaner_status().boot),
         found.cleaner,
@@ -146,7 +146,7 @@ async def test_what_the_loop_calls_ends_the_process_when_it_fails(
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link, cleaners = Link(one.detach()), Link(other.detach())
     row = CleanerRow(path, cleaner_status().boot)
-    hearing = Hearing(
+    hearing = CleanerWatch(
         link,
         row,
         found.cleaner,

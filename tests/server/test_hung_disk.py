@@ -15,8 +15,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.status import ServerStatus
-from delaywheel_replica.server.status import monotonic_ms
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.node.node_view import monotonic_ms
 from support.server_process import ServerProcess, wait_until
 
 MEMORY = Path("/dev/shm")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.disk import PosixDisk
 from delaywheel.reasons import Reason
-from delaywheel_replica.cleaner.outcomes import FORWARD_ROOM_BYTES
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
-from delaywheel_replica.server import topics as topics_module
-from delaywheel_replica.server.requests import Batch
-from delaywheel_replica.server.topics import KnownTopics
+from delaywheel_replica.server.intake import known_topics as topics_module
+from delaywheel_replica.server.intake.known_topics import KnownTopics
+from delaywheel_replica.server.intake.validate import Batch
 from support.messages import Message, columns_of
 
 DUE_MS = 1_763_700_000_000
@@ -110,7 +110,10 @@ async def test_what_kafka_would_not_take_is_refused(known: KnownTopics) -> None:
     assert await refused(known, batch("a", partition=1)) == {}
     assert await refused(known, batch("a", partition=2)) == {0: Reason.PARTITION_INVALID}
     assert await refused(known, batch("a", value=bytes(10))) == {}
-    assert await refused(known, batch("a", value=bytes(11))) == {0: Reason.MESSAGE_TOO_LARGE}
+    large = batch("a", value=bytes(11))
+    assert await refused(known, large) == {0: Reason.MESSAGE_TOO_LARGE}
+    told = "11 bytes; a takes 10 beside our headers (its max.message.bytes)"
+    assert large.refusals[0].detail == told
 
 
 async def test_what_was_told_long_ago_refuses_nothing_unasked(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Frame, Kind
-from delaywheel.reader import WheelReader
-from delaywheel_replica.server.ledger import (
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.server.ledger.rows import (
     Block,
     Ledger,
     block_of,

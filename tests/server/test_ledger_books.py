@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from delaywheel.format import Kind
-from delaywheel_replica.server import ledger_pages, publish
-from delaywheel_replica.server.ledger import Ledger, rows_folder
-from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.server.ledger import pages as ledger_pages
+from delaywheel_replica.server.ledger import publisher as publish
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from sim.disk import SimulatedDisk
 from support.books import ACCEPTED_AT_MS, WHEEL, Bench, Died, FragilePlace
 from support.messages import BASE_SLOT, Message, message
@@ -115,7 +116,7 @@ def test_only_what_enough_members_hold_is_published(bench: Bench) -> None:
 def test_what_is_in_memory_of_a_file_has_a_bound(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delaywheel_replica.server.ledger_source._ROW_GROUP", 10)
+    monkeypatch.setattr("delaywheel_replica.server.ledger.source._ROW_GROUP", 10)
     monkeypatch.setattr(ledger_pages, "MAX_FILE_ROWS", 25)
     for number in range(20):
         bench.write(message(2 * number), message(2 * number + 1))
@@ -170,7 +171,7 @@ def test_names_tell_what_notes_do_not_know(
     bench.books.work()
     bench.write(message(2))
     with monkeypatch.context() as broken:
-        broken.setattr("delaywheel_replica.server.ledger_notes.Notes.place", _die)
+        broken.setattr("delaywheel_replica.server.ledger.notes.Notes.place", _die)
         with pytest.raises(Died):
             bench.books.work()
     if notes_are_gone:
@@ -443,7 +444,7 @@ def test_a_gap_that_cannot_be_noted_is_not_told(
     bench.place.is_away = bench.is_full = True
     bench.write(message(1))
     with monkeypatch.context() as broken:
-        broken.setattr("delaywheel.disk.PosixDisk.replace_file", _refuse)
+        broken.setattr("delaywheel.storage.folder.disk.PosixDisk.replace_file", _refuse)
         assert not bench.books.work()
     assert bench.published == {}
     assert bench.books.state().gaps == 0

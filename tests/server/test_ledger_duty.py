@@ -8,11 +8,16 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.beat import Beat, Heard, WheelBeat
-from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
-from delaywheel_replica.server.ledger_duty import (
+from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, WheelBeat
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+)
+from delaywheel_replica.server.ledger.assignment import (
     LOST_MS,
     Publishable,
     publishable,

@@ -13,10 +13,11 @@ import pytest
 from pyarrow import fs
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.server import ledger_place
-from delaywheel_replica.server.ledger_notes import Gap, GapReason
-from delaywheel_replica.server.ledger_place import HOUR_MS, Place, shown
-from delaywheel_replica.server.ledger_retention import Retention
+from delaywheel_replica.hiding import shown
+from delaywheel_replica.server.ledger import place as ledger_place
+from delaywheel_replica.server.ledger.notes import Gap, GapReason
+from delaywheel_replica.server.ledger.place import HOUR_MS, Place
+from delaywheel_replica.server.ledger.retention import Retention
 from support.books import ACCEPTED_AT_MS, WHEEL, Bench
 from support.messages import message
 

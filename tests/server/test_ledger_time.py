@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from delaywheel.format import Frame
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel_replica.core.beat import Fence
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.core.protocol.heartbeat import Fence
 from sim.disk import SimulatedDisk
 from support.driven import DATA, NOW_MS, Driven
 from support.messages import message

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.merging import joined, slots_joined
-from delaywheel_replica.server.passing import Silent
+from delaywheel_replica.server.cluster.merging import joined, slots_joined
+from delaywheel_replica.server.node.calls_to_nodes import Silent
 
 NODES = ("n1", "n2", "n3")
 OPEN, SPARE = pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE

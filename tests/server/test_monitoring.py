@@ -18,23 +18,23 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from delaywheel.dial import Dial
-from delaywheel.disk import PosixDisk
-from delaywheel.handles import HandleCache
 from delaywheel.reasons import Reason
-from delaywheel.row import RowWriter
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.config_sources import ConfigError
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.facts import Sources
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
+from delaywheel_replica.server.metrics.facts import Sources
+from delaywheel_replica.server.metrics.processes import look_at
 from delaywheel_replica.server.monitoring import Monitoring
-from delaywheel_replica.server.processes import look_at
-from delaywheel_replica.server.publish import BooksState
-from delaywheel_replica.server.pulse import EVERY_S, Pulse
-from delaywheel_replica.server.refusals import Refusal
-from delaywheel_replica.server.status import monotonic_ms
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import monotonic_ms
+from delaywheel_replica.server.node.pulse import EVERY_S, Pulse
+from delaywheel_replica.server.node.refusals import Refusal
 from support.facts import cleaner_status, server_status
 from support.messages import columns_of, message
 from support.server_process import config_for

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from delaywheel_replica import node as supervisor
-from delaywheel_replica.inheritance import RESOLVED_VARIABLE
 from delaywheel_replica.node import NodeInUseError, Supervisor, main
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
 from support.server_process import wait_until
 
 # Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
@@ -24,7 +24,7 @@ from support.server_process import wait_until
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from delaywheel_replica.inheritance import exit_with_supervisor, tell_ready
+from delaywheel_replica.process.inheritance import exit_with_supervisor, tell_ready
 from delaywheel_replica.link import Link
 
 name, folder = sys.argv[1], Path(sys.argv[2])
@@ -164,7 +164,7 @@ def test_it_tells_who_runs_and_where(node: Node) -> None:
     assert is_alive(run["cleaner_pid"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_it_cleanly(node: Node, number: signal.Signals) -> None:
     node.start()
     run = node.up()
@@ -173,6 +173,28 @@ def test_a_signal_stops_it_cleanly(node: Node, number: signal.Signals) -> None:
     assert not is_alive(run["server_pid"])
     assert not is_alive(run["cleaner_pid"])
     assert not (node.folder / "node.run").exists()
+
+
+def test_a_hangup_ends_nobody(node: Node) -> None:
+    node.start()
+    before = node.up()
+    for _ in range(3):
+        node.process.send_signal(signal.SIGHUP)
+    os.kill(before["cleaner_pid"], signal.SIGKILL)
+    wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
+    assert node.up()["server_pid"] == before["server_pid"]
+    assert node.end() == 0
+
+
+def test_a_node_whose_terminal_is_gone_ends(node: Node) -> None:
+    node.start(
+        "from delaywheel_replica import node\n"
+        "there = [True]\n"
+        "node._has_terminal = lambda: bool(there and there.pop())\n"
+    )
+    node.up()
+    assert node.end(signal.SIGHUP) == 0
+    assert (node.folder / "drained").exists()
 
 
 def test_a_dead_cleaner_is_started_again_alone(node: Node) -> None:

@@ -13,20 +13,29 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.beat import Beat, Office
-from delaywheel_replica.core.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.progress import MOST_AHEAD, Progress
-from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
+from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, Office
+from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+)
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.peers.states import Connection, PeerState
-from delaywheel_replica.server.admission import Admission
-from delaywheel_replica.server.calls import Answers, Calls
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.operator import DelayWheelAdminService, Operator, wheel_refusal
-from delaywheel_replica.server.passing import Passing
-from delaywheel_replica.server.reception import Reception
-from delaywheel_replica.server.refusals import Refusal, RefusedError
-from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.cluster.operator import (
+    DelayWheelAdminService,
+    Operator,
+    wheel_refusal,
+)
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 from support.core_values import beat, wheel_beat
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)

@@ -14,20 +14,20 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
-from delaywheel_replica.core.beat import Office
-from delaywheel_replica.core.status import PeerSight, ServerStatus
+from delaywheel_replica.core.protocol.heartbeat import Office
+from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from delaywheel_replica.peers.states import (
     Connection,
     PeerReason,
     PeerRefusal,
     PeerState,
 )
-from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.passing import Passing, Silent, was_passed
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.refusals import Refusal, RefusedError, abort
-from delaywheel_replica.server.status import NodeView
-from delaywheel_replica.server.writing import Writing
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
 from support.core_values import beat
 
 NOW_MS = 50_000

@@ -10,23 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from delaywheel.columns import Columns
-from delaywheel.disk import PosixDisk
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import TopicInfo, Topics
-from delaywheel_replica.server import producing as producing_module
-from delaywheel_replica.server.admission import Admission
-from delaywheel_replica.server.answering import Context
-from delaywheel_replica.server.committer import Committed
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.looptime import PASS_S, LoopTime
-from delaywheel_replica.server.producing import Accepting, Producing
-from delaywheel_replica.server.requests import Batch, Rules, decode_outlined
-from delaywheel_replica.server.status import monotonic_ms, wall_ms
-from delaywheel_replica.server.topics import KnownTopics
-from delaywheel_replica.server.writing import Writing
+from delaywheel_replica.server.commit.committer import Committed
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.intake import producing as producing_module
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.known_topics import KnownTopics
+from delaywheel_replica.server.intake.producing import Accepting, Producing
+from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
+from delaywheel_replica.server.node.answering import Context
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
+from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from support.messages import Message, columns_of
 
 RULES = Rules(

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from delaywheel.reasons import Reason
-from delaywheel_replica.server.reception import STREAMS, STREAMS_OF_CALLER, Reception
-from delaywheel_replica.server.refusals import RefusedError
+from delaywheel_replica.server.intake.reception import STREAMS, STREAMS_OF_CALLER, Reception
+from delaywheel_replica.server.node.refusals import RefusedError
 
 
 class Arriving:

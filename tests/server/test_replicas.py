@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.disk import PosixDisk
 from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.control import REMOVED, ControlState, NodeRecord, WheelRecord
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.status import PeerSight, ServerStatus
-from delaywheel_replica.server.replicas import Lags, replicas_of
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.messages import BASE_SLOT, columns_of, message
 from support.wheels import ACCEPTED_AT_MS, new_wheel

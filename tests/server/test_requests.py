@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.refusals import Refusal, RefusedError
-from delaywheel_replica.server.requests import Batch, Rules
-from delaywheel_replica.server.requests import decode as decode_bytes
+from delaywheel_replica.server.intake.validate import Batch, Rules
+from delaywheel_replica.server.intake.validate import decode as decode_bytes
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 from support.messages import Message, columns_of, messages_of
 
 NOW_MS = 1_763_700_000_000
@@ -167,6 +168,31 @@ def test_what_is_wrong_with_a_message_is_named(
     fields: dict[str, Any], reason: Reason | None
 ) -> None:
     assert reason_of(row(**fields)) == reason
+
+
+@pytest.mark.parametrize(
+    ("span_seconds", "told"),
+    [(604_800, "7 d"), (7_200, "2 h"), (5_400, "90 min"), (100, "100 s"), (366 * 86_400, "366 d")],
+)
+def test_the_greatest_delay_is_told(span_seconds: int, told: str) -> None:
+    rules = replace(RULES, span_seconds=span_seconds)
+    message = row(deliver_at_ms=NOW_MS + 2 * 366 * 86_400_000)
+    batch = decode(pb.DelayProduceRequest(messages=[message]), rules, now_ms=NOW_MS)
+    assert batch.refusals[0].text == (
+        f"More than {told} ahead, the greatest delay here."
+        " Choose a nearer due, or let the operator raise span_seconds."
+    )
+
+
+def test_of_a_message_that_is_too_large_both_sizes_are_told() -> None:
+    messages = [row(value=b"x" * 51), row(value=b"x" * 1_234), row(value=b"x" * 7_000)]
+    batch = decode(pb.DelayProduceRequest(messages=messages), RULES, now_ms=NOW_MS)
+    told = [batch.refusals[number].detail for number in range(2)]
+    assert told == [
+        "51 bytes, at most 50 (max_message_bytes)",
+        "1,234 bytes, at most 50 (max_message_bytes)",
+    ]
+    assert re.match(r"7,0\d\d bytes, at most 50 ", batch.refusals[2].detail)
 
 
 def test_a_message_without_any_due_is_refused() -> None:

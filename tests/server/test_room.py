@@ -7,9 +7,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from delaywheel.identity import WheelId
-from delaywheel.wheel import WheelBroken
-from delaywheel_replica.core.member_events import DiskState
-from delaywheel_replica.server.room import REFUSED_MS, Room, is_no_room
+from delaywheel.storage.writing.wheel import WheelBroken
+from delaywheel_replica.core.node.events import DiskState
+from delaywheel_replica.server.node.disk_space import REFUSED_MS, Room, is_no_room
 from sim.disk import SimulatedDisk
 
 DATA = Path("/data")

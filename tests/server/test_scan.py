@@ -13,22 +13,22 @@ from typing import Any
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.dial import Dial
-from delaywheel.format import Frame, Kind
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.fates import Fates
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.references import Reference, reference_of
-from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.scan import Found, Scanner
-from delaywheel_replica.server.status import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.refusals import RefusedError
 from sim.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core_values import beat, wheel_beat, wheel_record_of
 from support.messages import BASE_SLOT, Message, columns_of, message

@@ -14,14 +14,14 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.status import Role
+from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import AskTopic, CommitSoon, DeadLetter, TopicInfo
-from delaywheel_replica.server.topics import ANSWER_WAIT_S
+from delaywheel_replica.server.intake.known_topics import ANSWER_WAIT_S
 from support.server_process import ServerProcess, wait_until
 
 SETTINGS = {
@@ -484,12 +484,21 @@ def test_health_and_reflection_are_there(server: ServerProcess) -> None:
             "healthy",
             lambda: health.Check(request).status == health_pb2.HealthCheckResponse.SERVING,
         )
-        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-        (answer,) = reflection.ServerReflectionInfo(
-            iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        )
-        names = {service.name for service in answer.list_services_response.service}
-        assert {"delaywheel.v1.DelayWheel", "delaywheel.v1.DelayWheelAdmin"} <= names
+        for version in ("v1", "v1alpha"):
+            ask = channel.stream_stream(
+                f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            (answer,) = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+            names = [service.name for service in answer.list_services_response.service]
+            assert {"delaywheel.v1.DelayWheel", "delaywheel.v1.DelayWheelAdmin"} <= {*names}
+            questions = [
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol=name)
+                for name in names
+            ]
+            answers = list(ask(iter(questions)))
+            assert all(answer.HasField("file_descriptor_response") for answer in answers)
 
 
 def test_a_missing_second_member_is_told_by_name(tmp_path: Any) -> None:

@@ -16,15 +16,15 @@ import grpc
 import pyarrow.parquet as pq
 import pytest
 
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Frame, decode_header
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import load_node_state
-from delaywheel.reader import WheelReader
-from delaywheel.wheel import WheelState, list_wheels, load_meta
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.node_file import load_node_state
+from delaywheel.storage.frames.format import Frame, decode_header
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.beat import WheelBeat
-from delaywheel_replica.core.control import unregister_records
+from delaywheel_replica.core.protocol.control import unregister_records
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
 from delaywheel_replica.link import AskTopic
 from delaywheel_replica.server import serving
 from support.server_process import ServerProcess, wait_until

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel import Client, TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.status import Role
-from local.kafka import free_ports
+from delaywheel_replica.core.protocol.status_files import Role
+from local.loopback.kafka import free_ports
 from support.fake_cleaner import FakeCleaner
 from support.server_process import ServerProcess, wait_to_hold, wait_until
 

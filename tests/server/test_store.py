@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from delaywheel import layout
-from delaywheel.dial import DialView
-from delaywheel.format import Kind
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.index import ROWS_PER_SEGMENT
-from delaywheel.nodefile import NodeFolderInUse, load_node_state
-from delaywheel.nodestate import Spare
-from delaywheel.rows import HOLE_ROW
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.steps import finish
-from delaywheel.wheel import (
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.node_file import NodeFolderInUse, load_node_state
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.writing.dial import DialView
+from delaywheel.storage.writing.wheel import (
     WheelBroken,
     WheelExists,
     WheelMissing,
@@ -28,10 +28,10 @@ from delaywheel.wheel import (
     load_checkpoint,
     load_meta,
 )
-from delaywheel_replica.core.frames import FrameRange, FrameSet
-from delaywheel_replica.core.member_events import Held
-from delaywheel_replica.core.peers import WheelCard
-from delaywheel_replica.server.store import Store, StoreLimits
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.messages import WheelCard
+from delaywheel_replica.server.commit.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import bundled, copies_of, flipped, rows_of, slots_of, verified
 from support.messages import BASE_SLOT, columns_of, message

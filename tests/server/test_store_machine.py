@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
-from delaywheel import layout
-from delaywheel.bundle import FrameBundle
-from delaywheel.dial import DialView
-from delaywheel.format import Frame, Kind, decode_frame
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel.reader import WheelReader
-from delaywheel.rows import HOLE_ROW, INDEX_ROW
-from delaywheel.steps import finish
-from delaywheel.wheel import WheelBroken
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.core.member_events import Held
-from delaywheel_replica.server.store import Store, StoreLimits
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.format import Frame, Kind, decode_frame
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.dial import DialView
+from delaywheel.storage.writing.wheel import WheelBroken
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.server.commit.store import Store, StoreLimits
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import rows_of, slots_of, verified
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from delaywheel_replica.core.member_events import Effect
-from delaywheel_replica.server.driver import Driver
-from delaywheel_replica.server.jobs import Job
-from delaywheel_replica.server.threads import StoreThread
+from delaywheel_replica.core.node.events import Effect
+from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.outside import Job
+from delaywheel_replica.server.commit.threads import StoreThread
 
 PATIENCE_S = 60
 JOBS, PUTTERS = 300, 4

@@ -19,7 +19,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import DeadLetter
-from local.kafka import free_ports
+from local.loopback.kafka import free_ports
 from support.fake_cleaner import FakeCleaner
 from support.server_process import ServerProcess, wait_to_hold, wait_until
 

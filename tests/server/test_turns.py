@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.bundle import FrameBundle
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.verify import verify_wheel
-from delaywheel.wheel import OriginWheel, WheelMeta, list_wheels
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.recovery.verify import verify_wheel
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, list_wheels
+from delaywheel_replica.core.node.events import (
     CloseWheel,
     Deleted,
     DeleteWheel,
@@ -24,7 +24,7 @@ from delaywheel_replica.core.member_events import (
     Serve,
     Sweep,
 )
-from delaywheel_replica.core.peers import Frames, Gossip, WheelCard
+from delaywheel_replica.core.protocol.messages import Frames, Gossip, WheelCard
 from sim.disk import Fault, SimulatedDisk
 from support.copies import bundled, copies_of
 from support.driven import DATA, NOW_MS, Asked, Driven

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.refusals import RefusedError
-from delaywheel_replica.server.requests import REQUEST_HEADERS, Rules, decode
-from delaywheel_replica.server.unpacking import outline_of
+from delaywheel_replica.server.intake.unpacking import outline_of
+from delaywheel_replica.server.intake.validate import REQUEST_HEADERS, Rules, decode
+from delaywheel_replica.server.node.refusals import RefusedError
 
 RULES = Rules(7200, 120, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
 NOW_MS = 1_763_700_000_000

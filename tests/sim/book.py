@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from delaywheel.columns import Columns, content_starts
+from delaywheel.storage.frames.columns import Columns, content_starts
 from sim.clocks import EPOCH_MS
 from sim.plan import Draft
 from sim.truth import Key

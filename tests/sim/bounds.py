@@ -7,10 +7,10 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from delaywheel.rows import HOLE_ROW
-from delaywheel_replica.cleaner.unreadable import TOLD_RANGES
-from delaywheel_replica.core.beat import MAX_LACKING, MAX_SOUGHT
-from delaywheel_replica.core.status import ServerStatus
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel_replica.cleaner.due.unreadable import TOLD_RANGES
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, MAX_SOUGHT
+from delaywheel_replica.core.protocol.status_files import ServerStatus
 from sim.node import CLEANER, SERVER
 from sim.truth import FrameTruth, index_of, row_on
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.quorum import required_answers
+from delaywheel_replica.core.protocol.quorum import required_answers
 from sim.plan import Action, Plan
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Cancels at a simulated server: carries out what `core/cancelling.py` decides.
+"""Cancels at a simulated server: carries out what `core/leader/cancel.py` decides.
 
-As `delaywheel_replica.server.cancels` does it, without threads: whoever waits for a committed
-progress is looked at again with every word of the cleaner.
+As `delaywheel_replica.server.lookup.cancels` does it, without threads: whoever waits for a
+committed progress is looked at again with every word of the cleaner.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delaywheel.columns import Columns
-from delaywheel.format import Kind
-from delaywheel_replica.core.cancelling import (
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
     before_writing,
     others_to_ask,
 )
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.fitness import heard_beats
-from delaywheel_replica.core.holding import knows_all
-from delaywheel_replica.core.status import CleanerStatus, Role
-from delaywheel_replica.server.committer import Committed, Outcome, Request
-from delaywheel_replica.server.scan import Found, Scanner
+from delaywheel_replica.core.leader.holders import knows_all
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.lookup.scan import Found, Scanner
 from sim.truth import Key
 
 if TYPE_CHECKING:

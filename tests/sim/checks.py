@@ -30,17 +30,17 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delaywheel import layout
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.ports import IDS
-from delaywheel_replica.core.cancelling import CancelDecision
-from delaywheel_replica.core.control import ControlState, WheelRecord
-from delaywheel_replica.core.fitness import CLOCKS
-from delaywheel_replica.core.frames import NO_FRAMES, FrameRange, FrameSet
-from delaywheel_replica.core.member_events import Held
-from delaywheel_replica.core.progress import Progress, violations
-from delaywheel_replica.core.status import Role
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.cleaner.outside.ports import IDS
+from delaywheel_replica.core.election.eligibility import CLOCKS
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.status_files import Role
 from sim.book import Entry, Fate
 from sim.calm import is_calm_when_set_back, wrong_candidacies, wrong_closes
 from sim.clocks import EPOCH_MS, true_wall_ms
@@ -482,6 +482,9 @@ class Checks:
         ]
         if holders:
             self._fail(f"{wheel}/{seq} is committed to be lost; {holders} have it")
+        elif any(frame.is_in_deleted_file(node.disk) for node in self._world.nodes.values()):
+            # Its origin had the file open, and went on in it after somebody had deleted it.
+            frame.gone = True
 
     def _progress(self, before: ControlState, after: Progress) -> None:
         if before.progress is not None:

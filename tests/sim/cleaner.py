@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.deadletters import DeadLetters
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.bisection import Bisection
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.topics import KnownTopics
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
-from delaywheel_replica.cleaner.ports import IDS, ProducersPort, Record, RefusedRecord
-from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, RefusedRecord
+from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.cleaner.telling import STAMP_S, Telling
-from delaywheel_replica.cleaner.topics import KnownTopics
-from delaywheel_replica.cleaner.trials import Trials
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.duties import Cluster
-from delaywheel_replica.core.election import ElectionConfig
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.quorum import required_answers
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.disk import Crash
 from sim.kafka_line import KafkaLine
 from sim.kafka_ports import SimKafkaClient
@@ -36,14 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROW_S = 0.1
 ANEW_AFTER_S = 10.0
 """Well below the time for which the simulated Kafka keeps tombstones."""
-_TOLD_AT_ONCE = attrgetter(
-    "role", "epoch", "leader", "state", "control_offset", "error", "unreadable", "fences", "fills",
-    "vote_wish", "stands",
-)  # fmt: skip
-"""Of a view: all but the lateness."""
 
 LEAST_REST_S = 0.000_5
 """A turn takes its time."""
@@ -112,8 +105,7 @@ class SimCleaner:
         self.process = node.scheduler.process(f"{node.name}-cleaner")
         self._pid = node.world.next_pid()
         self._signal = Signal(node.scheduler)
-        self._told: object = None
-        self._told_ms = 0
+        self._row_news = News()
         self._turn_wall_ms = 0
         self._reader = DueReader(node.disk, node.data, preload_thread=False)
         self._topics_wanted = Signal(node.scheduler)
@@ -123,7 +115,7 @@ class SimCleaner:
         )
         self._old_row._row = _OldRow(node)  # type: ignore[assignment]
         self.leadership = self._made_leadership()
-        self._telling = Telling(node.cleaner_told, lambda: self.leadership.waiting, self)
+        self._telling = RowKeeper(node.cleaner_told, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
         """Begins to turn."""
@@ -142,6 +134,7 @@ class SimCleaner:
 
     def commit_soon(self) -> None:
         """Somebody waits for a commit."""
+        self._row_news.ask(self.monotonic())
         self.leadership.commit_soon()
         self._signal.set()
 
@@ -176,7 +169,8 @@ class SimCleaner:
             self._world.checks.turned(self.node, self.leadership.view().role)
             self._write_row()
             self._signal.clear()
-            self._signal.wait(max(LEAST_REST_S, min(rest_s, ROW_S)))
+            rest_s = min(rest_s, self._row_news.rest_s(self.monotonic()))
+            self._signal.wait(max(LEAST_REST_S, rest_s))
 
     def _stamp(self) -> None:
         while True:
@@ -200,12 +194,11 @@ class SimCleaner:
         self.node.cleaner_died(error)
 
     def _write_row(self) -> None:
-        """Tells the server, at once when something changed that it waits for."""
+        """Tells the server what it is to know now."""
         view, now_ms = self.leadership.view(), self.monotonic_ms()
-        told = _TOLD_AT_ONCE(view)
-        if told == self._told and now_ms - self._told_ms < ROW_S * 1000:
+        is_time, _ = self._row_news.look(view, self.monotonic())
+        if not is_time:
             return
-        self._told, self._told_ms = told, now_ms
         self._world.checks.tells(self.node, view.error)
         self._telling.tell(
             CleanerStatus(
@@ -262,7 +255,7 @@ class SimCleaner:
             on_wanted=self._topics_wanted.set,
             monotonic=self.monotonic,
         )
-        trials = Trials(
+        trials = Bisection(
             lambda number: SimTrialProducer(line, world.names.trial_id(number)),
             world.names.outcomes,
             runner=Tasks(node.scheduler, self.process),

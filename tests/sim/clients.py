@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.cancelling import CancelDecision
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.book import Book, Entry, Fate
 from sim.plan import CancelOrder, Draft, Request
 from sim.scheduler import US_PER_MS, Scheduler

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.disk import Buffer, FolderInUseError
+from delaywheel.storage.folder.disk import Buffer, FolderInUseError
 
 SECTOR_LENGTH_BYTES = 512
 
@@ -339,9 +339,9 @@ class SimulatedDisk:
         name, length = str(path), dtype.itemsize * rows
         if writable:
             self._effect()
-            if len(self._arrays.get(name, b"")) != length:
-                self._arrays[name] = bytearray(length)
+            if name not in self._arrays:
                 self._list_anew()
+            self._arrays[name] = bytearray(length)
         elif name not in self._arrays:
             raise _not_found(path)
         array = np.frombuffer(self._arrays[name], dtype=dtype, count=rows)

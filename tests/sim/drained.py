@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from delaywheel import layout
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.status import CleanerStatus, Role
+from delaywheel.storage.folder import layout
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from sim.book import Fate
 
 if TYPE_CHECKING:

@@ -201,6 +201,18 @@ def deleted_slot(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(r"delivers m1 a\.1", r"a slot file is gone", r"tells lost a\.\d/")
+def deleted_open(script: Script) -> None:
+    """A node alone goes on in a slot file that is deleted while it is open, and loses that too."""
+    script.cluster("a", 1)
+    due_ms = script.about(11_000, 900)
+    script.send(2_400, "a", delay_ms=300)
+    for at_ms in range(2_500, 4_500, 100):
+        script.send(at_ms, "a", delay_ms=due_ms - at_ms)
+    script.do(script.about(3_500), "slot_gone", node="a", choice=0)
+    script.until_ms = 18_000
+
+
 @DELIVERY(r"a slot file is gone", r"a +does Repair", r"delivers m\d+ c\.1")
 def deleted_copy(script: Script) -> None:
     """The leader's copy of a slot file is deleted while it is open, and is put back."""

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from delaywheel_replica.core.election_events import IN_OFFICE
+from delaywheel_replica.core.election.events import IN_OFFICE
 from sim.disk import Fault
 from sim.kafka_log import Entry, Partition
 from sim.network import Quality

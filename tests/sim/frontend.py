@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.cancelling import CancelDecision
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.book import Entry
 from sim.clients import Verdicts
 from sim.server import SimServer

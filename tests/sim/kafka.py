@@ -27,8 +27,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
-from delaywheel_replica.cleaner.ports import Record
-from delaywheel_replica.cleaner.settings import TRANSACTION_TIMEOUT_MS
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.kafka_settings import TRANSACTION_TIMEOUT_MS
 from sim.clocks import SimClock
 from sim.kafka_faults import KafkaFaults, draw_us
 from sim.kafka_log import Entry, Partition, Transaction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
     ControlUnreadable,
     StoredRecord,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from delaywheel_replica.cleaner.ports import Record
+from delaywheel_replica.cleaner.outside.ports import Record
 
 RangeUs = tuple[int, int]
 """The least and the most, in microseconds; drawn uniformly."""

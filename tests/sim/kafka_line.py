@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka import SimKafka
 from sim.kafka_faults import RangeUs, draw_us
 from sim.scheduler import US_PER_MS, US_PER_S, Process, Signal

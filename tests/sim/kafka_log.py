@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 
-from delaywheel_replica.cleaner.ports import Record, StoredRecord
+from delaywheel_replica.cleaner.outside.ports import Record, StoredRecord
 from sim.scheduler import US_PER_S
 
 COMPACT_EVERY = 512

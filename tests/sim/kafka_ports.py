@@ -1,12 +1,12 @@
-"""One node's client of the simulated Kafka, as `delaywheel_replica.cleaner.ports` wants it."""
+"""One node's client of the simulated Kafka, as `cleaner/outside/ports.py` wants it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from delaywheel_replica.cleaner.brokers import CALL_S
-from delaywheel_replica.cleaner.ports import KafkaAway, Refusal
-from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel_replica.cleaner.kafka.brokers import CALL_S
+from delaywheel_replica.cleaner.outside.ports import KafkaAway, Refusal
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka import SimKafka
 from sim.kafka_control import SimControl
 from sim.kafka_line import KafkaLine

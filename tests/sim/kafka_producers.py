@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from zlib import crc32
 
-from delaywheel_replica.cleaner.ports import IDS, Ended, Record, RefusedRecord
-from delaywheel_replica.cleaner.producers import ABORT_MS
-from delaywheel_replica.core.reports import VERDICTS, Call, Verdict, answer_of
+from delaywheel_replica.cleaner.kafka.producers import ABORT_MS
+from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Call, Verdict, answer_of
 from sim.kafka import Code
 from sim.kafka_faults import draw_us
 from sim.kafka_line import KafkaLine

@@ -9,15 +9,15 @@ from __future__ import annotations
 from contextlib import suppress
 from random import Random
 
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlUnreadable,
     KafkaAway,
     ProducersPort,
     Record,
 )
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.clocks import SimClock
 from sim.kafka import SimKafka
 from sim.kafka_faults import KafkaFaults

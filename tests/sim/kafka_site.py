@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from delaywheel_replica.cleaner.ports import Ended, KafkaPort, ProducersPort, Record
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.cleaner.outside.ports import Ended, KafkaPort, ProducersPort, Record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.clocks import SimClock
 from sim.kafka import SimKafka
 from sim.kafka_faults import KafkaFaults

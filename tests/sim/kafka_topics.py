@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delaywheel_replica.cleaner.ports import KafkaAway
-from delaywheel_replica.cleaner.topic_admin import CALL_S
-from delaywheel_replica.cleaner.topics import CreateTopics, Described, Limits, TopicState
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.cleaner.delivery.topics import CreateTopics, Described, Limits, TopicState
+from delaywheel_replica.cleaner.kafka.topic_admin import CALL_S
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from sim.kafka_producers import SimProducer
 from sim.topic_troubles import TopicTrouble
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from delaywheel_replica.cleaner.deadletters import ANSWER_S, DeadLetters, Hold, Plan
-from delaywheel_replica.cleaner.outcomes import DeadReason
-from delaywheel_replica.cleaner.rows import DueRows
-from delaywheel_replica.cleaner.troubles import LAST_PROBE_S, PATIENCE_S, REGAIN_S
+from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S, PATIENCE_S, REGAIN_S
+from delaywheel_replica.cleaner.due.rows import DueRows
 from sim.plan import Action
 from sim.scheduler import US_PER_S
 from sim.topic_troubles import TopicTrouble

@@ -22,14 +22,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
-from delaywheel_replica.core.control import ControlState, LeaderRecord
-from delaywheel_replica.core.election import (
-    IDLE_COMMIT_MS,
-    MAX_SILENCE_MS,
-    Election,
-    ElectionConfig,
-)
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     IN_OFFICE,
     CommitMark,
     ControlRead,
@@ -46,8 +39,15 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import VERDICTS, Answer, Call, Verdict
+from delaywheel_replica.core.election.machine import (
+    IDLE_COMMIT_MS,
+    MAX_SILENCE_MS,
+    Election,
+    ElectionConfig,
+)
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Answer, Call, Verdict
 
 T = TypeVar("T")
 

@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 
 from delaywheel_replica.cleaner.candidacy import MARK_MS
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
-from delaywheel_replica.cleaner.settings import MAX_CALL_MS
-from delaywheel_replica.core.control import ControlState, LeaderRecord
-from delaywheel_replica.core.election import Election, ElectionConfig
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     CANDIDATE,
     IN_OFFICE,
     CommitMark,
@@ -30,10 +27,13 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.status import CLEANER_FRESH_MS
-from delaywheel_replica.core.voting import Voting
+from delaywheel_replica.core.election.machine import Election, ElectionConfig
+from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CLEANER_FRESH_MS
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import MAX_CALL_MS
 
 STEP_MS = 50
 IDS = 2
@@ -46,7 +46,7 @@ class Candidate:
     name: str
     starts_ms: int
     election: Election
-    voting: Voting
+    voting: Prevote
     busy: list[tuple[int, Effect]] = field(default_factory=list)
     inited: int = 0
     office_ms: int | None = None
@@ -83,7 +83,7 @@ class Standing:
                 name,
                 starts,
                 Election(ElectionConfig(name, nodes=nodes, required=required, rank=rank)),
-                Voting(name, starts),
+                Prevote(name, starts),
             )
             for rank, (name, starts) in enumerate(zip("abcde", starts_ms, strict=False))
         ]

@@ -27,11 +27,16 @@ from itertools import combinations, product
 from typing import NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.closing import AnswersWanted, closing
-from delaywheel_replica.core.control import ControlState, NodeRecord, WheelRecord, wheel_record
-from delaywheel_replica.core.holding import takeable
-from delaywheel_replica.core.quorum import high_watermark
+from delaywheel_replica.core.leader.closing import AnswersWanted, closing
+from delaywheel_replica.core.leader.holders import takeable
+from delaywheel_replica.core.protocol.control import (
+    ControlState,
+    NodeRecord,
+    WheelRecord,
+    wheel_record,
+)
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.quorum import high_watermark
 from support.core_values import beat, wheel_beat
 
 WHEEL = WheelId("a", 1)

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import leadership
-from delaywheel_replica.cleaner.rows import Records
-from delaywheel_replica.cleaner.runs import Runs
-from delaywheel_replica.cleaner.seconds import Bounds, Second
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.known import Known
-from delaywheel_replica.core.progress import Position, Progress, SetBackRefusal
+from delaywheel_replica.cleaner.due.rows import Records
+from delaywheel_replica.cleaner.due.runs import Runs
+from delaywheel_replica.cleaner.due.seconds import Bounds, Second
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.progress import Position, Progress, SetBackRefusal
 from sim.mutant import Mutant, Patch, everywhere, instead
 
 

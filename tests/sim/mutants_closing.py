@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import closing, control
-from delaywheel_replica.core.beat import Beat, FenceAnswer
-from delaywheel_replica.core.closing import Close, Closing, HoldersWanted
-from delaywheel_replica.core.control import ControlRecord, ControlState, WheelRecord
-from delaywheel_replica.core.frames import FrameRange
-from delaywheel_replica.core.quorum import required_answers
+from delaywheel_replica.core.leader import closing
+from delaywheel_replica.core.leader.closing import Close, Closing, HoldersWanted
+from delaywheel_replica.core.protocol import control
+from delaywheel_replica.core.protocol.control import ControlRecord, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameRange
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.quorum import required_answers
 from sim.mutant import Mutant, Patch, everywhere, instead
 
 

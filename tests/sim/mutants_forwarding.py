@@ -8,17 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel_replica.cleaner import selection
-from delaywheel_replica.cleaner.rows import Records
-from delaywheel_replica.cleaner.seconds import Bounds, Second
-from delaywheel_replica.cleaner.selection import DueReader
-from delaywheel_replica.cleaner.steps import Draft
-from delaywheel_replica.core import cancelling, floor, seal
-from delaywheel_replica.core.cancelling import CancelDecision, CancelView
-from delaywheel_replica.core.election import Election
-from delaywheel_replica.core.floor import FloorView, FloorWatch
-from delaywheel_replica.core.progress import Position
-from delaywheel_replica.core.seal import Seal
+from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import Records
+from delaywheel_replica.cleaner.due.seconds import Bounds, Second
+from delaywheel_replica.cleaner.due.steps import Draft
+from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.leader import cancel as cancelling
+from delaywheel_replica.core.leader import floor
+from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
+from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
+from delaywheel_replica.core.protocol import seal
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.seal import Seal
 from sim.mutant import Mutant, Patch, everywhere, instead
 
 Rows = NDArray[np.intp]

@@ -11,30 +11,34 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel import layout
 from delaywheel.identity import WheelId
-from delaywheel.index import OpenIndexes
-from delaywheel.nodestate import NodeState
 from delaywheel.seqset import SeqSet
-from delaywheel.slotfiles import SlotFiles
-from delaywheel_replica.core import losing, mirroring, own, promises, quorum
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.completeness import Completeness
-from delaywheel_replica.core.holdings import Holdings
-from delaywheel_replica.core.keeping import Keeping
-from delaywheel_replica.core.known import Registry
-from delaywheel_replica.core.member import Member
-from delaywheel_replica.core.member_events import DiskState, Effect, Held, Send, Sweep
-from delaywheel_replica.core.mirroring import Verdict
-from delaywheel_replica.core.mirrors import Mirrors
-from delaywheel_replica.core.peers import Frames, Vote
-from delaywheel_replica.core.promises import Promises
-from delaywheel_replica.core.replication import Replication
-from delaywheel_replica.core.verifying import Verifying
-from delaywheel_replica.core.voting import Voting
-from delaywheel_replica.server.pacing import Turn
-from delaywheel_replica.server.room import Room
-from delaywheel_replica.server.store import Store
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.files.slot_files import SlotFiles
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.leader import lost_frames as losing
+from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.node.events import DiskState, Effect, Held, Send, Sweep
+from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.protocol import quorum
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.messages import Frames, Vote
+from delaywheel_replica.core.wheels import fencing as promises
+from delaywheel_replica.core.wheels import mirroring
+from delaywheel_replica.core.wheels import own_wheels as own
+from delaywheel_replica.core.wheels.completeness import Completeness
+from delaywheel_replica.core.wheels.fencing import Fencing
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.mirroring import Verdict
+from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.node_file import Keeping
+from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.commit.time_sharing import Turn
+from delaywheel_replica.server.node.disk_space import Room
 from sim.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -76,7 +80,7 @@ def promises_are_told_before_they_are_durable() -> list[Patch]:
     real = promises.answer
 
     def answer(
-        state: NodeState, fence: Fence, holdings: Holdings, verifying: Verifying
+        state: NodeState, fence: Fence, holdings: Inventory, verifying: Verifying
     ) -> FenceAnswer | None:
         if fence.origin != state.node:
             upto = max(fence.upto, state.fenced.get(fence.origin, 0))
@@ -113,7 +117,7 @@ def who_fences_itself_goes_on() -> list[Patch]:
     real = Keeping._may_not_stay
 
     def may_not_stay(self: Keeping, wheel: WheelId) -> bool:
-        with patch.object(Promises, "upto", lambda *_: 0), patch.object(own, "is_over", _never):
+        with patch.object(Fencing, "upto", lambda *_: 0), patch.object(own, "is_over", _never):
             return real(self, wheel)
 
     return [
@@ -218,14 +222,14 @@ def _first_boot(replication: Replication, peer: str) -> str | None:
 
 
 def a_vote_is_no_leader_heard() -> list[Patch]:
-    real = Voting.asked
+    real = Prevote.asked
 
-    def asked(self: Voting, *args: Any, stands: bool) -> Vote | None:
+    def asked(self: Prevote, *args: Any, stands: bool) -> Vote | None:
         vote = real(self, *args, stands=stands)
         self._given, self._gave_way = None, False
         return vote
 
-    return [instead(Voting, "asked", asked)]
+    return [instead(Prevote, "asked", asked)]
 
 
 def sweeps_above_the_floor() -> list[Patch]:

@@ -6,18 +6,25 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.follower import ControlFollower
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
-from delaywheel_replica.cleaner.ports import IDS
+from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.core import registration
-from delaywheel_replica.core.control import ControlState, Leader, LeaderRecord
-from delaywheel_replica.core.election import Election
-from delaywheel_replica.core.election_events import Effect, MarkReport
-from delaywheel_replica.core.known import Known
-from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
-from delaywheel_replica.core.status import ServerStatus
-from delaywheel_replica.core.telling import Telling
+from delaywheel_replica.core.election.events import Effect, MarkReport
+from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.leader import registration
+from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.control import ControlState, Leader, LeaderRecord
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    ACTIONS,
+    VERDICTS,
+    Action,
+    Answer,
+    Call,
+    Verdict,
+)
 from sim.mutant import Mutant, Patch, everywhere, instead, row
 
 
@@ -109,8 +116,8 @@ def believes_old_rows() -> list[Patch]:
 
 
 def compares_no_progress() -> list[Patch]:
-    tell = Telling.beat
-    return [instead(Telling, "beat", lambda self: replace(tell(self), reached=None))]
+    tell = OwnHeartbeat.beat
+    return [instead(OwnHeartbeat, "beat", lambda self: replace(tell(self), reached=None))]
 
 
 OFFICE = {

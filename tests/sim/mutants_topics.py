@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from delaywheel_replica.cleaner.deadletters import DeadLetters, _Questions
-from delaywheel_replica.cleaner.troubles import Allowance, Troubles
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
+from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles
 from sim.mutant import Mutant, Patch, instead
 
 

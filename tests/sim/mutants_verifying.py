@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from delaywheel_replica.core import holding
-from delaywheel_replica.core.beat import Beat
-from delaywheel_replica.core.telling import Telling
-from delaywheel_replica.core.verifying import Verifying
+from delaywheel_replica.core.leader import holders as holding
+from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.wheels.verifying import Verifying
 from sim.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -17,12 +17,12 @@ def fences_are_answered() -> list[Patch]:
 
 
 def complete_while_it_verifies() -> list[Patch]:
-    real = Telling.beat
+    real = OwnHeartbeat.beat
 
-    def beat(self: Telling) -> Beat:
+    def beat(self: OwnHeartbeat) -> Beat:
         return replace(real(self), complete=self._known.is_complete)
 
-    return [instead(Telling, "beat", beat)]
+    return [instead(OwnHeartbeat, "beat", beat)]
 
 
 def holds_what_was_taken() -> list[Patch]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from delaywheel import layout
-from delaywheel.bundle import FrameBundle
-from delaywheel.places import Places, SlotPlaces
-from delaywheel.rows import INDEX_ROW
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.rows import INDEX_ROW
+from delaywheel.storage.reading.places import Places, SlotPlaces
 from sim.mutant import Mutant, Patch, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.cleaner import SimCleaner
 from sim.clocks import SimClock
 from sim.disk import Crash, SimulatedDisk

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delaywheel.bundle import WrittenGroup
-from delaywheel.columns import Columns
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.member import Member
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
     DiskTold,
@@ -37,12 +37,12 @@ from delaywheel_replica.core.member_events import (
     Tell,
     Verified,
 )
-from delaywheel_replica.core.peers import Gossip, PeerMessage
-from delaywheel_replica.core.status import CleanerStatus, ServerStatus
-from delaywheel_replica.server.committer import Answers, Group, Outcome, Request
-from delaywheel_replica.server.jobs import GroupJob, Job, StepJob
-from delaywheel_replica.server.refusals import Refusal
-from delaywheel_replica.server.store import Store, StoreLimits
+from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.server.commit.committer import Answers, Group, Outcome, Request
+from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
+from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.node.refusals import Refusal
 from sim.book import Entry, columns_of
 from sim.cancels import Cancels
 from sim.clients import Verdicts

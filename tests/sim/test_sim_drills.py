@@ -49,6 +49,7 @@ FOUND = {
     "bad_sectors",
     "deleted_slot",
     "deleted_copy",
+    "deleted_open",
     "row_and_file",
     "unheard_of",
     "unverified_answer",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel_replica.cleaner.ports import Record
+from delaywheel_replica.cleaner.outside.ports import Record
 from sim.kafka import Code, SimKafka
 from sim.kafka_faults import KafkaFaults
 from sim.kafka_log import Entry, Partition, SimKafkaError

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
     ControlPort,
     ControlUnreadable,
     Ended,
     ProducersPort,
 )
-from delaywheel_replica.core.control import leader_record
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.core.protocol.control import leader_record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from sim.kafka_site import Site, control
 
 

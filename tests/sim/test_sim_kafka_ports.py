@@ -8,14 +8,14 @@ from functools import partial
 
 import pytest
 
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.outside.ports import (
     Ended,
     KafkaAway,
     ProducersPort,
     Record,
     Refusal,
 )
-from delaywheel_replica.core.reports import VERDICTS, Answer, Call, Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Answer, Call, Verdict
 from sim.clocks import EPOCH_MS
 from sim.kafka_faults import KafkaFaults
 from sim.kafka_scenario import Toy, uneasy

@@ -7,8 +7,10 @@ from unittest.mock import patch
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core import closing, control, holding
-from delaywheel_replica.core.beat import FenceAnswer
+from delaywheel_replica.core.leader import closing
+from delaywheel_replica.core.leader import holders as holding
+from delaywheel_replica.core.protocol import control
+from delaywheel_replica.core.protocol.heartbeat import FenceAnswer
 from sim import model_wheel
 from sim.model import TooManyStatesError, explore
 from sim.model_wheel import RULES, WheelModel

@@ -4,9 +4,7 @@ from unittest.mock import patch
 
 import pytest
 
-from delaywheel_replica.core.control import ControlState, LeaderRecord
-from delaywheel_replica.core.election import Election
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.core.election.events import (
     TRANSITIONS,
     ControlRead,
     Effect,
@@ -14,8 +12,17 @@ from delaywheel_replica.core.election_events import (
     Phase,
     ReadControl,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.reports import ACTIONS, VERDICTS, Action, Answer, Call, Verdict
+from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    ACTIONS,
+    VERDICTS,
+    Action,
+    Answer,
+    Call,
+    Verdict,
+)
 from sim.model_office import OfficeModel
 from sim.models import OFFICES, exhausted, name_of
 

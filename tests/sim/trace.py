@@ -9,10 +9,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
-from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel_replica.core.peers import WheelCard
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel_replica.core.protocol.messages import WheelCard
 from sim.scheduler import US_PER_S, Scheduler
 
 CAPACITY = 6_000

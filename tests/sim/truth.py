@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from delaywheel import layout
-from delaywheel.format import Frame, FrameDamaged, Kind, decode_frame, index_row_of
 from delaywheel.identity import WheelId
-from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame, FrameDamaged, Kind, decode_frame, index_row_of
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
 from sim.disk import SimulatedDisk
 
 DATA = Path("/data")
@@ -79,6 +79,13 @@ class FrameTruth:
             return True
         is_told = self.row == row_on(disk, self.wheel, self.seq)
         return is_told and _is_row_readable(disk, self.wheel, self.seq)
+
+    def is_in_deleted_file(self, disk: SimulatedDisk) -> bool:
+        """Whether a disk has it in a file that somebody deleted, where nobody reads it."""
+        file = disk.peek_unlinked(self.path)
+        return (
+            file is not None and file[self.offset : self.offset + len(self.content)] == self.content
+        )
 
 
 @lru_cache(maxsize=1024)

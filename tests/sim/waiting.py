@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from delaywheel_replica.server.committer import Group, Request
-from delaywheel_replica.server.driver import Driver
+from delaywheel_replica.server.commit.committer import Group, Request
+from delaywheel_replica.server.commit.driver import Driver
 
 GROUP_US = 400
 """After a first request, others are waited for so long: they arrive while a group is written."""

@@ -20,9 +20,9 @@ from zlib import crc32
 import structlog
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.cancelling import CancelDecision
-from delaywheel_replica.core.member_events import MemberConfig
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.calm import resting_floor
@@ -105,7 +105,7 @@ class World:
     def run(self) -> Result:
         """Runs the plan."""
         locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
-        few_files = patch("delaywheel.index.OPEN_INDEXES", OPEN_INDEXES)
+        few_files = patch("delaywheel.storage.files.index.OPEN_INDEXES", OPEN_INDEXES)
         with locks, few_files, self.scheduler, _without_logs(), _without_collections():
             try:
                 self._run()

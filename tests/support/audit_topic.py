@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_audit.kafka_options import SourceOptions
-from delaywheel_audit.kafka_plan import Plan, Slice
-from delaywheel_audit.kafka_read import read_slice
-from delaywheel_audit.kafka_source import pin
+from delaywheel_audit.kafka.options import SourceOptions
+from delaywheel_audit.kafka.plan import Plan, Slice
+from delaywheel_audit.kafka.read import read_slice
+from delaywheel_audit.kafka.source import pin
 from support.read_committed import PATIENCE_S, create_topic, delete_topic
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]

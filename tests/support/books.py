@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from delaywheel.disk import Disk, PosixDisk
-from delaywheel.format import Kind
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.wheel import OriginWheel, WheelMeta
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.server.ledger import Ledger, rows_folder
-from delaywheel_replica.server.ledger_duty import Publishable
-from delaywheel_replica.server.ledger_place import Place
-from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.server.ledger.assignment import Publishable
+from delaywheel_replica.server.ledger.place import Place
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from support.copies import rows_by_seq
 from support.messages import Message, columns_of
 

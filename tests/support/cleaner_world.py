@@ -18,12 +18,12 @@ from typing import Self
 from uuid import uuid4
 
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import read_boot_id
-from delaywheel.row import RowReader, RowWriter
+from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, WheelBeat
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
 from support.due_wheels import Sent, Wheels, Written
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delaywheel_replica.cleaner.ports import Ended, Record, RefusedRecord
-from delaywheel_replica.core.reports import Verdict
+from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 
 class CommittingProducers:

@@ -4,15 +4,15 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
-from delaywheel import layout
-from delaywheel.bundle import FrameBundle, WrittenGroup
-from delaywheel.disk import Disk
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
-from delaywheel.steps import finish
-from delaywheel_replica.server.store import Store
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel_replica.server.commit.store import Store
 from sim.disk import SimulatedDisk
 
 

@@ -7,12 +7,19 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
-from delaywheel_replica.core.control import Leader, NodeRecord, WheelRecord
-from delaywheel_replica.core.frames import FrameName, FrameRange, FrameSet
-from delaywheel_replica.core.histogram import Histogram
-from delaywheel_replica.core.progress import Position, Progress, Reached
-from delaywheel_replica.core.status import (
+from delaywheel_replica.core.protocol.control import Leader, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import (
+    Beat,
+    Fence,
+    FenceAnswer,
+    Heard,
+    Office,
+    WheelBeat,
+)
+from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
+from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     PeerSight,
     Role,

@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from delaywheel.bundle import WrittenGroup
-from delaywheel.columns import Columns
-from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import load_node_state
-from delaywheel.nodestate import NodeState
-from delaywheel.reader import WheelReader
-from delaywheel_replica.core.beat import Fence
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.member_events import Acknowledge, Event, MemberConfig
-from delaywheel_replica.core.peers import PeerMessage
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.committer import Answers, Committed, Outcome, Request
-from delaywheel_replica.server.driver import Driver
-from delaywheel_replica.server.jobs import Job
-from delaywheel_replica.server.store import Store, StoreLimits
+from delaywheel.storage.folder.node_file import load_node_state
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.core.node.events import Acknowledge, Event, MemberConfig
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import PeerMessage
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
+from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.outside import Job
+from delaywheel_replica.server.commit.store import Store, StoreLimits
 from sim.disk import SimulatedDisk
 from support.copies import verified
 from support.messages import BASE_SLOT, Message, columns_of, messages_of

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from delaywheel_replica.cleaner.rows import Dropped, DueMessage
-from delaywheel_replica.cleaner.selection import DueReader, Step
-from delaywheel_replica.core.frames import NO_FRAMES
-from delaywheel_replica.core.progress import Progress, violations
+from delaywheel_replica.cleaner.due.reader import DueReader, Step
+from delaywheel_replica.cleaner.due.rows import Dropped, DueMessage
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.progress import Progress, violations
 from support.due_wheels import Sent, Wheels
 
 SECOND = 1_700_000_000

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.rows import DueMessage, Outcome
-from delaywheel_replica.core.progress import Done, Progress
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
+from delaywheel_replica.core.protocol.progress import Done, Progress
 from support.due_wheels import Sent, Written
 
 

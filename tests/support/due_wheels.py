@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
-from delaywheel import layout
-from delaywheel.columns import Columns
-from delaywheel.disk import PosixDisk
-from delaywheel.format import MAGIC, Kind
-from delaywheel.handles import HandleCache
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import MAGIC, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
 from support.copies import rows_by_seq
 
 IN_MEMORY = Path("/dev/shm")

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from delaywheel import AsyncClient, CancelOutcome, Client, Handle
-from delaywheel.client.answers import StoredMessage
-from delaywheel.client.endpoints import Endpoints
+from delaywheel.client.exchange.answers import StoredMessage
+from delaywheel.client.exchange.endpoints import Endpoints
 
 ResultT = TypeVar("ResultT")
 

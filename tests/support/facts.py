@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from delaywheel.dial import HORIZONS, Pending
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel_replica.core.control import Leader, WheelRecord
-from delaywheel_replica.core.histogram import (
+from delaywheel.storage.writing.dial import HORIZONS, Pending
+from delaywheel_replica.core.protocol.control import Leader, WheelRecord
+from delaywheel_replica.core.protocol.histogram import (
     COMMIT_BOUNDS_US,
     LATENESS_BOUNDS_US,
     Tally,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, PeerSight, Role, ServerStatus
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+)
 from delaywheel_replica.peers.states import (
     Connection,
     Counters,
@@ -23,12 +28,12 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.facts import DiskSpace, Facts
-from delaywheel_replica.server.processes import Process
-from delaywheel_replica.server.publish import BooksState
-from delaywheel_replica.server.pulse import LAG_BOUNDS_US
-from delaywheel_replica.server.refusals import Refusal
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.metrics.facts import DiskSpace, Facts
+from delaywheel_replica.server.metrics.processes import Process
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
+from delaywheel_replica.server.node.refusals import Refusal
 from support.core_values import beat, wheel_beat
 
 NOW_MS = 1_700_000_000_000

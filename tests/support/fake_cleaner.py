@@ -20,11 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from delaywheel.identity import WheelId
-from delaywheel.nodefile import read_boot_id
-from delaywheel.row import RowReader, RowWriter
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.closing import wheels_to_close
-from delaywheel_replica.core.control import (
+from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.status_file import RowReader, RowWriter
+from delaywheel_replica.core.leader.closing import wheels_to_close
+from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
+from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlState,
     Leader,
@@ -32,11 +33,10 @@ from delaywheel_replica.core.control import (
     lost_records,
     node_record,
 )
-from delaywheel_replica.core.frames import NO_FRAMES
-from delaywheel_replica.core.losing import Sought, frames_lost, frames_missing
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.registration import Refusal, register
-from delaywheel_replica.core.status import (
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
     CleanerStatus,
     Role,

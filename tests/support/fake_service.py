@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Event, Lock
+from threading import Barrier, Event, Lock
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -168,6 +168,19 @@ def accept_once(go_on: Event) -> Behaviour:
     ) -> pb.DelayProduceResponse:
         while not go_on.wait(0.02) and not service.stopping.is_set():
             pass
+        return accept(service, request, context)
+
+    return behave
+
+
+def accept_together(requests: int) -> Behaviour:
+    """Answers nothing until so many requests are there; breaks if they do not come."""
+    meeting = Barrier(requests, timeout=20)
+
+    def behave(
+        service: FakeService, request: pb.DelayProduceRequest, context: grpc.ServicerContext
+    ) -> pb.DelayProduceResponse:
+        meeting.wait()
         return accept(service, request, context)
 
     return behave

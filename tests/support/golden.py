@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from delaywheel.columns import Columns
-from delaywheel.disk import Disk, PosixDisk
-from delaywheel.format import Kind
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
 from support.messages import Message, columns_of
 
 WHEEL = WheelId("golden-1", 3)

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from delaywheel.bundle import FrameBundle
-from delaywheel.disk import Disk, PosixDisk
-from delaywheel.format import Kind
-from delaywheel.framecopy import FrameCopy
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel.reader import WheelReader
-from delaywheel.wheel import OriginWheel, WheelMeta
-from delaywheel_replica.core.peers import WheelCard
-from delaywheel_replica.server.store import Store, StoreLimits
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel_replica.core.protocol.messages import WheelCard
+from delaywheel_replica.server.commit.store import Store, StoreLimits
 from support.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP, SLOT
 from support.messages import columns_of
 

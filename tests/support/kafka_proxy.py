@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 
 ANSWER_S = 60
 PRODUCE = 0

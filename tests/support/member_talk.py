@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import Spare
-from delaywheel_replica.core.beat import Beat, Heard, WheelBeat
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.peers import PeerMessage
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, WheelBeat
+from delaywheel_replica.core.protocol.messages import PeerMessage
 from support.member_world import FakeNode, disk_of, record_of
 
 

@@ -6,15 +6,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from delaywheel.framecopy import FrameCopy
 from delaywheel.identity import WheelId
-from delaywheel.nodestate import NodeState
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.beat import Fence
-from delaywheel_replica.core.control import WheelRecord
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.member import Admission, Member
-from delaywheel_replica.core.member_events import (
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel_replica.core.member.member import Admission, Member
+from delaywheel_replica.core.node.events import (
     Acknowledge,
     CleanerTold,
     Closed,
@@ -49,7 +46,10 @@ from delaywheel_replica.core.member_events import (
     WheelCard,
     Written,
 )
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Frames,
     Gossip,
@@ -58,8 +58,13 @@ from delaywheel_replica.core.peers import (
     Promise,
     Refused,
 )
-from delaywheel_replica.core.progress import Progress
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus, VoteWish
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    Role,
+    ServerStatus,
+    VoteWish,
+)
 from support.copies import bundled, copy_of
 
 START_MS = 1_000_000

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from delaywheel.columns import Columns, content_starts
 from delaywheel.headers import encode_headers
+from delaywheel.storage.frames.columns import Columns, content_starts
 
 BASE_SLOT = 1_763_700_000
 

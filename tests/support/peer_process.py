@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from delaywheel_replica.core.peers import Applied, Frames, PeerMessage, Vote, VoteAsk
+from delaywheel_replica.core.protocol.messages import Applied, Frames, PeerMessage, Vote, VoteAsk
 from delaywheel_replica.peers.network import PeerNetwork
 from support.peer_site import identity
 

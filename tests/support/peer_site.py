@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from delaywheel_replica.core.peers import PeerMessage
+from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerState

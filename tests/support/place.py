@@ -6,23 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from delaywheel.disk import PosixDisk
 from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.deadletters import Plan
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.dead_letters import Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.due.reader import DueReader, Step
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership, View
-from delaywheel_replica.cleaner.ports import ProducersPort
-from delaywheel_replica.cleaner.rows import DueRows
-from delaywheel_replica.cleaner.selection import DueReader, Step
-from delaywheel_replica.cleaner.settings import KafkaNames
-from delaywheel_replica.core.beat import Beat, FenceAnswer
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.duties import Cluster
-from delaywheel_replica.core.election import ElectionConfig
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.status import PeerSight, Role, ServerStatus
+from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.status_files import PeerSight, Role, ServerStatus
+from delaywheel_replica.kafka_settings import KafkaNames
 from sim.cleaner import Tasks
 from sim.clocks import SimClock
 from sim.kafka import SimKafka

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from delaywheel.encode import EncodedGroup
-from delaywheel.format import Kind
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
+from delaywheel.storage.frames.encode import EncodedGroup
+from delaywheel.storage.frames.format import Kind
 from support.messages import Message
 
 _LONGEST_ROW_BYTES = 16 + 4 * 4 + 2 + 4 + 8

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from delaywheel import layout
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Frame, Kind
 from delaywheel.identity import WheelId
-from delaywheel.reader import WheelReader
-from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading.reader import WheelReader
 
 
 class Place(NamedTuple):

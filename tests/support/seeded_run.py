@@ -33,8 +33,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cleaner.settings import KafkaNames
-from local.node import Node, send_signal
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.node import Node, send_signal
 from support.read_committed import CommittedReader, create_topic, read_all
 from support.seeded_books import INTERVAL_MS, Expected, Sent
 from support.seeded_cuts import Place, cut_off, cut_short, delete_slot_file, place_of, spoil

@@ -14,12 +14,12 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from delaywheel.row import in_memory
+from delaywheel.storage.folder.status_file import in_memory
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
-from delaywheel_replica.inheritance import (
+from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     ALLOCATOR,
     LIFE_FD_VARIABLE,

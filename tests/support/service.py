@@ -8,15 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.cluster import described
-from local.node import PROCESSES, send_signal
+from local.loopback.cluster import described
+from local.loopback.node import PROCESSES, send_signal
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
@@ -53,6 +53,7 @@ class Service:
         cluster_id: str,
         *,
         config: Mapping[str, str] | None = None,
+        topics: Sequence[str] = (),
         restart: bool = True,
     ) -> None:
         """Prepares; nothing runs before `start`."""
@@ -62,6 +63,7 @@ class Service:
         self._ready = data.with_name(data.name + ".ready.json")
         self._log = data.with_name(data.name + ".log")
         self._settings = {**QUICK, "cluster_id": cluster_id, **(config or {})}
+        self._topics = topics
         self._restart = restart
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,10 +88,11 @@ class Service:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "local.cluster", "--nodes", "1"),
+                    *(sys.executable, "-m", "local.loopback.cluster", "--nodes", "1"),
                     *("--kafka", self.kafka, "--data", str(self.data)),
                     *("--ready-file", str(self._ready)),
                     *([] if self._restart else ["--no-restart"]),
+                    *(f"--topic={topic}" for topic in self._topics),
                     *settings,
                 ],
                 env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
@@ -112,6 +115,10 @@ class Service:
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+
+    def said(self) -> str:
+        """What the cluster script has printed."""
+        return self._log.read_text(errors="replace")
 
     def node(self) -> dict[str, Any]:
         """The node's row of the ready file."""

@@ -18,16 +18,16 @@ from typing import Any, Self, TypeVar, cast
 import grpc
 
 from delaywheel import Client
-from delaywheel.client.channel import CHANNEL_OPTIONS
-from delaywheel.client.retry import Failure
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
+from delaywheel.client.exchange.retry import Failure
 from delaywheel.identity import WheelId
-from delaywheel.layout import slot_path, wheel_folder
+from delaywheel.storage.folder.layout import slot_path, wheel_folder
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
-from local.cluster import LocalCluster, described
-from local.kafka import free_ports
-from local.mirrors import compare
-from local.node import PROCESSES, Node, send_signal
+from local.loopback.cluster import LocalCluster, described
+from local.loopback.kafka import free_ports
+from local.loopback.node import PROCESSES, Node, send_signal
+from local.stage.mirrors import compare
 from support.service import AGAIN, wait_until
 
 T = TypeVar("T")

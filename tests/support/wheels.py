@@ -3,14 +3,20 @@
 from dataclasses import replace
 from pathlib import Path
 
-from delaywheel.dial import Dial
-from delaywheel.disk import Disk
-from delaywheel.format import Frame
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.mirror import MirrorWheel
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.wheel import OriginWheel, WheelMeta, WheelState, load_meta, save_meta
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
+    OriginWheel,
+    WheelMeta,
+    WheelState,
+    load_meta,
+    save_meta,
+)
 from support.copies import rows_by_seq
 from support.messages import Message, columns_of, messages_of
 

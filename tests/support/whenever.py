@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from delaywheel_replica.cleaner.loading import Loaded
+from delaywheel_replica.cleaner.due.loading import Loaded
 
 
 class Whenever:

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from delaywheel import format as wheel_format
 from delaywheel.bounded import BoundedTable
-from delaywheel.encode import encode_group
-from delaywheel.format import Kind, decode_frame
 from delaywheel.identity import WheelId
+from delaywheel.storage.frames import format as wheel_format
+from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.format import Kind, decode_frame
 from support.messages import columns_of, message
 
 

@@ -10,12 +10,13 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.bundle import FrameBundle
-from delaywheel.checking import FEW_FRAMES, Good, good_at_once, good_frames, good_one_by_one
-from delaywheel.encode import encode_group
-from delaywheel.format import CHECKED_FROM, HEADER, Kind
 from delaywheel.identity import WheelId
-from delaywheel.rows import (
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.checking import Good, good_at_once, good_frames, good_one_by_one
+from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.format import CHECKED_FROM, HEADER, Kind
+from delaywheel.storage.frames.rows import (
+    FEW_FRAMES,
     HOLE_ROW,
     decode_row,
     flawed_rows,

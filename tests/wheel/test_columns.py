@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.columns import Columns
+from delaywheel.storage.frames.columns import Columns
 from support.messages import Message, any_messages, columns_of, messages_of
 
 

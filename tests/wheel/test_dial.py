@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.columns import Columns
-from delaywheel.dial import HORIZONS, Dial, DialView
-from delaywheel.disk import PosixDisk
-from delaywheel.format import Kind
-from delaywheel.rows import index_rows
-from delaywheel.wheel import list_wheels
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.rows import index_rows
+from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
+from delaywheel.storage.writing.wheel import list_wheels
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, columns_of, message
 from support.wheels import ACCEPTED_AT_MS, append, new_wheel
@@ -64,6 +64,30 @@ def test_a_row_proves_its_slot() -> None:
     assert counts(view, BASE_SLOT + 20) == newest
     assert newest is not None
     assert newest[1] == 1
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_what_comes_for_a_finished_second_is_not_counted(count: int) -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 100)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    append(wheel, [message(n, slot=BASE_SLOT + n) for n in range(count)])
+    dial.clear_below(BASE_SLOT + 5)
+    dial.clear_below(BASE_SLOT + 2)  # a floor never goes back
+    append(wheel, [message(n, slot=BASE_SLOT + n) for n in range(count)])
+    left = list(range(BASE_SLOT + 5, BASE_SLOT + count))
+    assert DialView(disk, DATA).rows()["slot"].tolist() == left
+    dial.rebuild(disk, DATA, list_wheels(disk, DATA), floor=0)
+    assert DialView(disk, DATA).rows()["slot"].tolist() == left
+
+
+def test_a_floor_further_on_than_the_dial_is_long_empties_it() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 10)
+    append(new_wheel(disk, DATA, dial=dial), [message(1, slot=BASE_SLOT + 7)])
+    dial.clear_below(BASE_SLOT + 5)
+    dial.clear_below(BASE_SLOT + 1_000)
+    assert len(DialView(disk, DATA).rows()) == 0
 
 
 def test_a_dial_of_another_size_is_made_anew() -> None:

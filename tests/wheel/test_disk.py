@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delaywheel import disk as disk_module
-from delaywheel.disk import Disk, FolderInUseError, PosixDisk
+from delaywheel.storage.folder import disk as disk_module
+from delaywheel.storage.folder.disk import Disk, FolderInUseError, PosixDisk
 from sim.disk import SimulatedDisk
 
 Place = tuple[Disk, Path]

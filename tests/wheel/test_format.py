@@ -3,9 +3,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.columns import Columns
-from delaywheel.encode import encode_group
-from delaywheel.format import (
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames import encode as encode_module
+from delaywheel.storage.frames import rows as rows_module
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.format import (
     HEADER_LENGTH_BYTES,
     DamageReason,
     Frame,
@@ -13,8 +16,14 @@ from delaywheel.format import (
     Kind,
     decode_frame,
 )
-from delaywheel.identity import WheelId
-from delaywheel.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES, decode_rows, index_rows
+from delaywheel.storage.frames.rows import (
+    FEW_FRAMES,
+    HOLE_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    decode_rows,
+    index_rows,
+)
+from sim.mutant import instead
 from support.messages import BASE_SLOT, Message, any_messages, columns_of, message, messages_of
 from support.plain_frames import PlainFrame, frames_of, plain_frames
 
@@ -48,10 +57,12 @@ def decode(frame: PlainFrame) -> Frame:
     st.integers(1, 8),
     st.integers(1, 400),
     st.integers(0, 3),
+    st.sampled_from([0, FEW_FRAMES]),
 )
 def test_frames_made_at_once_are_those_made_one_by_one(
-    messages: list[Message], kind: Kind, max_messages: int, max_bytes: int, offset: int
+    messages: list[Message], kind: Kind, max_messages: int, max_bytes: int, offset: int, few: int
 ) -> None:
+    """Be they few or many."""
     columns = columns_of(messages)
     options = {
         "kind": kind,
@@ -61,12 +72,16 @@ def test_frames_made_at_once_are_those_made_one_by_one(
         "max_frame_messages": max_messages,
         "max_frame_bytes": max_bytes,
     }
-    group = encode_group(columns, **options)  # type: ignore[arg-type]
+    with instead(encode_module, "FEW_FRAMES", few):
+        group = encode_group(columns, **options)  # type: ignore[arg-type]
     expected = plain_frames(messages, **options)  # type: ignore[arg-type]
     assert frames_of(group, 7) == expected
     offsets = np.arange(len(group)) * 8 * offset
     lengths = group.edges[1:] - group.edges[:-1]
-    rows = index_rows(group.slots, offsets, lengths, group.counts, are_cancels=kind is Kind.CANCELS)
+    with instead(rows_module, "FEW_FRAMES", few):
+        rows = index_rows(
+            group.slots, offsets, lengths, group.counts, are_cancels=kind is Kind.CANCELS
+        )
     assert rows.tobytes() == b"".join(
         frame.index_row(at, kind) for frame, at in zip(expected, offsets.tolist(), strict=True)
     )

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.columns import Columns, content_starts
 from delaywheel.headers import (
     HeadersMalformedError,
     TooManyHeadersError,
@@ -14,6 +13,7 @@ from delaywheel.headers import (
     decode_headers,
     encode_headers,
 )
+from delaywheel.storage.frames.columns import Columns, content_starts
 from support.messages import columns_of, message
 
 _pairs = st.lists(

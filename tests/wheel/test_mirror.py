@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delaywheel import layout
-from delaywheel.dial import Dial, DialView
-from delaywheel.format import DamageReason, Frame, FrameDamaged, index_row_of
-from delaywheel.framecopy import FrameCopy
-from delaywheel.handles import HandleCache
-from delaywheel.index import delete_segments_below
-from delaywheel.mirror import MirrorWheel
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.recovery import Recovered, recover_wheel
-from delaywheel.rows import HOLE_ROW, INDEX_ROW
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.verify import verify_wheel
-from delaywheel.wheel import (
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import Recovered, recover_wheel
+from delaywheel.storage.recovery.verify import verify_wheel
+from delaywheel.storage.writing.dial import Dial, DialView
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
     Checkpoint,
     OriginWheel,
     WheelState,
@@ -445,8 +445,8 @@ def test_a_cut_that_a_crash_kept_from_beginning_is_made_by_recovery() -> None:
 
 
 def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "cutting", "medium"):
-        monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 2)
+    for module in ("files.index", "writing.cutting", "writing.medium"):
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 2)
     pair = Pair()
     pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
     floor = BASE_SLOT + 3

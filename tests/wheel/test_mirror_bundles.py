@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delaywheel import checking
-from delaywheel.bundle import FrameBundle
-from delaywheel.format import HEADER_LENGTH_BYTES, decode_frame, index_row_of
-from delaywheel.framecopy import FrameCopy
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.mirror import MirrorWheel
-from delaywheel.wheel import make_wheel
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.frames import checking
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.format import HEADER_LENGTH_BYTES, decode_frame, index_row_of
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import make_wheel
 from sim.disk import SimulatedDisk
 from sim.mutant import Patch, instead
 from support.copies import copies_of, rows_of, slots_of
@@ -119,7 +119,7 @@ def _places_are_not_compared() -> Patch:
     def is_misplaced(headers: np.ndarray, *_: object) -> np.ndarray:
         return np.zeros(len(headers), np.bool_)
 
-    return instead(checking, "_is_misplaced", is_misplaced)
+    return instead(checking, "is_misplaced", is_misplaced)
 
 
 def _checksums_are_not_compared() -> Patch:

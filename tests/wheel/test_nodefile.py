@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel.disk import Disk, PosixDisk
 from delaywheel.identity import NameInvalidError, WheelId
-from delaywheel.nodefile import (
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.folder.node_file import (
     NodeFileDamaged,
     NodeFolder,
     NodeFolderForeign,
@@ -15,7 +15,7 @@ from delaywheel.nodefile import (
     open_node_folder,
     read_boot_id,
 )
-from delaywheel.nodestate import Spare
+from delaywheel.storage.folder.node_state import Spare
 from sim.disk import Crash, SimulatedDisk
 
 DATA = Path("/data")

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from delaywheel.disk import PosixDisk
-from delaywheel.handles import HandleCache
 from delaywheel.identity import WheelId
-from delaywheel.index import OpenIndexes
-from delaywheel.mirror import MirrorWheel
-from delaywheel.reader import WheelReader
-from delaywheel.wheel import OriginWheel, WheelMeta, make_wheel
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, make_wheel
 from support.copies import bundled, copies_of
 from support.descriptors import open_files
 from support.messages import message

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.format import DamageReason, Frame
 from delaywheel.identity import WheelId
-from delaywheel.index import delete_segments_below
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.recovery import Cut, Recovered, recover_wheel
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.slottable import read_entry
-from delaywheel.wheel import OriginWheel, WheelMissing
+from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.slot_table import read_entry
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import DamageReason, Frame
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMissing
 from sim.disk import Fault, SimulatedDisk, SimulatedFile
 from support.messages import BASE_SLOT, Message, message
 from support.wheels import append, delete_below, new_wheel, read_all
@@ -208,7 +208,7 @@ def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -
 def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delaywheel.index.ROWS_PER_SEGMENT", 2)
+    monkeypatch.setattr("delaywheel.storage.files.index.ROWS_PER_SEGMENT", 2)
     disk, wheel, _ = wheel_of_three()
     disk.faults += [Fault("open", path_part="index") for _ in range(99)]
     assert delete_segments_below(disk, layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 9) == []
@@ -242,8 +242,15 @@ def test_an_empty_wheel_and_a_missing_one() -> None:
 
 
 def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "places", "tablewriter", "rebuilding", "cutting"):
-        monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
+    modules = (
+        "files.index",
+        "reading.places",
+        "writing.table_writer",
+        "recovery.rebuilding",
+        "writing.cutting",
+    )
+    for module in modules:
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 4)
     for kept in range(11):
         disk = SimulatedDisk()
         wheel = new_wheel(disk, DATA)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel import row
-from delaywheel.row import (
+from delaywheel.storage.folder import status_file as row
+from delaywheel.storage.folder.status_file import (
     HALF_LENGTH_BYTES,
     RowReader,
     RowTooLargeError,

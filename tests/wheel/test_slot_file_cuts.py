@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from delaywheel import layout
-from delaywheel.reader import DamagedFrame
-from delaywheel.recovery import recover_wheel
-from delaywheel.wheel import load_checkpoint
+from delaywheel.storage.folder import layout
+from delaywheel.storage.reading.reader import DamagedFrame
+from delaywheel.storage.recovery.recover import recover_wheel
+from delaywheel.storage.writing.wheel import load_checkpoint
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, Message, message
 from support.wheels import append, new_wheel, read_all

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.format import DamageReason, Frame
-from delaywheel.places import Places, SlotPlaces
-from delaywheel.reader import DamagedFrame, WheelReader
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.slottable import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
-from delaywheel.wheel import OriginWheel
+from delaywheel.storage.files.slot_table import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import DamageReason, Frame
+from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.wheel import OriginWheel
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.messages import BASE_SLOT, Message, message, messages_of
 from support.wheels import append, delete_below, new_wheel

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel import layout
-from delaywheel.format import Frame
 from delaywheel.identity import WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, Message, message, messages_of
 from support.wheels import append, new_wheel
@@ -138,7 +138,7 @@ def test_rows_that_were_written_again_are_no_holes_any_more() -> None:
 
 
 def test_a_table_that_is_far_behind_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delaywheel.places._ROWS_BEHIND_AT_MOST", 3)
+    monkeypatch.setattr("delaywheel.storage.reading.places._ROWS_BEHIND_AT_MOST", 3)
     disk = SimulatedDisk()
     written(disk, 6)
     disk.delete(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1))

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from delaywheel import layout
-from delaywheel.rows import HOLE_ROW
-from delaywheel.verify import Problem, verify_folder
-from delaywheel.wheel import OriginWheel
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.recovery.verify import Problem, verify_folder
+from delaywheel.storage.writing.wheel import OriginWheel
 from sim.disk import SimulatedDisk
 from support.messages import BASE_SLOT, message
 from support.wheels import append, delete_below, new_wheel
@@ -116,8 +116,8 @@ def test_each_damage_is_found_and_placed(name: str) -> None:
 
 
 def test_a_missing_segment_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "verify"):
-        monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 2)
+    for module in ("files.index", "recovery.verify"):
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 2)
     disk, wheel = folder_of_two_slots()
     assert list(verify_folder(disk, DATA)) == []
     disk.delete(layout.index_path(layout.wheel_folder(DATA, wheel.wheel), 1))

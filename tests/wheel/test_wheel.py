@@ -7,18 +7,18 @@ from random import Random
 import numpy as np
 import pytest
 
-from delaywheel import layout
-from delaywheel.columns import Columns
-from delaywheel.disk import PosixDisk
-from delaywheel.format import DamageReason, Frame, Kind
-from delaywheel.handles import HandleCache
 from delaywheel.identity import NameInvalidError, WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.rows import cancel_counts, message_counts
-from delaywheel.slotfiles import SlotFiles, SlotFull, list_slots
-from delaywheel.slottable import load_head
-from delaywheel.steps import finish
-from delaywheel.wheel import (
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.slot_files import SlotFiles, SlotFull, list_slots
+from delaywheel.storage.files.slot_table import load_head
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import DamageReason, Frame, Kind
+from delaywheel.storage.frames.rows import cancel_counts, message_counts
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.wheel import (
     MetaDamaged,
     SlotFinished,
     WheelBroken,
@@ -406,8 +406,16 @@ def test_hour_folders_are_named_by_their_utc_hour() -> None:
 
 
 def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("index", "places", "tablewriter", "rebuilding", "cutting", "verify"):
-        monkeypatch.setattr(f"delaywheel.{module}.ROWS_PER_SEGMENT", 4)
+    modules = (
+        "files.index",
+        "reading.places",
+        "writing.table_writer",
+        "recovery.rebuilding",
+        "writing.cutting",
+        "recovery.verify",
+    )
+    for module in modules:
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 4)
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA)
     written: dict[int, list[Message]] = {}

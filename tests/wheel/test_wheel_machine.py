@@ -10,16 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from delaywheel import layout
-from delaywheel.columns import Columns
-from delaywheel.dial import Dial, DialView
-from delaywheel.format import Kind
 from delaywheel.identity import WheelId
-from delaywheel.reader import DamagedFrame, WheelReader
-from delaywheel.recovery import recover_wheel
-from delaywheel.rows import message_counts
-from delaywheel.verify import Problem, verify_folder
-from delaywheel.wheel import OriginWheel, WheelBroken, delete_wheel_below, list_wheels
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.rows import message_counts
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import recover_wheel
+from delaywheel.storage.recovery.verify import Problem, verify_folder
+from delaywheel.storage.writing.dial import Dial, DialView
+from delaywheel.storage.writing.wheel import (
+    OriginWheel,
+    WheelBroken,
+    delete_wheel_below,
+    list_wheels,
+)
 from sim.disk import Crash, Fault, SimulatedDisk
 from support.copies import rows_by_seq
 from support.messages import BASE_SLOT, Message, columns_of, message, messages_of

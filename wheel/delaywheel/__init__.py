@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delaywheel.client.aio import AsyncClient
-    from delaywheel.client.answers import CancelOutcome, MessageState, StoredMessage
-    from delaywheel.client.pending import PendingResult
-    from delaywheel.client.settings import Queue
+    from delaywheel.client.exchange.answers import CancelOutcome, MessageState, StoredMessage
+    from delaywheel.client.exchange.pending import PendingResult
+    from delaywheel.client.exchange.settings import Queue
     from delaywheel.client.sync import Client
     from delaywheel.errors import (
         CallFailedError,
@@ -51,9 +51,9 @@ __all__ = [
 
 _HOMES = {
     "client.aio": ("AsyncClient",),
-    "client.answers": ("CancelOutcome", "MessageState", "StoredMessage"),
-    "client.pending": ("PendingResult",),
-    "client.settings": ("Queue",),
+    "client.exchange.answers": ("CancelOutcome", "MessageState", "StoredMessage"),
+    "client.exchange.pending": ("PendingResult",),
+    "client.exchange.settings": ("Queue",),
     "client.sync": ("Client",),
     "errors": (
         "CallFailedError",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # columns.py decodes headers: the one import back is for its type only
-    from delaywheel.columns import Columns
+if TYPE_CHECKING:  # frames/columns.py decodes headers: the one import back is for its type only
+    from delaywheel.storage.frames.columns import Columns
 
 RESERVED_PREFIX = "dw-"
 
@@ -64,26 +64,25 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
     Raises:
         HeadersMalformedError: the bytes are no headers.
     """
-    return list(_headers_in(buffer))
-
-
-def _headers_in(buffer: bytes) -> Iterator[tuple[str, bytes | None]]:
+    headers: list[tuple[str, bytes | None]] = []
     position, end = 0, len(buffer)
+    unpack, beside = _LENGTHS.unpack_from, _LENGTHS.size
     while position < end:
-        if end - position < _LENGTHS.size:
+        if end - position < beside:
             raise HeadersMalformedError("a header is cut off before its lengths end")
-        name_length, value_length = _LENGTHS.unpack_from(buffer, position)
-        position += _LENGTHS.size
+        name_length, value_length = unpack(buffer, position)
+        position += beside
         value_at = position + name_length
-        value_end = value_at + max(value_length, 0)
+        value_end = value_at + value_length if value_length > 0 else value_at
         if name_length == 0 or value_length < -1 or value_end > end:
             raise HeadersMalformedError("the lengths of a header do not add up")
         try:
             name = buffer[position:value_at].decode()
         except UnicodeDecodeError as error:
             raise HeadersMalformedError("a header's name is no UTF-8") from error
-        yield name, None if value_length < 0 else buffer[value_at:value_end]
+        headers.append((name, None if value_length < 0 else buffer[value_at:value_end]))
         position = value_end
+    return headers
 
 
 def _names_in(buffer: bytes) -> Iterator[bytes | None]:

@@ -9,24 +9,26 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(?P<count>[0-9]{1,9})(?P<unit>ms|s|m|h|d)")
+_UNIT_MS: Final = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_DURATION = re.compile(r"(?=.)" + "".join(f"(?:([0-9]{{1,9}}){unit})?" for unit in _UNIT_MS))
 
 
 def duration_ms(text: str) -> int:
-    """Reads a duration such as `250ms`, `30s`, `5m`, `2h` or `7d`.
+    """Reads a duration such as `250ms`, `30s`, `1h30m` or `7d`: great units first, each once.
 
     Example:
-        >>> duration_ms("30s")
-        30000
+        >>> duration_ms("30s"), duration_ms("1h30m")
+        (30000, 5400000)
 
     Raises:
         ValueError: the text is no such duration.
     """
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ValueError(f"duration {text!r}: not a number with ms, s, m, h or d, such as 30s")
-    return int(match["count"]) * _UNIT_MS[match["unit"]]
+        raise ValueError(f"duration {text!r}: not numbers with d, h, m, s or ms, such as 1h30m")
+    return sum(
+        int(count or 0) * ms for count, ms in zip(match.groups(), _UNIT_MS.values(), strict=True)
+    )
 
 
 def _table(names: str) -> Mapping[str, int]:

@@ -131,7 +131,7 @@ class Reason(StrEnum):
         "TOPIC_UNKNOWN",
         _NOT_FOUND,
         _FINAL,
-        "Create the topic in Kafka first, or correct its name.",
+        "Create the topic in Kafka first (delaywheel topic create), or correct its name.",
     )
     MESSAGE_TOO_LARGE = (
         "MESSAGE_TOO_LARGE",

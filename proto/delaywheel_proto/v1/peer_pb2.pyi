@@ -12,7 +12,7 @@ is told in replica/delaywheel_replica/peers/framing.py.
 Messages may be lost (a full queue drops them, a broken connection loses them), and those of
 different streams overtake one another; on one stream they keep their order. Wheels are named
 "<node>.<number>". What each message means is told in
-replica/delaywheel_replica/core/peers.py and beat.py, field by field.
+replica/delaywheel_replica/core/protocol/messages.py and beat.py, field by field.
 
 Any change of this file that an older node would misread, or miss, is a new PROTOCOL in
 replica/delaywheel_replica/peers/handshake.py: nodes of different ones refuse each other. For

@@ -1,8 +1,8 @@
 """The slow calls of a candidacy, in the background: checks, inits, marks, reading.
 
 The main thread goes on stamping its row meanwhile. Each call ends with one event for the election
-machine (core/election.py), which alone decides what comes next; there is at most one call at a
-time.
+machine (core/election/machine.py), which alone decides what comes next; there is at most one call
+at a time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
-from delaywheel_replica.cleaner.clocks import Clock, SystemClock
-from delaywheel_replica.cleaner.follower import ControlFollower, ControlTopicBroken
-from delaywheel_replica.cleaner.ports import (
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower, ControlTopicBroken
+from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
+from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlUnreadable,
     KafkaAway,
@@ -23,10 +23,9 @@ from delaywheel_replica.cleaner.ports import (
     Record,
     Refusal,
 )
-from delaywheel_replica.cleaner.runner import Runner, ThreadRunner
-from delaywheel_replica.cleaner.settings import MAX_CALL_MS
-from delaywheel_replica.core.control import ControlState, leader_record
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.cleaner.outside.runner import Runner, ThreadRunner
+from delaywheel_replica.core.election.eligibility import BrokerClock
+from delaywheel_replica.core.election.events import (
     ControlRead,
     Event,
     InitFailed,
@@ -34,9 +33,10 @@ from delaywheel_replica.core.election_events import (
     MarkReport,
     ReadFailed,
 )
-from delaywheel_replica.core.fitness import BrokerClock
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.logs import get_logger
+from delaywheel_replica.core.protocol.control import ControlState, leader_record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import MAX_CALL_MS
+from delaywheel_replica.process.logs import get_logger
 
 CALL_MS = 5_000
 MARK_MS = MAX_CALL_MS

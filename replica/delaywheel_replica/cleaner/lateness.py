@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel_replica.core.histogram import LATENESS_BOUNDS_US, Histogram, Tally
+from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US, Histogram, Tally
 
 _BOUNDS_US: Final = np.array(LATENESS_BOUNDS_US, np.int64)
 

@@ -1,7 +1,7 @@
 """One turn of the cleaner: time passes, the election machine decides, the leader forwards.
 
-The machine (core/election.py) is the only one that decides who this node is; here its effects are
-carried out, and what it wants to know is told:
+The machine (core/election/machine.py) is the only one that decides who this node is; here its
+effects are carried out, and what it wants to know is told:
 
 | effect | carried out by |
 |---|---|
@@ -20,20 +20,15 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.clocks import Clock, SystemClock
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.office_log import OfficeLog
-from delaywheel_replica.cleaner.ports import ProducersPort
-from delaywheel_replica.cleaner.settings import MAX_CALL_MS
-from delaywheel_replica.cleaner.telling import READING_MS, Waiting
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.closing import wheels_to_close
-from delaywheel_replica.core.control import REMOVED, ControlState, Leader
-from delaywheel_replica.core.duties import Situation
-from delaywheel_replica.core.election import IDLE_COMMIT_MS, Election, ElectionConfig
-from delaywheel_replica.core.election_events import (
+from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
+from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
+from delaywheel_replica.core.election.eligibility import Eligibility, heard_beats
+from delaywheel_replica.core.election.events import (
     CANDIDATE,
     IN_OFFICE,
     BecomeLeader,
@@ -52,16 +47,26 @@ from delaywheel_replica.core.election_events import (
     Tick,
     TransactionReport,
 )
-from delaywheel_replica.core.fitness import Fitness, heard_beats
-from delaywheel_replica.core.frames import NO_FRAMES, FrameSet
-from delaywheel_replica.core.histogram import COMMIT_BOUNDS_US, Tally
-from delaywheel_replica.core.holding import holds_progress, takeable
-from delaywheel_replica.core.reports import Verdict
-from delaywheel_replica.core.silence import silent_nodes
-from delaywheel_replica.core.status import CLEANER_FRESH_MS, Role, ServerStatus, VoteWish
-from delaywheel_replica.core.witnesses import contradiction
+from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
+from delaywheel_replica.core.election.witnesses import contradiction
+from delaywheel_replica.core.leader.closing import wheels_to_close
+from delaywheel_replica.core.leader.duties import Situation
+from delaywheel_replica.core.leader.failure_detector import silent_nodes
+from delaywheel_replica.core.leader.holders import holds_progress, takeable
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, Leader
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.histogram import COMMIT_BOUNDS_US, Tally
+from delaywheel_replica.core.protocol.status_files import (
+    CLEANER_FRESH_MS,
+    Role,
+    ServerStatus,
+    VoteWish,
+)
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import MAX_CALL_MS
 from delaywheel_replica.link import DeadLetter
-from delaywheel_replica.logs import get_logger
+from delaywheel_replica.process.logs import get_logger
 
 TICK_S = 0.1
 MIN_CALL_MS = 2_000
@@ -128,7 +133,7 @@ class Leadership:
         self._make_forwarder = make_forwarder
         self._clock = clock or SystemClock()
         self._log = OfficeLog(self._clock.monotonic)
-        self._fitness = Fitness(config.max_clock_skew_ms, config.max_clock_dispute_ms)
+        self._eligibility = Eligibility(config.max_clock_skew_ms, config.max_clock_dispute_ms)
         self._control_offset = -1
         self._control_moved_ms = self._clock.monotonic_ms()
         self._office_since_ms = 0
@@ -257,7 +262,10 @@ class Leadership:
             state=self._shown,
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
-            error=self._fitness.clock_fault or self._candidacy.error or self._lacking or self._error
+            error=self._eligibility.clock_fault
+            or self._candidacy.error
+            or self._lacking
+            or self._error
             if forwarder is None
             else self._error or forwarder.held or self._candidacy.objection,
             warnings=self._candidacy.warnings,
@@ -316,7 +324,9 @@ class Leadership:
             overtaken=self._forwarder is not None
             and contradiction(state, _beats(server)) is not None,
             hears_enough=len(heard_beats(server, now_ms)) + 1 >= self._config.required,
-            unfit=self._fitness.look(state, server, now_ms, wall_ms, self._candidacy.broker_clock),
+            unfit=self._eligibility.look(
+                state, server, now_ms, wall_ms, self._candidacy.broker_clock
+            ),
             votes=server.votes,
             vote_round=server.vote_round,
             control_quiet_ms=now_ms - self._control_moved_ms,

@@ -16,44 +16,39 @@ import select
 import signal
 import sys
 import threading
-from dataclasses import replace
 
-from delaywheel.disk import PosixDisk
-from delaywheel.nodefile import read_boot_id
-from delaywheel.row import RowWriter
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.clients import KafkaClients
-from delaywheel_replica.cleaner.clocks import SystemClock
-from delaywheel_replica.cleaner.dead_news import DeadNews
-from delaywheel_replica.cleaner.deadletters import DeadLetters
-from delaywheel_replica.cleaner.follower import ControlFollower
-from delaywheel_replica.cleaner.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.bisection import LANES, Bisection
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.dead_news import DeadNews
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.topic_news import TopicNews
+from delaywheel_replica.cleaner.delivery.topics import CreateTopics, KnownTopics
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.kafka.clients import KafkaClients
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
+from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
 from delaywheel_replica.cleaner.leadership import Leadership
-from delaywheel_replica.cleaner.ports import IDS, ProducersPort
-from delaywheel_replica.cleaner.producers import TransactionalProducer
-from delaywheel_replica.cleaner.runner import ThreadRunner
-from delaywheel_replica.cleaner.selection import DueReader
+from delaywheel_replica.cleaner.outside.clocks import SystemClock
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
+from delaywheel_replica.cleaner.outside.runner import ThreadRunner
+from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
 from delaywheel_replica.cleaner.server_row import ServerRow
-from delaywheel_replica.cleaner.settings import (
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.election.events import Phase
+from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
 )
-from delaywheel_replica.cleaner.telling import STAMP_S, Telling
-from delaywheel_replica.cleaner.topic_admin import KafkaTopicAdmin
-from delaywheel_replica.cleaner.topic_news import TopicNews
-from delaywheel_replica.cleaner.topics import CreateTopics, KnownTopics
-from delaywheel_replica.cleaner.trials import LANES, Trials
-from delaywheel_replica.config import Config
-from delaywheel_replica.core.control import ControlState
-from delaywheel_replica.core.duties import Cluster
-from delaywheel_replica.core.election import ElectionConfig
-from delaywheel_replica.core.election_events import Phase
-from delaywheel_replica.core.pacing import CapLimits
-from delaywheel_replica.core.quorum import required_answers
-from delaywheel_replica.core.status import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.defects import end_with_any_thread
-from delaywheel_replica.descriptors import raise_descriptor_limit
-from delaywheel_replica.garbage import keep_modules
-from delaywheel_replica.inheritance import exit_with_supervisor
 from delaywheel_replica.link import (
     AskTopic,
     CommitSoon,
@@ -64,11 +59,12 @@ from delaywheel_replica.link import (
     Stop,
     Wake,
 )
-from delaywheel_replica.logs import get_logger, set_up_logging
-from delaywheel_replica.rows import server_row_path
-
-ROW_S = 0.1
-"""The row is written at least so often."""
+from delaywheel_replica.process.defects import end_with_any_thread
+from delaywheel_replica.process.descriptors import raise_descriptor_limit
+from delaywheel_replica.process.garbage import keep_modules
+from delaywheel_replica.process.inheritance import exit_with_supervisor, reloaded, take_hangups
+from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
+from delaywheel_replica.row_places import server_row_path
 
 TOPICS_TOLD = 100
 """Of the topics that take nothing so many are named: a row has a fixed size."""
@@ -96,8 +92,7 @@ class Cleaner:
             since_ms=self._clock.monotonic_ms(),
         )
         self._started_ms = self._clock.wall_ms()
-        self._row_at = 0.0
-        self._told: object = None
+        self._row_news = News()
         self._server: ServerStatus | None = None
 
         settings = config.kafka_settings
@@ -108,7 +103,7 @@ class Cleaner:
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
         self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
-        self._trials = Trials(
+        self._bisection = Bisection(
             lambda number: TransactionalProducer(
                 settings,
                 settings.names.trial_id(number),
@@ -121,7 +116,7 @@ class Cleaner:
         )
         self._dead_letters = DeadLetters(
             self._topics,
-            self._trials,
+            self._bisection,
             compresses=settings.compresses,
             batch_size_bytes=int(config.kafka.get("batch.size", DEFAULT_BATCH_BYTES)),
         )
@@ -145,7 +140,7 @@ class Cleaner:
             on_dead=self._dead_news.add,
         )
 
-        self._telling = Telling(
+        self._telling = RowKeeper(
             lambda status: row.write(status.to_json()),
             lambda: self._leadership.waiting,
             self._clock,
@@ -167,7 +162,7 @@ class Cleaner:
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return
-            rest_s = min(rest_s, max(0.0, self._row_at + ROW_S - self._clock.monotonic()))
+            rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
             # A rest is rounded up: what is due must not be looked for before it is.
             if poller.poll(int(rest_s * 1000 + 0.999)):
                 self._receive()
@@ -178,7 +173,7 @@ class Cleaner:
         self._stamper.join()
         self._leadership.close()
         self._write_row(now=True)
-        self._trials.close()
+        self._bisection.close()
         self._topics.close()
         self._reader.close()
         os.close(self._wake)
@@ -225,6 +220,7 @@ class Cleaner:
     def _take(self, message: Message) -> None:
         match message:
             case CommitSoon():
+                self._row_news.ask(self._clock.monotonic())
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask_for_caller(message.name)
@@ -240,12 +236,10 @@ class Cleaner:
                 pass  # a wake-up: the turn that follows is the answer
 
     def _write_row(self, *, now: bool = False) -> None:
-        """Tells the server, at once when something changed that it waits for."""
+        """Tells the server what it is to know now (row_keeper.py)."""
         view = self._leadership.view()
-        told = replace(view, lateness_ms=0)
-        at = self._clock.monotonic()
-        changed = told != self._told
-        if not (now or changed or at - self._row_at >= ROW_S):
+        is_time, is_new = self._row_news.look(view, self._clock.monotonic())
+        if not (now or is_time):
             return
         leads = view.role is Role.LEADING
         unavailable = self._dead_letters.unavailable_topics if leads else ()
@@ -278,8 +272,7 @@ class Cleaner:
             lost=view.state.lost,
         )
         self._telling.tell(status)
-        self._row_at, self._told = at, told
-        if changed:
+        if is_new:
             self._link.send(Wake())
 
 
@@ -296,14 +289,22 @@ def _election_config(config: Config) -> ElectionConfig:
     )
 
 
+def _reload(_number: int, _frame: object) -> None:
+    settings = reloaded()
+    if settings is not None:
+        set_level(settings["log_level"])
+
+
 def main() -> int:
     """Runs the cleaner of one node."""
     keep_modules()
     exit_with_supervisor()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, _reload)
     config = Config.inherited()
     set_up_logging("cleaner", log_format=config.log_format, level=config.log_level)
+    take_hangups()
     end_with_any_thread()
     raise_descriptor_limit()
     cleaner = Cleaner(config, Link.inherited())

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from delaywheel_replica.core.election_events import Phase, Reason
-from delaywheel_replica.core.frames import FrameSet
-from delaywheel_replica.logs import get_logger
+from delaywheel_replica.core.election.events import Phase, Reason
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.process.logs import get_logger
 
 FAILED_AGAIN_S: Final = 60.0
 DEAD_AGAIN_S: Final = 10.0

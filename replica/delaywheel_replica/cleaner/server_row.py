@@ -7,12 +7,13 @@ supervisor sees to that), so what was stamped after this cleaner began is of its
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from delaywheel.row import RowReader
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.status import ServerStatus
-from delaywheel_replica.logs import get_logger
+from delaywheel.storage.folder.status_file import RowReader
+from delaywheel_replica.core.protocol.fields import MalformedError, Unchanged
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.process.logs import get_logger
 
 log = get_logger(__name__)
 
@@ -28,7 +29,7 @@ class ServerRow:
             boot: The machine's boot id.
             since_ms: The monotonic clock when this process began.
         """
-        self._row = RowReader(path, ServerStatus.from_json)
+        self._row = RowReader(path, partial(ServerStatus.from_json, known=Unchanged()))
         self._boot = boot
         self._since_ms = since_ms
 

@@ -1,56 +1,24 @@
-"""The command `delaywheel`: turns every failure of a command into a name."""
+"""The command `delaywheel`: finds what is to be done, and turns every failure into a name."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
-import typer
-
-from delaywheel_replica.cli.commands import Commands
 from delaywheel_replica.cli.failures import ExitCode, Failure
 
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        # Only here: a third of what it takes to show help.
-        from importlib.metadata import version  # noqa: PLC0415
-
-        print(f"delaywheel {version('delaywheel')}")
-        raise typer.Exit
-
-
-def _root(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
-        ),
-    ] = False,
-) -> None:
-    """Delay messages for Apache Kafka: accepted now, visible in their topic at their due."""
-
-
-def build_app() -> typer.Typer:
-    """All commands, those of other packages included."""
-    app = typer.Typer(
-        name="delaywheel",
-        cls=Commands,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback()(_root)
-    return app
+_WHAT = "Delay messages for Apache Kafka: accepted now, visible in their topic at their due."
+_HELP = ("-h", "--help")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits with its code."""
     try:
-        build_app()(args=arguments, prog_name="delaywheel")
+        code = run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        sys.exit(code)
     except Failure as failure:
         _end(str(failure), failure.exit_code)
     except KeyboardInterrupt:
@@ -59,9 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read our output has enough of it; nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.DONE)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("delaywheel"):
+            raise
+        _end(
+            f"NOT_INSTALLED: this needs {error.name}: pip install 'delaywheel[cli]'",
+            ExitCode.REFUSED,
+        )
     except Exception as error:
         # Only here: it knows the SDK's errors, and with them gRPC.
-        from delaywheel_replica.cli.sdk_failures import failure_of  # noqa: PLC0415
+        from delaywheel_replica.cli.asking.sdk_failures import failure_of  # noqa: PLC0415
 
         named = failure_of(error)
         if named is not None:
@@ -69,6 +44,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("DELAYWHEEL_TRACEBACK"):
             raise
         _end(f"DEFECT: {type(error).__name__}: {error}", ExitCode.DEFECT)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs one command; returns its exit code.
+
+    Raises:
+        Failure: Why it could not, by name.
+    """
+    if arguments and arguments[0] == "--version":
+        # Only here: it reads what is told of packages that are installed.
+        from importlib.metadata import version  # noqa: PLC0415
+
+        print(f"delaywheel {version('delaywheel')}")
+        return ExitCode.DONE
+    # Only here: as above.
+    from delaywheel_replica.cli import completing, running  # noqa: PLC0415
+
+    if not arguments or arguments[0] in _HELP:
+        running.print_help(_WHAT)
+        return ExitCode.DONE if arguments else ExitCode.USAGE
+    if arguments[0] == completing.ASK and len(arguments) == 3:
+        completing.answer(*arguments[1:])
+        return ExitCode.DONE
+    return running.run(arguments)
 
 
 def _end(text: str, exit_code: int) -> NoReturn:

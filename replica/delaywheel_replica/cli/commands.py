@@ -1,135 +1,241 @@
-"""Which commands there are, and where: a command's module is imported when the command is run.
+"""Which commands there are.
 
-To tell the version or to list the commands needs nothing of gRPC, Kafka or numpy. Help is plain
-text: rich would take longer to import than all the rest.
+What does a command's work is imported when it is done: to tell the version, to show help or to
+complete a word needs nothing of gRPC, Kafka or numpy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Mapping
 from typing import Any, Final
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+from delaywheel_replica.cli import arguments
+from delaywheel_replica.cli.parsing import Command, Group
 
-PLUGIN_GROUP = "delaywheel.commands"
+PLUGIN_GROUP: Final = "delaywheel.commands"
+"""Entry points of other packages' commands: each leads to a `Command`."""
 
+_DOING = "delaywheel_replica.cli.doing"
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One command, or group of commands.
-
-    Attributes:
-        module: of this package; it has a function, or a `typer.Typer` if it is a group.
-        name: of that function, or of the Typer.
-        text: what it does, in the list of all commands: what its own help begins with.
-    """
-
-    module: str
-    name: str
-    text: str
-
-
-COMMANDS: Final = {
-    "serve": Listed(
-        "serve",
-        "serve",
+COMMANDS: Final[Mapping[str, Command | Group]] = {
+    "serve": Command(
         "Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.",
+        f"{_DOING}.serve:serve",
+        arguments.serve,
+        examples="""
+            # A node alone, beside a Kafka of yours
+            delaywheel serve --set cluster_id=a --set node_id=n1 --set data_dir=./n1 \\
+              --set kafka.bootstrap.servers=127.0.0.1:9092
+
+            # From a file, with one setting that wins over it
+            delaywheel serve --config node.toml --set log_level=debug
+        """,
     ),
-    "produce": Listed(
-        "produce",
-        "produce",
+    "produce": Command(
         "Send a message that becomes visible in its topic at its due; prints its handle.",
+        f"{_DOING}.produce:produce",
+        arguments.produce,
+        "Handles alone go to standard output, all else to standard error. With --lines or --jsonl "
+        "many messages are sent, thousands in a request; a handle is printed for each that is "
+        "accepted, in order, and with --ndjson an object for each line, also where it failed.\n\n"
+        "The fields of a line of --jsonl: topic, value or value_base64, key or key_base64, headers "
+        "(an object, or a list of pairs), one of delay, at and level, id, partition, timestamp. "
+        "What a line does not say is as the options do. A line with an id and an at is safe to "
+        "send again.",
+        """
+            # In half an hour
+            handle=$(delaywheel produce orders 'still there?' --key 42 --delay 30m)
+
+            # Tomorrow at nine, wherever this machine is
+            delaywheel produce orders hello --at '2030-01-31 09:00 Europe/Berlin'
+
+            # The value from another program
+            date | delaywheel produce orders - --level 5m --header source=cron
+
+            # A message for each line of a file, or as another program writes them
+            delaywheel produce orders --lines orders.txt --delay 1h >handles
+            tail -f orders.jsonl | delaywheel produce orders --jsonl - --delay 1h --ndjson
+        """,
     ),
-    "slots": Listed(
-        "slots",
-        "slots",
+    "slots": Command(
         "List the seconds that hold messages, of all nodes: each message once.",
+        f"{_DOING}.slots:slots",
+        arguments.slots,
+        "Counts are as written: what was forwarded stays listed until its second is deleted, "
+        "shortly after its due, and a message sent twice counts twice until its due. Copies: "
+        "so many nodes hold as much of the second as is told.",
+        """
+            # What is due in the next hour
+            delaywheel slots --from now --to now+1h
+
+            # The fullest seconds
+            delaywheel slots --ndjson | jq -r '[.messages, .slot] | @tsv' | sort -rn | head
+
+            # Of a node that does not run
+            delaywheel slots --data /var/lib/delaywheel
+        """,
     ),
-    "slot": Listed(
-        "slots",
-        "slot",
+    "slot": Command(
         "List the messages of one second, as one node sees them.",
+        f"{_DOING}.slots:slot",
+        arguments.slot,
+        examples="""
+            delaywheel slot 1900000000
+            delaywheel slot 2030-03-17T17:46:40Z --content
+
+            # The handles of what waits there for one topic
+            delaywheel slot 1900000000 --limit 100000 --ndjson |
+              jq -r 'select(.topic == "orders" and .state == "pending") | .handle'
+        """,
     ),
-    "get": Listed(
-        "messages",
-        "get",
+    "get": Command(
         "Show one message with its content, until its second is deleted.",
+        f"{_DOING}.messages:get",
+        arguments.one_message,
+        examples="""
+            delaywheel get "$handle"
+            delaywheel get --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --at 2030-01-31T12:00:00Z
+            delaywheel get "$handle" --json | jq -r .value | base64 -d
+        """,
     ),
-    "cancel": Listed(
-        "messages",
-        "cancel",
+    "cancel": Command(
         "Withdraw a pending message; exit code 0 only if it is never delivered.",
+        f"{_DOING}.messages:cancel",
+        arguments.one_message,
+        examples="""
+            delaywheel cancel "$handle" || echo "too late, or not known"
+        """,
     ),
-    "status": Listed(
-        "status",
-        "status",
-        "Show the leader, the members, the wheels with their replicas, and how far forwarding is.",
+    "status": Command(
+        "Show whether the cluster does its work, and how each node and each copy stands.",
+        f"{_DOING}.status:status",
+        arguments.status,
+        "The first line is the verdict: OK, DEGRADED or DOWN, with its causes. Every node is "
+        "asked, through the one that answers. Elections and changes of who is in sync are "
+        "counted since the node's processes started.",
+        """
+            delaywheel status
+            delaywheel status --check >/dev/null || alert
+            delaywheel status --json | jq .lateness_ms
+        """,
     ),
-    "verify": Listed(
-        "verify",
-        "verify",
+    "verify": Command(
         "Check every frame of a data folder; exit code 1 and every finding by place if any is bad.",
+        f"{_DOING}.verify:verify",
+        arguments.verify,
+        "It changes nothing. While the node runs, bytes that are just being written may show as "
+        "a tail.",
+        """
+            delaywheel verify /var/lib/delaywheel
+        """,
     ),
-    "config": Listed(
-        "config",
-        "app",
+    "config": Group(
         "Check or show the settings that serve would use.",
+        {
+            "check": Command(
+                "Say whether the settings are in order; exit code 1 and every fault if not.",
+                f"{_DOING}.config:check",
+                arguments.serve,
+                examples="""
+                    delaywheel config check --config node.toml
+                """,
+            ),
+            "show": Command(
+                "Show every setting, defaults included; secrets are masked.",
+                f"{_DOING}.config:show",
+                arguments.config_show,
+                examples="""
+                    delaywheel config show --config node.toml
+                    delaywheel config show --config node.toml --json | jq .kafka
+                """,
+            ),
+        },
     ),
-    "clock": Listed(
-        "clock",
-        "app",
+    "clock": Group(
         "Go on forwarding at the clock, after a leader's clock was ahead.",
+        {
+            "set-back": Command(
+                "Go on at the leader's clock, which was corrected, instead of resting until then.",
+                f"{_DOING}.clock:set_back",
+                arguments.clock_set_back,
+                "It tells what it would mean, asks, and does exactly that.",
+                """
+                    delaywheel clock set-back
+                """,
+            ),
+        },
     ),
-    "node": Listed(
-        "nodes",
-        "app",
+    "node": Group(
         "Replace a node's data folder, or take a node out.",
+        {
+            "replace": Command(
+                "Let the data folder on which NODE runs now stand for it, in place of the one "
+                "before.",
+                f"{_DOING}.nodes:replace",
+                arguments.node_replace,
+                "It tells what it would mean, asks, and does exactly that.",
+                """
+                    delaywheel node replace n2
+                """,
+            ),
+            "remove": Command(
+                "Take NODE out for good, once it is stopped and in nobody's members: nobody "
+                "waits for it.",
+                f"{_DOING}.nodes:remove",
+                arguments.node_remove,
+                "It tells what it would mean, asks, and does exactly that.",
+                """
+                    delaywheel node remove n4
+                """,
+            ),
+        },
+    ),
+    "topic": Group(
+        "Make topics in Kafka.",
+        {
+            "create": Command(
+                "Make topics that are not there; those that are stay as they are.",
+                f"{_DOING}.topics:create",
+                arguments.topic_create,
+                "Kafka is asked, not a node: say which by its address, or by a node's settings.",
+                """
+                    delaywheel topic create orders --kafka 127.0.0.1:9092
+                    delaywheel topic create orders baskets --partitions 12 \\
+                      --replication-factor 3 --config node.toml
+                """,
+            ),
+        },
+    ),
+    "completion": Command(
+        "Print what lets bash, or zsh, complete commands, options and names.",
+        "delaywheel_replica.cli.completing:script",
+        arguments.completion,
+        "Topics, levels and nodes are those that commands have seen on this machine.",
+        """
+            # In ~/.bashrc
+            source <(delaywheel completion bash)
+
+            # In ~/.zshrc
+            source <(delaywheel completion zsh)
+        """,
     ),
 }
 
 
-class Commands(TyperGroup):
-    """Ours, and those of other packages, which join by entry points."""
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
-        """All names."""
-        return [*COMMANDS, *(plugin.name for plugin in _plugins())]
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - Typer's signature
-        """What the list tells of a command; None if there is none of that name."""
-        listed = COMMANDS.get(cmd_name)
-        if listed is None:
-            return _joined(cmd_name)
-        return TyperCommand(cmd_name, help=listed.text, short_help=listed.text)
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command that is to be run."""
-        name, command, rest = super().resolve_command(ctx, args)
-        if command is not None and command.name in COMMANDS:
-            command = loaded(command.name)
-        return name, command, rest
+def all_commands() -> dict[str, Command | Group]:
+    """Ours, and those of other packages."""
+    return {**COMMANDS, **{plugin.name: plugin.load() for plugin in _plugins()}}
 
 
-def loaded(name: str) -> Any:
-    """One of our commands with its module."""
-    listed = COMMANDS[name]
-    found = getattr(import_module(f"delaywheel_replica.cli.{listed.module}"), listed.name)
-    if isinstance(found, typer.Typer):
-        return typer.main.get_group(found)
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(found)
-    return typer.main.get_command(single)
-
-
-def _joined(name: str) -> Any:
+def find(name: str) -> Command | Group | None:
+    """The command of this name; only for one that is not ours are other packages looked at."""
+    ours = COMMANDS.get(name)
+    if ours is not None:
+        return ours
     for plugin in _plugins():
         if plugin.name == name:
-            group = typer.main.get_group(plugin.load())
-            group.name = name
-            group.short_help = group.help
-            return group
+            found: Command = plugin.load()
+            return found
     return None
 
 

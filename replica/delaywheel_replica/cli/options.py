@@ -1,39 +1,201 @@
-"""Options that several commands share."""
+"""Arguments that several commands share, and what completes them."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Final
 
-import typer
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
+from delaywheel_replica.cli.values import (
+    parse_assignment,
+    parse_count,
+    parse_id,
+    parse_seconds,
+    parse_time,
+)
 
-Server: TypeAlias = Annotated[
-    str,
-    typer.Option(
+SERVER_VARIABLE: Final = "DELAYWHEEL_SERVER"
+CONFIG_VARIABLE: Final = "DELAYWHEEL_CONFIG"
+DEFAULT_SERVER: Final = "127.0.0.1:7420"
+DEFAULT_TIMEOUT_S: Final = 10.0
+STANDARD_INPUT: Final = Path("-")
+
+
+def asked_server() -> str:
+    """The nodes to ask, where the command line names none."""
+    return os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+
+
+def asking(parser: Parser, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Adds what a command that asks nodes takes."""
+    group = parser.add_argument_group("who is asked")
+    parser.argument(
         "--server",
-        envvar="DELAYWHEEL_SERVER",
+        group=group,
         metavar="ADDRESS",
-        help="Nodes to ask, HOST:PORT with commas between; the first that answers counts.",
-    ),
-]
-DEFAULT_SERVER = "127.0.0.1:7420"
+        default=asked_server(),
+        help="nodes, HOST:PORT with commas between; the first that answers counts "
+        f"(else {SERVER_VARIABLE}, else {DEFAULT_SERVER})",
+    )
+    timeout(parser, timeout_s, group=group)
 
-AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON, whose shape does not change.")
-]
 
-DataFolder: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
+def timeout(
+    parser: Parser,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    *,
+    group: ArgumentGroup | None = None,
+) -> None:
+    """Adds `--timeout`."""
+    parser.argument(
+        "--timeout",
+        dest="timeout_s",
+        group=group,
+        type=parse_seconds,
+        default=timeout_s,
+        metavar="SECONDS",
+        help=f"how long to wait (default: {timeout_s:g})",
+    )
+
+
+def as_json(parser: Parser) -> None:
+    """Adds `--json`."""
+    parser.argument(
+        "--json", dest="as_json", action="store_true", help="print JSON, whose shape is stable"
+    )
+
+
+def as_rows(parser: Parser) -> None:
+    """Adds `--json` and `--ndjson`."""
+    as_json(parser)
+    parser.argument(
+        "--ndjson",
+        dest="as_ndjson",
+        action="store_true",
+        help="print one JSON object a line, for programs that read line by line",
+    )
+
+
+def limit(parser: Parser, most: int, of_what: str) -> None:
+    """Adds `--limit`."""
+    parser.argument(
+        "--limit",
+        type=parse_count,
+        default=most,
+        metavar="N",
+        help=f"at most so many {of_what} (default: {most:,})",
+    )
+
+
+def data_folder(parser: Parser) -> None:
+    """Adds `--data`."""
+    parser.argument(
         "--data",
+        type=folder_path,
         metavar="DIR",
-        exists=True,
-        file_okay=False,
-        help="Read this data folder; its node need not run.",
-    ),
-]
+        help="read this data folder instead; its node need not run",
+    )
 
-Timeout: TypeAlias = Annotated[
-    float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="How long to wait.")
-]
-DEFAULT_TIMEOUT_S = 10.0
+
+def config_file(parser: Parser) -> None:
+    """Adds `--config`."""
+    file = os.environ.get(CONFIG_VARIABLE)
+    parser.argument(
+        "--config",
+        dest="file",
+        type=Path,
+        default=Path(file) if file else None,
+        metavar="FILE",
+        help=f"settings as TOML (else {CONFIG_VARIABLE})",
+    )
+
+
+def config(parser: Parser) -> None:
+    """Adds what settings are read from."""
+    config_file(parser)
+    parser.argument(
+        "--set",
+        dest="settings",
+        action="append",
+        type=parse_assignment,
+        default=[],
+        metavar="NAME=VALUE",
+        complete=setting_names,
+        help="a setting that wins over environment (DELAYWHEEL_NAME) and file; repeatable; "
+        "`config show` lists all",
+    )
+
+
+def one_message(parser: Parser) -> None:
+    """Adds the ways to name a message."""
+    parser.argument("handle", nargs="?", metavar="HANDLE", help="as `produce` printed it")
+    parser.argument(
+        "--id",
+        dest="message_id",
+        type=parse_id,
+        metavar="HEX",
+        help="without a handle: the id; needs --at",
+    )
+    parser.argument("--at", type=parse_time, metavar="TIME", help="the due, with --id")
+
+
+def yes(parser: Parser) -> None:
+    """Adds `--yes`."""
+    parser.argument("--yes", action="store_true", help="do not ask for confirmation")
+
+
+def file_path(text: str) -> Path:
+    """Reads the path of a file that is there."""
+    return _existing(Path(text), is_folder=False)
+
+
+def input_path(text: str) -> Path:
+    """Reads the path of what is read line by line; - is standard input."""
+    return STANDARD_INPUT if text == "-" else file_path(text)
+
+
+def folder_path(text: str) -> Path:
+    """Reads the path of a folder that is there."""
+    return _existing(Path(text), is_folder=True)
+
+
+def _existing(path: Path, *, is_folder: bool) -> Path:
+    # Only here: what completes needs none of it.
+    from argparse import ArgumentTypeError  # noqa: PLC0415
+
+    if not path.exists():
+        raise ArgumentTypeError(f"{path}: there is none")
+    if path.is_dir() != is_folder:
+        raise ArgumentTypeError(f"{path} is {'no' if is_folder else 'a'} folder")
+    return path
+
+
+def topics() -> list[str]:
+    """Topics that commands have seen."""
+    return known.names(asked_server(), "topics")
+
+
+def nodes() -> list[str]:
+    """The cluster's nodes, as commands have seen them."""
+    return known.names(asked_server(), "nodes")
+
+
+def levels() -> Iterable[str]:
+    """The service's levels, as commands have seen them; else those that it has by default."""
+    from delaywheel.levels import DEFAULT_LEVELS  # noqa: PLC0415
+
+    return known.names(asked_server(), "levels") or DEFAULT_LEVELS
+
+
+def setting_names() -> list[str]:
+    """What may stand before the `=` of `--set`, with it."""
+    # Only here: what the types of settings need takes longer to import than all the rest.
+    from dataclasses import fields  # noqa: PLC0415
+
+    from delaywheel_replica.config import Config  # noqa: PLC0415
+
+    tables = {"kafka": "kafka.", "levels": "levels.", "members": "members."}
+    return ["kafka.bootstrap.servers=", *(tables.get(f.name, f"{f.name}=") for f in fields(Config))]

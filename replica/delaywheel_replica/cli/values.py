@@ -1,62 +1,87 @@
-"""Times, durations and ids as people write them, and back."""
+"""Times, durations, ids and headers as people write them, and back.
+
+What cannot be read is told as argparse wants it to be.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from argparse import ArgumentTypeError
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import typer
-
 from delaywheel.levels import duration_ms
-from delaywheel_replica.cli.moments import unix_ms, unix_second
 
+LEAST_MS: Final = 100_000_000_000
+"""1973 in milliseconds, the year 5138 in seconds: what is meant lies on one side only.
+
+Read as milliseconds, the seconds of today would be a day in January 1970: due long ago.
+"""
+
+_MOST_MS: Final = LEAST_MS * 1_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
+_NOW: Final = re.compile(r"now(?:(?P<way>[+-])(?P<by>\w+))?")
+_NAMED_ZONE: Final = re.compile(r"(?P<local>\S.*\S) +(?P<zone>[A-Za-z][\w/+-]*)")
+_TIMES: Final = (
+    "write 2030-01-31T12:00:00Z, '2030-01-31 12:00 Europe/Berlin', now+2h or Unix milliseconds"
+)
 
 
 def parse_duration(text: str) -> timedelta:
-    """Reads `250ms`, `30s`, `5m`, `2h`, `7d`."""
+    """Reads `250ms`, `30s`, `1h30m`, `7d`."""
     try:
         return timedelta(milliseconds=duration_ms(text))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    except (ValueError, OverflowError) as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def parse_duration_ms(text: str) -> int:
+    """The same in milliseconds."""
+    return parse_duration(text) // timedelta(milliseconds=1)
 
 
 def parse_time(text: str) -> datetime:
-    """Reads an ISO 8601 time with its zone, or Unix milliseconds."""
+    """Reads an ISO 8601 time with its zone, Unix milliseconds, `now`, `now-2h` or `now+1h30m`."""
+    if text.lstrip("-").isdecimal():
+        return from_ms(_unix_ms(int(text)))
+    if match := _NOW.fullmatch(text):
+        by = parse_duration(match["by"]) if match["by"] else timedelta()
+        now = datetime.now(UTC)
+        return now - by if match["way"] == "-" else now + by
+    match = _NAMED_ZONE.fullmatch(text)
     try:
-        if text.lstrip("-").isdecimal():
-            return from_ms(_taken(unix_ms, text))
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} is no time: write 2030-01-31T12:00:00Z or Unix milliseconds"
-        ) from None
+        moment = datetime.fromisoformat(match["local"] if match else text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no time: {_TIMES}") from None
+    if match:
+        if moment.tzinfo is not None:
+            raise ArgumentTypeError(f"{text!r} says its zone twice")
+        return _in_zone(moment, match["zone"])
     if moment.tzinfo is None:
-        raise typer.BadParameter(f"{text!r} does not say its time zone: add Z or an offset")
+        raise ArgumentTypeError(f"{text!r} does not say its zone: add Z, UTC, +01:00 or a name")
     return moment
 
 
+def parse_time_ms(text: str) -> int:
+    """The same as Unix milliseconds."""
+    return to_ms(parse_time(text))
+
+
 def parse_second(text: str) -> int:
-    """Reads a slot: Unix seconds, or an ISO 8601 time with its zone."""
-    if text.isdecimal():
-        return _taken(unix_second, text)
-    return int(parse_time(text).timestamp() // 1)
-
-
-def _taken(take: Callable[[int], int], digits: str) -> int:
-    try:
-        return take(int(digits))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    """Reads a slot: Unix seconds, or a time as above."""
+    if not text.isdecimal():
+        return to_ms(parse_time(text)) // 1_000
+    if int(text) >= LEAST_MS:
+        raise ArgumentTypeError(f"{text} is beyond the year 5000 in Unix seconds: milliseconds?")
+    return int(text)
 
 
 def parse_id(text: str) -> bytes:
     """Reads an id: 32 hex digits, or a UUID's usual form."""
     digits = text.replace("-", "").lower()
     if not _ID_DIGITS.fullmatch(digits):
-        raise typer.BadParameter(f"{text!r} is no id: 32 hex digits, or a UUID")
+        raise ArgumentTypeError(f"{text!r} is no id: 32 hex digits, or a UUID")
     return bytes.fromhex(digits)
 
 
@@ -66,9 +91,40 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode() if equals else None
 
 
+def parse_assignment(text: str) -> tuple[str, str]:
+    """Reads `name=value`."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError(f"{text!r}: write NAME=VALUE")
+    return name, value
+
+
+def parse_count(text: str) -> int:
+    """Reads a whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}: a whole number from 1")
+    return int(text)
+
+
+def parse_seconds(text: str) -> float:
+    """Reads how long to wait: seconds, or a duration."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = parse_duration(text).total_seconds()
+    if not 0.1 <= seconds < 1e9:
+        raise ArgumentTypeError(f"{text!r}: at least 0.1 seconds")
+    return seconds
+
+
 def from_ms(ms: int) -> datetime:
     """The time of these Unix milliseconds."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def to_ms(moment: datetime) -> int:
+    """The Unix milliseconds of this time."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def about(ms: int) -> str:
@@ -84,6 +140,11 @@ def about(ms: int) -> str:
     return f"{ms} ms"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them: `1 message`, `2,000 messages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def iso(ms: int) -> str:
     """Unix milliseconds as ISO 8601 in UTC."""
     return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -92,3 +153,32 @@ def iso(ms: int) -> str:
 def clock(slot: int) -> str:
     """A slot as ISO 8601 in UTC, without a fraction."""
     return from_ms(slot * 1000).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _unix_ms(number: int) -> int:
+    if number < LEAST_MS:
+        raise ArgumentTypeError(
+            f"{number} would be before 1973 in Unix milliseconds: seconds? Add 000"
+        )
+    if number >= _MOST_MS:
+        raise ArgumentTypeError(
+            f"{number} is beyond the year 5000 in Unix milliseconds: microseconds?"
+        )
+    return number
+
+
+def _in_zone(local: datetime, name: str) -> datetime:
+    """A time on the clocks of a zone; where they are set, an hour may not be or come twice."""
+    # Only here: few name a zone.
+    from zoneinfo import ZoneInfo  # noqa: PLC0415
+
+    try:
+        zone = ZoneInfo(name)
+    except (ValueError, OSError, LookupError):
+        raise ArgumentTypeError(f"{name!r} is no time zone, such as Europe/Berlin") from None
+    moment = local.replace(tzinfo=zone)
+    if moment.astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local:
+        raise ArgumentTypeError(f"{local} is skipped by the clocks of {name}")
+    if moment.utcoffset() != moment.replace(fold=1).utcoffset():
+        raise ArgumentTypeError(f"{local} comes twice on the clocks of {name}: say the offset")
+    return moment.astimezone(UTC)

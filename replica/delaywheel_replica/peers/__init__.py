@@ -1,4 +1,4 @@
-"""The network between the nodes of a cluster: messages of core/peers.py over plain sockets.
+"""The network between the nodes of a cluster: protocol messages over plain sockets.
 
 It promises little, as core/ expects little: any message may be lost, and those of different
 streams overtake one another. What is not sent is dropped and counted, never waited for.

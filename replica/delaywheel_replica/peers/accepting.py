@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from delaywheel_replica.core.fields import MalformedError
-from delaywheel_replica.core.peers import PeerMessage
-from delaywheel_replica.logs import get_logger
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import decode
 from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
@@ -23,6 +22,7 @@ from delaywheel_replica.peers.handshake import (
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import CONTROL_BYTES, Channel
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
+from delaywheel_replica.process.logs import get_logger
 
 HELLO_S: Final = 5.0
 """Whoever has not said Hello for so long is ended: each keeps a thread."""

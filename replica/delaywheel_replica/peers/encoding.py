@@ -1,4 +1,4 @@
-"""Messages of core/peers.py as bytes: protobuf, as proto/delaywheel_proto/v1/peer.proto says.
+"""The protocol's messages as bytes: protobuf, as delaywheel_proto/v1/peer.proto says.
 
 A bundle of frames is a few columns and one buffer, which goes behind the rest by itself, in
 protobuf's own wire format: through generated code it would be copied twice. Whoever reads it cannot
@@ -12,14 +12,21 @@ from typing import Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from delaywheel.bundle import FrameBundle
 from delaywheel.identity import WheelId
-from delaywheel.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, raw_rows
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.beat import Beat, Fence, FenceAnswer, Heard, Office, WheelBeat
-from delaywheel_replica.core.fields import MalformedError, parse_wheel
-from delaywheel_replica.core.peers import (
+from delaywheel_replica.core.protocol.fields import MalformedError, parse_wheel
+from delaywheel_replica.core.protocol.heartbeat import (
+    Beat,
+    Fence,
+    FenceAnswer,
+    Heard,
+    Office,
+    WheelBeat,
+)
+from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
     Frames,
@@ -32,7 +39,7 @@ from delaywheel_replica.core.peers import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.core.progress import Position, Reached
+from delaywheel_replica.core.protocol.progress import Position, Reached
 
 _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
@@ -45,6 +52,8 @@ _SEQS_BEFORE: Final = 512
 
 # The same few wheels are named in every beat.
 _wheel = lru_cache(maxsize=4_096)(parse_wheel)
+# What is told of them is mostly what was told before.
+_wheel_beat = lru_cache(maxsize=4_096)(WheelBeat)
 
 
 def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
@@ -197,7 +206,7 @@ def _read_beat(told: pb.Beat) -> Beat:
         draining=told.draining,
         complete=told.complete,
         wheels={
-            _wheel(held.wheel): WheelBeat(
+            _wheel(held.wheel): _wheel_beat(
                 held.applied,
                 held.high_watermark,
                 held.seal_slot,
@@ -309,7 +318,9 @@ def _read_promise(told: pb.Promise) -> FenceAnswer:
 
 def _frames(message: Frames) -> tuple[bytes, memoryview]:
     card, bundle = message.card, message.frames
-    bare = (bundle.rows["length"] > 0) & ~bundle.has_content
+    bare = b""
+    if not bundle.is_whole:
+        bare = ((bundle.rows["length"] > 0) & ~bundle.has_content).tobytes()
     head = pb.Frames(
         card=pb.WheelCard(
             wheel=str(card.wheel),
@@ -321,7 +332,7 @@ def _frames(message: Frames) -> tuple[bytes, memoryview]:
         first_seq=bundle.first_seq if len(bundle) else 0,
         seqs=b"" if bundle.is_consecutive else bundle.seqs.astype("<i8", copy=False).tobytes(),
         rows=bundle.rows.tobytes(),
-        bare=bare.tobytes() if bare.any() else b"",
+        bare=bare if any(bare) else b"",
     ).SerializeToString()
     mark = _CONTENT + _varint(bundle.length_bytes)
     length = len(head) + len(mark) + bundle.length_bytes

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.protocol.fields import MalformedError
 
 PREFACE: Final = b"dwpeers\n"
 

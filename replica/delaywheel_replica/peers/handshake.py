@@ -22,9 +22,9 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from delaywheel.format import NEWEST_READ, OLDEST_READ, VERSION
+from delaywheel.storage.frames.format import NEWEST_READ, OLDEST_READ, VERSION
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.core.fields import MalformedError
+from delaywheel_replica.core.protocol.fields import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
 PROTOCOL: Final = 3

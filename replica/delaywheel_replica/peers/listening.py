@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.sockets import Channel
+from delaywheel_replica.process.logs import get_logger
 
 _NO_ROOM_PAUSE_S: Final = 0.1
 """No descriptor or no thread is to be had: asking again at once would be all that is done."""

@@ -12,13 +12,14 @@ event loop a request of 50,000 rows would hold up beats just as well.
 | `peer-accept` | one of all | takes connections |
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from delaywheel_replica.core.peers import ABOUT_FRAMES, Gossip, PeerMessage
+from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Gossip, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
+from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.listening import Listener
 from delaywheel_replica.peers.peer import Peer
@@ -87,8 +88,9 @@ class PeerNetwork:
             data_bytes=data_bytes(int(me.settings.get(_FRAME_BYTES, 0))),
         )
         self._listener = Listener(acceptor.serve, peers=len(self._peers))
-        # A beat goes to all peers: it is encoded for the first, and the bytes sent to the others.
+        # Beats and pushed frames go to all peers: they are encoded for the first of them.
         self._last_beat: tuple[Gossip, bytes] | None = None
+        self._last_frames: tuple[Frames, Sequence[Part]] | None = None
 
     def start(self, listen: str) -> str:
         """Listens on host:port, dials everybody; returns the bound host:port.
@@ -115,8 +117,11 @@ class PeerNetwork:
         stream = Stream.DATA if isinstance(message, ABOUT_FRAMES) else Stream.CONTROL
         if not to.takes(stream):
             return
+        if isinstance(message, Frames):
+            to.send(stream, self._frames(message), is_beat=False)
+            return
         if not isinstance(message, Gossip):
-            to.send(stream, encode_in_parts(message), is_beat=False)
+            to.send(stream, (encode(message),), is_beat=False)
             return
         last = self._last_beat
         if last is None or last[0] is not message:
@@ -138,6 +143,17 @@ class PeerNetwork:
         self._listener.stop()
         for dialler in self._diallers:
             dialler.join()
+
+    def _frames(self, message: Frames) -> Sequence[Part]:
+        last = self._last_frames
+        if last is not None:
+            before, parts = last
+            # The same bundle is of the same wheel, and its card says the same.
+            if before.frames is message.frames and before.request == message.request:
+                return parts
+        parts = encode_in_parts(message)
+        self._last_frames = message, parts
+        return parts
 
     def _broke(self, peer: str) -> None:
         if not self._is_stopping:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
 from delaywheel_replica.peers.outbox import Outbox, Tally
@@ -31,6 +30,7 @@ from delaywheel_replica.peers.states import (
     Stream,
     Way,
 )
+from delaywheel_replica.process.logs import get_logger
 
 REFUSAL_FRESH_S: Final = 5.0
 """Refused streams are opened again and again: a refusal not repeated for so long is over."""

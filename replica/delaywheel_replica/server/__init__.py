@@ -1,6 +1,5 @@
 """The server process of a node: accepts messages, writes the wheel files, answers questions.
 
-A produce request goes through the modules in this order: ``service`` (gRPC), ``requests``
-(decode, validate), ``topics`` (does Kafka have it), ``admission`` (bounds), ``committer`` (group
-commit), and its answer back through ``service``.
+A produce request goes downhill: ``serving``, ``intake`` (bounds, decoding, validation), ``commit``
+(group commit, the driver), ``core`` and ``storage``; its answer comes back the same way.
 """

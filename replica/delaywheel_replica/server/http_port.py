@@ -19,11 +19,11 @@ from typing import Final
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from delaywheel_replica.logs import get_logger
-from delaywheel_replica.server.facts import Gatherer
+from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.listening import ListenError
-from delaywheel_replica.server.metrics import Collected
-from delaywheel_replica.server.refusals import Refusal
+from delaywheel_replica.server.metrics.catalogue import Collected
+from delaywheel_replica.server.metrics.facts import Gatherer
+from delaywheel_replica.server.node.refusals import Refusal
 
 # A scrape that runs when the server stops is waited for so long.
 _SHUTDOWN_S: Final = 0.5

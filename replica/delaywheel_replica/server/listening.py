@@ -4,22 +4,26 @@ from dataclasses import dataclass
 from typing import Final
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
-from delaywheel_replica.server.admission import Admission
-from delaywheel_replica.server.calls import Answers, Calls
-from delaywheel_replica.server.counts import Counts
-from delaywheel_replica.server.operator import DelayWheelAdminService
-from delaywheel_replica.server.producing import Producing
-from delaywheel_replica.server.reception import Reception
+from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.producing import Producing
+from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.service import DelayWheelService
 
 _SERVICES: Final = pb.DESCRIPTOR.services_by_name
 _HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+# What newer clients ask for first: v1alpha, byte for byte, under another name. The library has
+# only the older one.
+REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
 ADMIN_SERVICE = _SERVICES["DelayWheelAdmin"].full_name
 SERVICE = _SERVICES["DelayWheel"].full_name
 
@@ -74,7 +78,11 @@ class Listener:
             "DelayProduce": calls.call("DelayProduce", services.producing.one),
             "DelayProduceStream": calls.stream("DelayProduceStream", services.producing.stream),
         }
-        names = (SERVICE, ADMIN_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        _describe_reflection_v1()
+        names = (
+            *(SERVICE, ADMIN_SERVICE, health.SERVICE_NAME),
+            *(reflection.SERVICE_NAME, REFLECTION_V1),
+        )
         reflected = reflection.aio.ReflectionServicer(service_names=names)
         self._server.add_generic_rpc_handlers(
             (
@@ -82,6 +90,7 @@ class Listener:
                 calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {}),
                 calls.of_service(_HEALTH, self._health, {}),
                 calls.of_service(_REFLECTION, reflected, {}),
+                calls.of_service(_REFLECTION, reflected, {}, REFLECTION_V1),
             )
         )
 
@@ -123,6 +132,15 @@ class Listener:
             return self._server.add_insecure_port(address)
         except RuntimeError:  # somebody else has it by now
             return 0
+
+
+def _describe_reflection_v1() -> None:
+    """Has it known by its own name, for clients that have every service described."""
+    older = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(older)
+    newer = json_format.MessageToJson(older).replace("v1alpha", "v1")
+    described = json_format.Parse(newer, descriptor_pb2.FileDescriptorProto())
+    descriptor_pool.Default().AddSerializedFile(described.SerializeToString())
 
 
 def _options(config: Config, connections: int) -> list[tuple[str, int]]:

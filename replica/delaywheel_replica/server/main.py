@@ -1,8 +1,9 @@
 """The server process: ``python -m delaywheel_replica.server.main``, started by the supervisor.
 
-SIGTERM: drain and end with 0. The supervisor's end: end at once. A defect on any thread, or in
-what gRPC's threads and the event loop call of ours beside the calls of callers: end with 1, so that
-the node is never half alive; the supervisor starts it again.
+SIGTERM: drain and end with 0. SIGHUP: take over what the supervisor has read anew. The supervisor's
+end: end at once. A defect on any thread, or in what gRPC's threads and the event loop call of ours
+beside the calls of callers: end with 1, so that the node is never half alive; the supervisor starts
+it again.
 """
 
 import asyncio
@@ -11,21 +12,23 @@ import signal
 import sys
 from typing import Final
 
-from delaywheel.nodefile import NodeFolderError
-from delaywheel.wheel import MetaDamaged
+from delaywheel.storage.folder.node_file import NodeFolderError
+from delaywheel.storage.writing.wheel import MetaDamaged
 from delaywheel_replica.config import Config
-from delaywheel_replica.defects import end_with_any_thread
-from delaywheel_replica.descriptors import raise_descriptor_limit
-from delaywheel_replica.garbage import keep_modules
-from delaywheel_replica.inheritance import (
+from delaywheel_replica.link import Link
+from delaywheel_replica.peers.network import PeerListenError
+from delaywheel_replica.process.defects import end_with_any_thread
+from delaywheel_replica.process.descriptors import raise_descriptor_limit
+from delaywheel_replica.process.garbage import keep_modules
+from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     EXIT_HOPELESS,
     exit_with_supervisor,
+    reloaded,
+    take_hangups,
 )
-from delaywheel_replica.link import Link
-from delaywheel_replica.logs import get_logger, set_up_logging
-from delaywheel_replica.peers.network import PeerListenError
-from delaywheel_replica.server.descriptors import share_out
+from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
+from delaywheel_replica.server.intake.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.serving import Server
 
@@ -44,8 +47,7 @@ def main() -> int:
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # A Ctrl-C is the supervisor's business; it ends its children in their order.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
     except (NodeFolderError, MetaDamaged) as error:
@@ -60,11 +62,21 @@ def main() -> int:
 
 async def _serve(config: Config) -> None:
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, config)
+    take_hangups()
     descriptors = share_out(raise_descriptor_limit(), open_files=config.open_files)
     _log.info("descriptors", connections=descriptors.connections, files=descriptors.slot_files)
     server = Server(config, Link.inherited(), descriptors)
     await server.run(stop)
+
+
+def _reload(config: Config) -> None:
+    settings = reloaded()
+    if settings is not None:
+        set_level(settings["log_level"])
+        config.take_levels(settings["levels"])
 
 
 if __name__ == "__main__":

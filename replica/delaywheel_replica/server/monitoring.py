@@ -5,8 +5,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from delaywheel_replica.config import Config
-from delaywheel_replica.server.facts import Gatherer, Sources
-from delaywheel_replica.server.pulse import Pulse
+from delaywheel_replica.server.metrics.facts import Gatherer, Sources
+from delaywheel_replica.server.node.pulse import Pulse
 
 if TYPE_CHECKING:
     from delaywheel_replica.server.http_port import HttpPort

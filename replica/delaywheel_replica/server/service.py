@@ -8,13 +8,13 @@ from typing import Final
 from google.protobuf.message import Message
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.answering import Context
-from delaywheel_replica.server.asking import Asking
-from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.pages import LONGEST_PAGE_BYTES
-from delaywheel_replica.server.passing import Passing, was_passed
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.references import reference_of
+from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import reference_of
+from delaywheel_replica.server.node.answering import Context
+from delaywheel_replica.server.node.calls_to_nodes import Passing, was_passed
 
 _SHORT_BYTES: Final = 1 << 12
 _LIST_BYTES: Final = 1 << 20

@@ -1,7 +1,7 @@
 """Puts the parts of the server together, in the order in which they come to life and end.
 
 Start: lock the folder, listen, open the spare, serve. Wheels of earlier lives are made whole
-meanwhile (core/verifying.py).
+meanwhile (core/wheels/verifying.py).
 Stop: refuse new messages, answer those that wait, leave the wheel, publish, have the cleaner
 finish, end.
 """
@@ -12,52 +12,52 @@ import os
 from functools import partial
 from typing import Final
 
-from delaywheel.disk import PosixDisk
-from delaywheel.nodefile import read_boot_id
 from delaywheel.reasons import Reason
-from delaywheel_replica.cleaner.settings import KafkaNames
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.node_file import read_boot_id
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.member_events import DiskState, MemberConfig
-from delaywheel_replica.core.status import CleanerStatus
-from delaywheel_replica.inheritance import ADDRESS_VARIABLE, tell_ready
+from delaywheel_replica.core.node.events import DiskState, MemberConfig
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.link import Link, Stop, Wake
-from delaywheel_replica.logs import get_logger
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
-from delaywheel_replica.rows import server_row_path
-from delaywheel_replica.server.admission import Admission
-from delaywheel_replica.server.asking import Asking
-from delaywheel_replica.server.cancels import Cancels
-from delaywheel_replica.server.counts import CountedLedger, Counts
-from delaywheel_replica.server.descriptors import Descriptors
-from delaywheel_replica.server.details import Details, Said
-from delaywheel_replica.server.driver import Driver
-from delaywheel_replica.server.facts import Sources
-from delaywheel_replica.server.fates import Fates
-from delaywheel_replica.server.hearing import Hearing
-from delaywheel_replica.server.ledger import Ledger
-from delaywheel_replica.server.ledger_duty import publishable, registered
-from delaywheel_replica.server.listening import Listener, Services
-from delaywheel_replica.server.monitoring import Monitoring
-from delaywheel_replica.server.operator import (
+from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, tell_ready
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.cluster.details import Details, Said
+from delaywheel_replica.server.cluster.operator import (
     DelayWheelAdminService,
     Operator,
     wheel_refusal,
 )
-from delaywheel_replica.server.passing import Passing
-from delaywheel_replica.server.producing import Accepting, Producing
-from delaywheel_replica.server.publish import Books, BooksConfig, BooksLinks
-from delaywheel_replica.server.queries import Queries
-from delaywheel_replica.server.refusals import Refusal
-from delaywheel_replica.server.requests import Rules
+from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.runtime import Surroundings
+from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.commit.threads import BeatThread, StoreThread
+from delaywheel_replica.server.commit.upkeep import Upkeep
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.descriptors import Descriptors
+from delaywheel_replica.server.intake.known_topics import KnownTopics
+from delaywheel_replica.server.intake.producing import Accepting, Producing
+from delaywheel_replica.server.intake.validate import Rules
+from delaywheel_replica.server.ledger.assignment import publishable, registered
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
+from delaywheel_replica.server.listening import Listener, Services
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.metrics.facts import Sources
+from delaywheel_replica.server.monitoring import Monitoring
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import DelayWheelService
-from delaywheel_replica.server.status import CleanerRow, NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.store import Store, StoreLimits
-from delaywheel_replica.server.surroundings import Surroundings
-from delaywheel_replica.server.threads import BeatThread, StoreThread
-from delaywheel_replica.server.topics import KnownTopics
-from delaywheel_replica.server.upkeep import Upkeep
-from delaywheel_replica.server.writing import Writing
 
 # Rows of the dial beyond span and late window: an overdue backlog of so long keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600
@@ -153,7 +153,7 @@ class Server:
         fates = Fates()
         self._queries = Queries(disk, data, self._view, fates, on_damaged=self._driver.unreadable)
         self._passing = Passing(self._view)
-        self._hearing = Hearing(
+        self._hearing = CleanerWatch(
             self._link,
             cleaner_row,
             self._view.cleaner,

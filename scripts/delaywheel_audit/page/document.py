@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page.bins import Row
 from delaywheel_audit.page.markup import Child, Element, details, el, prose, style, table, to_html
 from delaywheel_audit.page.over_time import over_time
@@ -17,13 +20,12 @@ from delaywheel_audit.page.tables import (
 )
 from delaywheel_audit.page.verdict import difference, verdict
 from delaywheel_audit.page.words import PARTS, count, moment, short_moment, span
-from delaywheel_audit.summary import Summary
 
 _TOPICS_NAMED = 12
 _MOST_ENDS = 500
 _WORDS = {
-    "accepted": "rows of the ledger, written by the node that took the message",
-    "acknowledged": "different messages among them: a retry that two nodes took has two rows",
+    "accepted": "records of the ledger, written by the node that took the message",
+    "acknowledged": "different messages among them: a retry that two nodes took has two records",
     "forwarded": "found in their topic in Kafka, by id and due",
     "cancelled, duplicates dropped, dead-lettered, lost": "told in the outcomes topic",
     "pending": "not done at the newest progress record that was read",
@@ -92,17 +94,17 @@ def _page(
         el("h2", "What became of it"),
         _equation(summary),
         *_checks(summary),
+        el("h2", "Findings"),
+        *findings_part(summary, findings, output),
         el("h2", "By topic"),
         topics_table(summary, buckets) if buckets or summary.topics else _nothing(),
         el("h2", "Over time"),
         *(over_time(summary, buckets, findings, interval) or [_nothing()]),
-        el("h2", "Findings"),
-        *findings_part(summary, findings, output),
         el("h2", "What was looked at"),
         *_looked_at(summary, buckets, ledger, output),
         _glossary(),
     )
-    return el("html", head, el("body", _header(summary), main), lang="en")
+    return el("html", head, el("body", _header(summary), main, _footer(summary)), lang="en")
 
 
 def _header(summary: Summary) -> Element:
@@ -118,6 +120,15 @@ def _header(summary: Summary) -> Element:
     )
 
 
+def _footer(summary: Summary) -> Element:
+    """Who made this, where and how, for whoever gets the page alone."""
+    release, host = version("delaywheel"), platform.node()
+    told = [el("p", f"delaywheel {release} on {host}, {moment(summary.made_at_ms)} UTC")]
+    if summary.command:
+        told.append(el("p", el("code", summary.command)))
+    return el("footer", *told)
+
+
 def _equation(summary: Summary) -> Element:
     counts = summary.counts
     tiles = [_tile("accepted", counts.get("accepted", 0), "whole")]
@@ -128,6 +139,7 @@ def _equation(summary: Summary) -> Element:
     if rest := difference(counts):
         tiles.append(el("span", "\u2260", class_="sign"))
         tiles.append(_tile("difference", rest, "wrong"))
+    tiles.append(el("span", "records of the ledger", class_="sign"))
     return el("div", *tiles, class_="equation")
 
 
@@ -147,13 +159,14 @@ def _checks(summary: Summary) -> list[Element]:
     return [
         el(
             "p",
-            f"Of what Kafka holds: {', '.join(told)}. Lateness {spans}; late is more than "
-            f"{span(summary.late_tolerance_ms)} after the due.",
+            f"Of the records that Kafka holds: {', '.join(told)}. Lateness {spans}; late is more "
+            f"than {span(summary.late_tolerance_ms)} after the due.",
         ),
         el(
             "p",
-            f"{count(counts.get('accepted', 0))} rows of the ledger, "
-            f"{count(counts.get('acknowledged', 0))} different messages.",
+            f"{count(counts.get('accepted', 0))} records of the ledger are "
+            f"{count(counts.get('acknowledged', 0))} different messages: a retry that was taken "
+            "twice has two records.",
             class_="soft",
         ),
         *(el("p", *prose(note), class_="soft") for note in summary.notes),
@@ -167,10 +180,8 @@ def _looked_at(summary: Summary, buckets: Sequence[Row], ledger: str, output: st
         ("Topics", _topics(summary, buckets)),
         ("Ledger", ledger or None),
         ("Done", f"all that was due before {moment(summary.progress_ms)} UTC"),
-        ("Made", f"{moment(summary.made_at_ms)} UTC"),
         ("Took", span(round(summary.seconds * 1000))),
         ("Tables", output or None),
-        ("Command", el("code", summary.command) if summary.command else None),
     ]
     pairs = (
         el("div", el("dt", name), el("dd", value)) for name, value in facts if value is not None

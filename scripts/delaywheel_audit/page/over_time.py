@@ -6,18 +6,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page.bins import Bins, Row, merge
 from delaywheel_audit.page.markup import Child, Element, add, details, el
 from delaywheel_audit.page.plots import counts_plot, lanes_plot, legend, spans_plot
 from delaywheel_audit.page.tables import columns_table
 from delaywheel_audit.page.words import PARTS, kind_name, short_moment, span
-from delaywheel_audit.summary import Summary
 
 MOST_COLUMNS = 200
 _TOPIC_COLUMNS = 100
 _TOPICS_DRAWN = 8
 _TITLES = {
-    "lateness": "Lateness: how long after its due a message was forwarded",
+    "lateness": "Lateness: how long after its due a record was forwarded",
     "delay": "End-to-end delay: from acceptance to forwarding",
 }
 
@@ -35,7 +35,7 @@ def over_time(
     parts = _parts(bins)
     figures = [
         _figure(
-            f"Messages by when they were {summary.by}",
+            f"Records of the ledger by when they were {summary.by}",
             _column_note(bins, are_spans=False),
             legend([*((f"part {part}", PARTS[part]) for part in parts), ("outline", "accepted")]),
             counts_plot(bins, parts),
@@ -44,7 +44,9 @@ def over_time(
     if lanes := _lanes(summary, bins, findings):
         figures.append(
             _figure(
-                "Findings over time", "A mark is a column with findings.", lanes_plot(bins, lanes)
+                "Findings over time, in records",
+                "A mark is a column with findings.",
+                lanes_plot(bins, lanes),
             )
         )
     for name, tolerance in (("lateness", summary.late_tolerance_ms), ("delay", None)):
@@ -76,7 +78,7 @@ def _topic_plots(summary: Summary, buckets: Sequence[Row], interval_ms: int) -> 
         figure = el(
             "figure",
             el("figcaption", el("b", topic)),
-            el("p", f"Messages. {_column_note(bins, are_spans=False)}", class_="soft"),
+            el("p", f"Records of the ledger. {_column_note(bins, are_spans=False)}", class_="soft"),
             counts_plot(bins, _parts(bins), tooltips=False),
         )
         lateness = spans_plot(bins, "lateness", summary.late_tolerance_ms, tooltips=False)

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from delaywheel_audit.findings import KINDS
+from delaywheel_audit.matching.findings import KINDS
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page.bins import GREATEST, SUMS, Bin, Bins, Row, total
 from delaywheel_audit.page.markup import Child, Element, add, el, prose, table
 from delaywheel_audit.page.verdict import found
@@ -19,10 +20,10 @@ from delaywheel_audit.page.words import (
     short_moment,
     span,
 )
-from delaywheel_audit.summary import Summary
 
 # Above zero these are shown as what they are: errors.
 WRONG = ("missing", "lost", "duplicated", "unexpected", "early")
+_ALWAYS = ("accepted", "forwarded")
 MOST_TOPICS = 50
 MOST_FINDINGS = 1000
 _OPEN = 50
@@ -39,7 +40,13 @@ def topics_table(summary: Summary, rows: Sequence[Row]) -> Element:
     for topic in summary.topics:
         totals.setdefault(topic, Bin(0))
     order = sorted(totals, key=lambda topic: (*_importance(totals[topic]), topic))
-    names = [name for name in SUMS if name != "acknowledged"]
+    # What there is none of takes no column: all of them are wider than most screens.
+    names = [
+        name
+        for name in SUMS
+        if name in _ALWAYS
+        or (name != "acknowledged" and any(one.sums[name] for one in totals.values()))
+    ]
     lines = [_line(topic, totals[topic], names) for topic in order[:MOST_TOPICS]]
     if rest := order[MOST_TOPICS:]:
         others = total({**totals[topic].sums, **totals[topic].greatest} for topic in rest)
@@ -48,7 +55,7 @@ def topics_table(summary: Summary, rows: Sequence[Row]) -> Element:
         lines.append(_line("all", _whole(summary, totals.values()), names))
     heads = ["topic", *(_sum_name(name) for name in names), *map(_span_name, _SHOWN_SPANS)]
     ordered = "those with errors first" if any(_importance(t)[0] for t in totals.values()) else ""
-    caption = "Messages by topic" + (f", {ordered}" if ordered else "")
+    caption = "Records by topic" + (f", {ordered}" if ordered else "")
     return table(heads, lines, class_="topics" + (" summed" * (len(order) > 1)), caption=caption)
 
 

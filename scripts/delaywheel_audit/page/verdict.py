@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delaywheel_audit.findings import KINDS, is_error
+from delaywheel_audit.matching.findings import KINDS, is_error
+from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.page.words import PARTS, count, kind_name, listed
-from delaywheel_audit.summary import Summary
 
 
 @dataclass(frozen=True, slots=True)

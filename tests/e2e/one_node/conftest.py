@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.service import Service
 
 
 @pytest.fixture(scope="package")
 def started(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service") / "cluster"
-    with Service(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}") as running:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    with Service(kafka.address, folder, name, topics=["orders"]) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Message
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import CommittedReader, headers_of
 from support.service import Service
 

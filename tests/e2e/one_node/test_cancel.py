@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from delaywheel import CancelOutcome, RefusedError, TimedOutError
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import CommittedReader
 from support.service import Service
 
@@ -45,7 +45,13 @@ def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         handle = client.produce(topic, b"v", delay=timedelta(milliseconds=200))
         reader.wait_for(1)
-        assert client.cancel(handle) is CancelOutcome.ALREADY_DELIVERED
+        # The node hears of what was delivered within a tenth of a second.
+        too_late = {CancelOutcome.TOO_LATE, CancelOutcome.ALREADY_DELIVERED}
+        answers = [client.cancel(handle)]
+        while answers[-1] is not CancelOutcome.ALREADY_DELIVERED:
+            assert len(answers) < 1_000
+            answers.append(client.cancel(handle))
+        assert set(answers) <= too_late
 
 
 def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:

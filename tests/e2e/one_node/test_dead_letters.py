@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Message, MessageState
-from delaywheel_replica.cleaner.settings import KafkaNames
-from local.kafka import KafkaBroker
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
 from support.read_committed import (
     CommittedReader,
     create_topic,

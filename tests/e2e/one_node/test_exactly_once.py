@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from delaywheel import Message
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.load import LATEST_S, Load, assert_arrived
 from support.read_committed import CommittedReader, read_all
 from support.service import Service

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from local.kafka import KafkaBroker
+from local.loopback.kafka import KafkaBroker
 from support.kafka_proxy import KafkaProxy
 from support.trio import Trio
 

@@ -9,10 +9,10 @@ from typing import cast
 import grpc
 import pytest
 
-from delaywheel.client.retry import Failure
+from delaywheel.client.exchange.retry import Failure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.cancelling import Cancelling
 from support.load import Load, assert_once
 from support.read_committed import CommittedReader

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from delaywheel import CancelOutcome, DelaywheelError, Message
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.kafka_proxy import HeldCommits, KafkaProxy
 from support.load import Load, assert_arrived
 from support.read_committed import CommittedReader

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.cluster import described
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.cluster import described
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.read_committed import CommittedReader
 from support.trio import Trio, cancelled, row, send, slot_file
 

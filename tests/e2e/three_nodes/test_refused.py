@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from local.kafka import KafkaBroker
-from local.node import Node
+from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.read_committed import CommittedReader
 from support.trio import (
     LATE_WINDOW_S,

@@ -11,13 +11,13 @@ import grpc
 
 from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_sender import AioSender
-from delaywheel.client.answers import CancelOutcome, StoredMessage
-from delaywheel.client.batching import split
-from delaywheel.client.channel import parse_addresses
-from delaywheel.client.pending import PendingResult
-from delaywheel.client.question import cancel_question, get_question
+from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.batching import split
+from delaywheel.client.exchange.channel import parse_addresses
+from delaywheel.client.exchange.pending import PendingResult
+from delaywheel.client.exchange.question import cancel_question, get_question
+from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
-from delaywheel.client.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
 from delaywheel.reasons import Reason

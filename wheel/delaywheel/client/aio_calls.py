@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import grpc
 from grpc import StatusCode
 
-from delaywheel.client.channel import CHANNEL_OPTIONS
-from delaywheel.client.delivery import Delivery
-from delaywheel.client.endpoints import Endpoints
-from delaywheel.client.exchange import CLOSED, TIME_OVER, Exchange
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
+from delaywheel.client.exchange.delivery import Delivery
+from delaywheel.client.exchange.endpoints import Endpoints
+from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.route import Route, Step
+from delaywheel.client.exchange.settings import Settings
 from delaywheel.client.facts import Description, Facts, describe_question
-from delaywheel.client.retry import Failure
-from delaywheel.client.route import Route, Step
-from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -70,12 +70,13 @@ class AioCalls:
         route = Route(self._endpoints, self._settings, deadline_s)
         address = ""
         while not exchange.done:
-            step = route.step(monotonic())
+            now_s = monotonic()
+            step, nobody = route.step(now_s), route.nobody(now_s)
             if self._stopped:
                 exchange.give_up(CLOSED)
                 break
-            if step is None:
-                exchange.give_up(TIME_OVER)
+            if step is None or nobody:
+                exchange.give_up(nobody or TIME_OVER)
                 break
             self._look_around(but=step.address if describing else None)
             if step.address is None:
@@ -148,6 +149,7 @@ class AioCalls:
                 response = await method(line.stub)(request, timeout=left_s)
         except grpc.aio.AioRpcError as error:
             failure = Failure.of_call(error)
+            self._endpoints.reached(address, connected=not failure.unsent)
             line.answers = not failure.unanswered
             report = exchange.failed(failure)
         except asyncio.CancelledError:
@@ -173,6 +175,7 @@ class AioCalls:
             )
         except grpc.aio.AioRpcError as error:
             failure = Failure.of_call(error)
+            self._endpoints.reached(address, connected=not failure.unsent)
             return failure.before_sending() if failure.unanswered else None
         await self._learn(address, Description.of(response, monotonic()))
         self._look_around(but=None)
@@ -194,7 +197,9 @@ class AioCalls:
                 pb.DescribeClusterRequest(), timeout=self._settings.attempt_timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            now_s, reached = monotonic(), not Failure.of_call(error).verdict.retry
+            now_s, failure = monotonic(), Failure.of_call(error)
+            reached = not failure.verdict.retry
+            self._endpoints.reached(address, connected=not failure.unsent)
             self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
         else:
             line.answers = True
@@ -204,6 +209,7 @@ class AioCalls:
         self._tell_waiting()
 
     async def _learn(self, address: str, description: Description) -> None:
+        self._endpoints.reached(address, connected=True)
         if self._endpoints.told(address, description.said, monotonic()):
             self._facts = description.facts
         known = self._endpoints.addresses

@@ -5,11 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Final
 
-from delaywheel.client.batching import Accumulator
-from delaywheel.client.pending import Batch, PendingResult
-from delaywheel.client.settings import Queue
+from delaywheel.client.exchange.batching import Accumulator
+from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.settings import Queue
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
+
+_EARLIER_S: Final = 0.001
+"""A timer is set anew for no less."""
 
 Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 
@@ -82,8 +85,16 @@ class AioSender:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         wait_s = self._gathered.wait_s(now_s)
-        if wait_s is not None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
+        if wait_s is not None:
+            self._wake_by(asyncio.get_running_loop(), wait_s)
+
+    def _wake_by(self, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
+        at_s = loop.time() + wait_s
+        if self._timer is not None:
+            if at_s > self._timer.when() - _EARLIER_S:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._lingered)
 
     def _lingered(self) -> None:
         self._timer = None

@@ -8,18 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from delaywheel.client.channel import leads_elsewhere
-from delaywheel.client.endpoints import Described
-from delaywheel.client.question import Question
+from delaywheel.client.exchange.channel import leads_elsewhere
+from delaywheel.client.exchange.endpoints import Described
+from delaywheel.client.exchange.question import Question
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 ASK_AGAIN_S: Final = 30.0
 """What is not known may be by now: but it is not asked for more often than this."""
 
-_REQUEST_MESSAGES: Final = 10_000
-_REQUEST_BYTES: Final = 8 * 1024 * 1024
-"""More in one request gains nothing, whatever the service would take."""
+REQUEST_MESSAGES: Final = 1_000
+REQUEST_BYTES: Final = 2 * 1024 * 1024
+"""More in one request gains little, whatever the service would take: while the next one is made
+here, this one is read and written there. What a client has under way is bounded by it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Facts:
     @classmethod
     def assumed(cls, asked_s: float = float("-inf")) -> Self:
         """Limits that any service is likely to have."""
-        return cls({}, 1_000, 1024 * 1024, known=False, asked_s=asked_s)
+        return cls({}, REQUEST_MESSAGES, 1024 * 1024, known=False, asked_s=asked_s)
 
     def want_levels(self, messages: Iterable[Message], now_s: float) -> bool:
         """Whether to ask before these messages are sent, for the levels that they name."""
@@ -72,8 +73,8 @@ class Description:
         limits = response.limits
         facts = Facts(
             levels={level.name: level.delay_ms for level in response.levels},
-            max_messages=min(limits.max_request_messages or _REQUEST_MESSAGES, _REQUEST_MESSAGES),
-            max_bytes=min(limits.max_request_bytes or _REQUEST_BYTES, _REQUEST_BYTES),
+            max_messages=min(limits.max_request_messages or REQUEST_MESSAGES, REQUEST_MESSAGES),
+            max_bytes=min(limits.max_request_bytes or REQUEST_BYTES, REQUEST_BYTES),
             known=True,
             asked_s=now_s,
         )

@@ -9,13 +9,13 @@ from typing import Final, Self, Unpack
 
 import grpc
 
-from delaywheel.client.answers import CancelOutcome, StoredMessage
-from delaywheel.client.batching import split
-from delaywheel.client.channel import parse_addresses
-from delaywheel.client.pending import PendingResult
-from delaywheel.client.question import cancel_question, get_question
+from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.batching import split
+from delaywheel.client.exchange.channel import parse_addresses
+from delaywheel.client.exchange.pending import PendingResult
+from delaywheel.client.exchange.question import cancel_question, get_question
+from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
-from delaywheel.client.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
@@ -35,10 +35,11 @@ class Client:
             nodes are found from it. Requests stay with a node until it fails, or for half a
             minute.
         timeout: Seconds for a call with all its attempts, where the call names no other.
+            A client that has met nobody yet ends it after 2 s where nothing is there to connect to.
         attempt_timeout: Seconds after which an attempt that hangs is given up for another one.
         past_due: `"deliver"`: a due that is past when its message is first sent becomes now.
             `"reject"`: such a message is refused, DUE_PASSED.
-        queue: The bounds of `produce_async`.
+        queue: The bounds of `produce_async`, and of requests under way.
         credentials: `grpc.ssl_channel_credentials(…)` for TLS; None: plain text.
 
     Make it after forking, if the program forks: gRPC does not survive it.
@@ -108,8 +109,8 @@ class Client:
     ) -> list[Result]:
         """Sends many messages and waits for all; a result each, in order. Raises for none.
 
-        They are cut into requests as the service's limits ask, several under way at once. Each
-        message is by itself accepted or not.
+        They are cut into requests of at most 1,000 messages and 2 MiB, `Queue.in_flight` of them
+        under way at once. Each message is by itself accepted or not.
 
         Example:
             ::

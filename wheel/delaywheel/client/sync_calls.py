@@ -11,14 +11,14 @@ from typing import Final, TypeVar, cast
 
 import grpc
 
-from delaywheel.client.channel import CHANNEL_OPTIONS
-from delaywheel.client.delivery import Delivery
-from delaywheel.client.endpoints import Endpoints
-from delaywheel.client.exchange import CLOSED, TIME_OVER, Exchange
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
+from delaywheel.client.exchange.delivery import Delivery
+from delaywheel.client.exchange.endpoints import Endpoints
+from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
+from delaywheel.client.exchange.retry import EndedCall, Failure
+from delaywheel.client.exchange.route import Route, Step
+from delaywheel.client.exchange.settings import Settings
 from delaywheel.client.facts import Description, Facts, describe_question
-from delaywheel.client.retry import EndedCall, Failure
-from delaywheel.client.route import Route, Step
-from delaywheel.client.settings import Settings
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -68,9 +68,10 @@ class Calls:
         address = ""
         while not exchange.done:
             news = self._news
-            step = route.step(monotonic())
-            if step is None:
-                exchange.give_up(TIME_OVER)
+            now_s = monotonic()
+            step, nobody = route.step(now_s), route.nobody(now_s)
+            if step is None or nobody:
+                exchange.give_up(nobody or TIME_OVER)
                 break
             self._look_around(but=step.address if describing else None)
             if step.address is None:
@@ -137,6 +138,7 @@ class Calls:
                 response = method(line.stub)(request, timeout=left_s)
         except grpc.RpcError as error:
             failure = _failure_of(error)
+            self._endpoints.reached(address, connected=not failure.unsent)
             line.answers = not failure.unanswered
             report = exchange.failed(failure)
         except ValueError:  # the channel was closed between `_take` and here; nothing was sent
@@ -163,6 +165,7 @@ class Calls:
             response = line.stub.DescribeCluster(pb.DescribeClusterRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             failure = _failure_of(error)
+            self._endpoints.reached(address, connected=not failure.unsent)
             return failure.before_sending() if failure.unanswered else None
         self._learn(address, Description.of(response, monotonic()))
         self._look_around(but=None)
@@ -199,11 +202,14 @@ class Calls:
             line.answers = True
             self._learn(address, Description.of(call.result(), now_s))
         else:
-            reached = not Failure.of_call(ended).verdict.retry
+            failure = Failure.of_call(ended)
+            reached = not failure.verdict.retry
+            self._endpoints.reached(address, connected=not failure.unsent)
             self._endpoints.not_told(address, started_s=started_s, now_s=now_s, reached=reached)
         self._tell_waiting()
 
     def _learn(self, address: str, description: Description) -> None:
+        self._endpoints.reached(address, connected=True)
         if self._endpoints.told(address, description.said, monotonic()):
             self._facts = description.facts
         known = self._endpoints.addresses

@@ -1,13 +1,14 @@
 """The background of `Client.produce_async`: a bounded queue and the threads that send from it."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Final
 
-from delaywheel.client.batching import Accumulator
-from delaywheel.client.pending import Batch, PendingResult
-from delaywheel.client.settings import Queue
+from delaywheel.client.exchange.batching import Accumulator
+from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.settings import Queue
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -29,6 +30,7 @@ class Sender:
         self._work: Final = Condition(lock)  # there may be a batch to send, or none any more
         self._room: Final = Condition(lock)  # a batch was settled
         self._threads: Final[list[Thread]] = []
+        self._watched_s = inf  # until when a thread waits for a batch to have lingered
         self._closed = False
 
     def put(self, message: Message, deadline_s: float) -> PendingResult:
@@ -45,8 +47,10 @@ class Sender:
             if self._closed:
                 raise ClientClosedError(failed=message)
             now_s = monotonic()
+            before_s = self._gathered.wait_s(now_s)
             pending = self._gathered.add(message, now_s, deadline_s)
-            if pending.first or self._gathered.wait_s(now_s) == 0.0:
+            wait_s = self._gathered.wait_s(now_s)
+            if wait_s is not None and (not wait_s or before_s is None or wait_s < before_s):
                 self._work.notify()
             if not self._threads:
                 self._start()
@@ -89,12 +93,24 @@ class Sender:
             with self._room:
                 self._gathered.finished(batch)
                 self._room.notify_all()
-                self._work.notify_all()
+                if self._closed:
+                    self._work.notify_all()
 
     def _next_batch(self) -> Batch | None:
         with self._work:
-            while (batch := self._gathered.next_batch(monotonic())) is None:
+            while (batch := self._gathered.next_batch(now_s := monotonic())) is None:
                 if self._closed and not self._gathered.messages:
                     return None
-                self._work.wait(self._gathered.wait_s(monotonic()))
+                wait_s = self._gathered.wait_s(now_s)
+                if wait_s is None or now_s + wait_s >= self._watched_s:
+                    self._work.wait()
+                else:
+                    self._watch(now_s + wait_s, wait_s)
         return batch
+
+    def _watch(self, until_s: float, wait_s: float) -> None:
+        """Waits until a batch has lingered. One thread does: others would all wake up with it."""
+        self._watched_s = until_s
+        self._work.wait(wait_s)
+        if self._watched_s == until_s:
+            self._watched_s = inf

@@ -1,0 +1,370 @@
+"""Trial transactions: which messages does Kafka refuse?
+
+A trial writes messages in a transaction that is always aborted, with transactional ids of its
+own, so that nothing the leader does depends on how it ends. Trials run on a thread of their own:
+one that waits for a topic that does not answer must not hold up the leader's idle commits.
+
+Topics are tried side by side, in `LANES` lanes with two ids each: while several take nothing, each
+costs its lane `TRIAL_MS`, and holds up no other lane.
+
+Each trial writes a *guard* to the outcomes topic first. A transaction to which no partition could
+be added cannot be aborted (the coordinator does not know of it), and a guard that does not come
+through says that Kafka is away, not a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from delaywheel_replica.cleaner.delivery.outcomes import forwarded
+from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
+from delaywheel_replica.cleaner.outside.clocks import Clock
+from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.runner import Runner
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict, is_fenced
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.process.logs import get_logger
+
+INIT_MS = 5_000
+LANES = 4
+TRIAL_MS = 1_500
+"""How long a topic may take to answer before it counts as not answering."""
+
+SEARCH_S = 5.0
+"""A search begins with no other topic after so long; and one of which it finds no end within the
+same time counts as unavailable."""
+
+TRIAL_IDS = 8
+
+log = get_logger(__name__)
+
+_TOO_LARGE = "MSG_SIZE_TOO_LARGE"
+# What Kafka says of a topic as a whole; halves would say the same.
+_OF_THE_TOPIC = (
+    "TOPIC_AUTHORIZATION_FAILED",
+    "UNKNOWN_TOPIC_OR_PART",
+    "UNKNOWN_TOPIC_ID",
+    "_UNKNOWN_TOPIC",
+)
+
+Place = tuple[str, int, int]
+"""Wheel, seq and row: the name of one message."""
+
+
+class Answer(Enum):
+    """What a trial showed."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    SILENT = "silent"
+    """The brokers did not answer for these messages, though they did for the guard."""
+    AWAY = "away"
+    """Kafka did not answer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a trial ended.
+
+    Attributes:
+        answer: For the messages that the client took.
+        cause: Kafka's words, if it is not PASSED.
+        refused: Messages that the client did not take.
+    """
+
+    answer: Answer
+    cause: str = ""
+    refused: Sequence[RefusedRecord] = ()
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a search found.
+
+    Attributes:
+        complete: Kafka answered all along; otherwise the rest is what was found until then.
+        refused: Messages that Kafka refuses, and its words.
+        unavailable: Topics that take nothing, and why.
+        batch_bytes: Topics that refuse large batches of messages which they take one by one, and
+            a size that passed.
+        tried: The topics that were tried.
+    """
+
+    complete: bool = True
+    refused: dict[Place, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    batch_bytes: dict[str, int] = field(default_factory=dict)
+    tried: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        """Whether anything was found."""
+        return bool(self.refused or self.unavailable or self.batch_bytes)
+
+    def add(self, other: Findings) -> None:
+        """Takes in what was found about other topics."""
+        self.complete &= other.complete
+        self.refused |= other.refused
+        self.unavailable |= other.unavailable
+        self.batch_bytes |= other.batch_bytes
+        self.tried |= other.tried
+
+
+class TrialProducer(Protocol):
+    """One transactional id, as trials use it; its calls block for a bounded time."""
+
+    @property
+    def abortable(self) -> bool:
+        """Whether the client itself refuses to commit the running transaction."""
+
+    def init(self, timeout_ms: int) -> Ended:
+        """Fences older producers of this id and ends their transactions."""
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over; those that the client refuses are named."""
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
+
+    def cause(self) -> str | None:
+        """In Kafka's words, why the transaction failed."""
+
+    def abort(self) -> Ended:
+        """Drops everything written."""
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has the client look the topics up, so that it knows their partitions now."""
+
+
+MakeProducer = Callable[[int], TrialProducer]
+"""A new producer of the trials' id with this number."""
+
+
+class Bisection:
+    """Searches for what Kafka refuses, one at a time, in the background."""
+
+    def __init__(
+        self,
+        make_producer: MakeProducer,
+        outcomes_topic: str,
+        *,
+        runner: Runner,
+        clock: Clock,
+        on_found: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            make_producer: Of the ids of trials.
+            outcomes_topic: Takes the guards.
+            runner: Runs searches.
+            clock: Says when a search has taken too long.
+            on_found: Called in the background when a search has ended.
+        """
+        self._runner = runner
+        self._clock = clock
+        self._on_found = on_found
+        guard = Record(outcomes_topic, None, b"trial", [])
+        self._lanes = [
+            _Lane(make_producer, guard, clock, range(number, TRIAL_IDS, LANES))
+            for number in range(LANES)
+        ]
+
+    def search(self, rows: DueRows) -> Future[Findings]:
+        """Finds which of these messages, or of their topics, make a transaction fail."""
+        future: Future[Findings] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(self._search(rows))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+            finally:
+                self._on_found()
+
+        self._runner.start(job)
+        return future
+
+    def close(self) -> None:
+        """Starts no more searches; one under way ends within its bounds."""
+        self._runner.close()
+
+    def _search(self, rows: DueRows) -> Findings:
+        names = sorted(rows.topic_names())
+        deadline = self._clock.monotonic() + SEARCH_S
+        shares = [(lane, names[n::LANES]) for n, lane in enumerate(self._lanes) if names[n::LANES]]
+        calls = [_Call(lane, rows, share, deadline) for lane, share in shares]
+        findings = Findings()
+        for found in self._runner.together(calls):
+            findings.add(found)
+        return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What one lane is to search."""
+
+    lane: _Lane
+    rows: DueRows
+    names: Sequence[str]
+    deadline: float
+
+    def __call__(self) -> Findings:
+        return self.lane.search(self.rows, self.names, self.deadline)
+
+
+class _Lane:
+    """Tries one topic after another.
+
+    A producer is good until a trial with it fails. The library skips the numbers of a refused
+    batch and mends that, when it notices, with an init that takes half a second. Another id has
+    nothing to be mended, so two ids take turns.
+    """
+
+    def __init__(
+        self, make: MakeProducer, guard: Record, clock: Clock, numbers: Sequence[int]
+    ) -> None:
+        self._make = make
+        self._guard = guard
+        self._clock = clock
+        self._numbers = numbers
+        self._turn = 0
+        self._producer: TrialProducer | None = None
+
+    def search(self, rows: DueRows, names: Sequence[str], deadline: float) -> Findings:
+        """Finds what these topics refuse."""
+        findings = Findings()
+        for name in names:
+            now = self._clock.monotonic()
+            if now > deadline or not findings.complete:
+                break
+            findings.tried.add(name)
+            numbers = [number for number, topic in enumerate(rows.topics) if topic == name]
+            mine = rows.take(np.isin(rows.topic_numbers, numbers))
+            _TopicSearch(self._try, findings, name, self._clock, now + SEARCH_S).run(mine)
+        self._producer = None
+        return findings
+
+    def _try(self, topic: str, rows: DueRows) -> Trial:
+        """One trial with messages of one topic."""
+        began = self._clock.monotonic()
+        if self._producer is None:
+            self._make_ready()
+        producer = self._producer
+        trial = Trial(Answer.AWAY) if producer is None else self._try_with(producer, topic, rows)
+        log.debug(
+            "trial",
+            topic=topic,
+            messages=len(rows),
+            answer=trial.answer.value,
+            cause=trial.cause,
+            seconds=round(self._clock.monotonic() - began, 3),
+        )
+        return trial
+
+    def _try_with(self, producer: TrialProducer, topic: str, rows: DueRows) -> Trial:
+        producer.begin()
+        producer.write([self._guard])
+        if not producer.flush(TRIAL_MS) or not producer.warm([topic], TRIAL_MS):
+            self._drop(stuck=True)
+            return Trial(Answer.AWAY)
+        refused = producer.write(forwarded(rows, self._clock.wall_ms()))
+        answered = producer.flush(TRIAL_MS)
+        producer.write([self._guard])  # the client takes no more once the transaction failed
+        cause = producer.cause()
+        if not answered and not producer.abortable:
+            self._drop(stuck=True)
+            return Trial(Answer.SILENT, cause or "", refused)
+        aborted = producer.abort().verdict is Verdict.ABORTED
+        if cause is not None and not is_fenced(cause):
+            self._drop(stuck=False)
+            return Trial(Answer.REFUSED, cause, refused)
+        if cause is None and aborted:
+            return Trial(Answer.PASSED, refused=refused)
+        # Another leader's trials have begun, or Kafka has gone away: it says nothing of the topic.
+        self._drop(stuck=True)
+        return Trial(Answer.AWAY)
+
+    def _drop(self, *, stuck: bool) -> None:
+        """The producer's trial failed: the next one gets another.
+
+        Args:
+            stuck: Its transaction could not be aborted. The next producer of its id does that, at
+                once: until then, readers of all that it wrote to wait.
+        """
+        self._producer = None
+        if stuck:
+            self._make_ready()
+        else:
+            self._turn = (self._turn + 1) % len(self._numbers)
+
+    def _make_ready(self) -> None:
+        producer = self._make(self._numbers[self._turn])
+        if producer.init(INIT_MS).verdict is Verdict.CONTINUE:
+            self._producer = producer
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicSearch:
+    """Looks among messages of one topic, by halves."""
+
+    attempt: Callable[[str, DueRows], Trial]
+    findings: Findings
+    topic: str
+    clock: Clock
+    deadline: float
+
+    def run(self, rows: DueRows) -> None:
+        """Adds to the findings what makes these messages fail."""
+        trial = self.attempt(self.topic, rows)
+        if trial.refused:
+            numbers = np.array([refused.number for refused in trial.refused])
+            for refused, message in zip(trial.refused, rows.take(numbers), strict=True):
+                self.findings.refused[place_of(message)] = refused.reason
+            rows = rows.take(np.delete(np.arange(len(rows)), numbers))
+        match trial.answer:
+            case Answer.AWAY:
+                self.findings.complete = False
+            case Answer.SILENT:
+                self.findings.unavailable[self.topic] = trial.cause
+            case Answer.REFUSED:
+                self._narrow(rows, trial.cause)
+
+    def _narrow(self, rows: DueRows, cause: str) -> None:
+        """These messages together were refused."""
+        if cause.partition(":")[0] in _OF_THE_TOPIC or self.clock.monotonic() > self.deadline:
+            self.findings.unavailable[self.topic] = cause
+            return
+        if len(rows) == 1:
+            (message,) = rows
+            self.findings.refused[place_of(message)] = cause
+            return
+        before = len(self.findings.refused)
+        halves = rows.take(slice(None, len(rows) // 2)), rows.take(slice(len(rows) // 2, None))
+        for half in halves:
+            if self.findings.complete and self.topic not in self.findings.unavailable:
+                self.run(half)
+        each_passed = self.findings.complete and len(self.findings.refused) == before
+        if each_passed and cause.startswith(_TOO_LARGE):
+            size = max(sent_bytes(half) for half in halves)
+            known = self.findings.batch_bytes.get(self.topic, size)
+            self.findings.batch_bytes[self.topic] = min(known, size)
+
+
+def place_of(message: DueMessage) -> Place:
+    """The name of one message."""
+    return str(message.wheel), message.seq, message.row
+
+
+def sent_bytes(rows: DueRows) -> int:
+    """What these messages take in Kafka, at most."""
+    return rows.length_bytes + len(rows) * FORWARD_ROOM_BYTES

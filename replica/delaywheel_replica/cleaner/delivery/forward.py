@@ -1,0 +1,328 @@
+"""One transaction after the other: what is due goes out, and progress goes with it.
+
+begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
+
+Two transactional ids take turns, so that a transaction need not wait for the markers of the one
+before; each commit is waited for before the next transaction begins. How far begins are apart is
+core/leader/pacing.py's to say.
+
+The committed state is known without reading it back: while this node leads, nobody else can commit.
+After anything but a known end, the state here is no longer used
+(core/protocol/transaction_outcomes.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from time import monotonic as monotonic_clock
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery import outcomes
+from delaywheel_replica.cleaner.delivery.dead_letters import (
+    Condemned,
+    DeadLetters,
+    Hold,
+    Plan,
+    condemn,
+)
+from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
+from delaywheel_replica.cleaner.due.rows import DueRows, Outcome
+from delaywheel_replica.cleaner.due.steps import Step
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
+from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
+from delaywheel_replica.core.leader.floor import FloorWatch
+from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
+from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
+
+WARM_MS = 1_000
+
+
+class ReaderPort(Protocol):
+    """What is due."""
+
+    def start(self, progress: Progress) -> None:
+        """Begins from a committed progress; forgets the limits."""
+
+    @property
+    def unreadable(self) -> FrameSet:
+        """Frames that something waits for."""
+
+    def look_at_lost(self, frames: FrameSet) -> Looked:
+        """What is known of frames that are to be given up, and which are not."""
+
+    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
+        """Says how far each wheel may be taken, and which frames are known to be lost."""
+
+    def next_due_ms(self) -> int | None:
+        """The earliest due that is not done, among what is loaded."""
+
+    def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
+        """What the next transaction takes."""
+
+    def topics_ahead(self) -> Iterable[str]:
+        """Topics of the messages that are loaded, among them those that soon are due."""
+
+    def done(self, step: Step, committed: Progress | None = None) -> None:
+        """The step was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What goes out next, and how."""
+
+    step: Step
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Transacted:
+    """One transaction and how it ended."""
+
+    verdict: Verdict
+    cause: str | None
+    commit_ms: int
+    duties: Duties
+    behind: bool
+    """More is due already."""
+    dues_ms: NDArray[np.int64]
+    """Of the messages that went to their topics, if it was committed."""
+    dead: tuple[Condemned, ...] = ()
+    """Those that went to the dead letters, if it was committed."""
+
+
+class Forwarder:
+    """Forwards for one leadership: made anew with each."""
+
+    def __init__(
+        self,
+        state: ControlState,
+        producers: ProducersPort,
+        reader: ReaderPort,
+        dead_letters: DeadLetters,
+        *,
+        names: KafkaNames,
+        cluster: Cluster,
+        caps: CapLimits,
+        monotonic: Callable[[], float] = monotonic_clock,
+    ) -> None:
+        """Begins with what the control topic said at the election.
+
+        Args:
+            state: What is committed.
+            producers: All initialised.
+            reader: Of what is due.
+            dead_letters: Which of it can go out.
+            names: Of our topics.
+            cluster: How it is configured.
+            caps: How large a transaction may be.
+            monotonic: The clock.
+        """
+        self.state = state
+        self.counters: Counter[str] = Counter()
+        self.held: str | None = None
+        self._producers = producers
+        self._reader = reader
+        self._dead_letters = dead_letters
+        self._names = names
+        self._cluster = cluster
+        self._pace: Pace = first_pace(caps)
+        self._monotonic = monotonic
+        self._watch = FloorWatch()
+        self._missing = NO_FRAMES
+        self._turn = 0
+        self._forwarding = False
+        self._reading = False
+        self._next_begin = 0.0
+
+    def start_forwarding(self) -> None:
+        """From now on messages go out; until then only idle commits."""
+        self._forwarding = True
+
+    @property
+    def forwarding(self) -> bool:
+        """Whether messages go out, not only idle commits."""
+        return self._forwarding
+
+    @property
+    def unreadable(self) -> FrameSet:
+        """Frames that are waited for: they have to be looked for at the other members."""
+        return self._missing | self._reader.unreadable if self._reading else self._missing
+
+    @property
+    def pause_s(self) -> float:
+        """How long the next transaction has to wait yet."""
+        return max(0.0, self._next_begin - self._monotonic())
+
+    def next_due_ms(self) -> int | None:
+        """The earliest due that is not done, among what is loaded."""
+        return self._reader.next_due_ms() if self._reading else None
+
+    def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned | None:
+        """What is to go out next; None: nothing can. The reason is in `held`, if there is one.
+
+        Args:
+            now_ms: The wall clock; nothing due later goes out.
+            limits: Up to which seq each registered wheel may be taken.
+        """
+        self.held = None
+        if not self._forwarding or self.state.progress is None:
+            return None
+        if not self._reading:
+            self._reader.start(self.state.progress)
+            self._reading = True
+        self._reader.update(limits, self.state.lost)
+        step = self._reader.next_step(now_ms, self._pace.cap_messages, self._pace.cap_bytes)
+        plan = self._dead_letters.plan(step.messages, self._reader.topics_ahead)
+        if isinstance(plan, Hold):
+            self.held = plan.why
+            return None
+        return Planned(step, plan)
+
+    def transact(
+        self, planned: Planned | None, situation: Situation, timeout_ms: int
+    ) -> Transacted:
+        """One transaction: what was planned with all duties, or the duties alone."""
+        step = None if planned is None else planned.step
+        progress = self.state.progress if step is None else step.after
+        todo, lost = self._duties(progress, situation)
+        began = self._monotonic()
+        number, self._turn = self._turn, (self._turn + 1) % IDS
+        if planned is not None and planned.plan.look_up:
+            self._producers.warm(planned.plan.look_up, WARM_MS)
+        self._producers.begin(number)
+        counted: Counter[str] = Counter(transactions=1)
+        dues_ms, dead = np.empty(0, np.int64), list[Condemned]()
+        if planned is not None:
+            dues_ms, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
+            counted += written
+        self._producers.write_own(number, outcomes.lost(self._names, lost))
+        counted["lost_frames"] += sum(run.frames for run in lost)
+        control = [self._control(record) for record in todo.all_records]
+        self._producers.write_own(number, control[:-1])
+        ended = self._producers.commit(number, control[-1], timeout_ms)
+        commit_ms = round((self._monotonic() - began) * 1000)
+        behind = step is not None and step.behind
+        if ended.verdict is Verdict.COMMITTED:
+            self._committed(step, todo)
+            self._pace = self._pace.after_commit(commit_ms, full=behind)
+            self.counters += counted
+        else:
+            self.counters["failed_transactions"] += 1
+            if step is not None and not is_aftermath(ended.cause):
+                self._dead_letters.failed(step.messages)
+        self._next_begin = began + self._pace.pause_ms / 1000
+        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, dues_ms, tuple(dead))
+
+    def _duties(
+        self, progress: Progress | None, situation: Situation
+    ) -> tuple[Duties, list[LostFrames]]:
+        """The duties, and what is to be told of the frames that they give up.
+
+        A frame that turns out to be readable here was repaired meanwhile: it is not given up.
+        """
+        todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        if not todo.lost:
+            return todo, []
+        looked = self._reader.look_at_lost(todo.lost)
+        if looked.kept:
+            situation = replace(situation, looked_for=todo.lost - looked.kept)
+            todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        lost = (each for each in looked.lost if not _was_done(each, self.state.progress))
+        return todo, list(joined(lost))
+
+    def _committed(self, step: Step | None, todo: Duties) -> None:
+        before = self.state.progress
+        is_set_back = before is not None and todo.progress.set_backs != before.set_backs
+        self.state = self.state.apply_all(todo.all_records)
+        self._watch = todo.watch
+        self._missing = todo.missing
+        if step is not None:
+            self._dead_letters.committed()
+            self._reader.done(step, todo.progress)
+        elif todo.unregistered or is_set_back:
+            self._reading = False  # its progress stands elsewhere: begin anew
+
+    def _write(
+        self, number: int, planned: Planned, now_ms: int, timeout_ms: int
+    ) -> tuple[NDArray[np.int64], list[Condemned], Counter[str]]:
+        """Everything of a step; what the client itself refuses becomes a dead letter too.
+
+        Returns:
+            The dues of what goes to its topic, what does not, and how much of what there is.
+        """
+        step, plan = planned.step, planned.plan
+        dead = list(plan.dead)
+        dues_ms = [np.empty(0, np.int64)]
+        for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
+            refused = self._producers.write(number, outcomes.forwarded(rows, now_ms))
+            written = rows.dues_ms
+            if refused:
+                numbers = np.array([record.number for record in refused])
+                written = np.delete(written, numbers)
+                chosen = rows.take(numbers)
+                dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
+            dues_ms.append(written)
+            if ends_batch:
+                self._producers.flush(number, timeout_ms)
+        names = self._names
+        for condemned in dead:
+            letter = outcomes.dead_letter(
+                names, condemned.message, condemned.reason, condemned.detail
+            )
+            self._producers.write_own(number, letter)
+        self._producers.write_own(number, outcomes.dropped(names, step.dropped))
+        cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
+        counted = Counter(
+            forwarded=len(step.messages) - len(dead),
+            dead_lettered=len(dead),
+            cancelled=cancelled,
+            duplicates=len(step.dropped) - cancelled,
+        )
+        return np.concatenate(dues_ms), dead, counted
+
+    def _control(self, record: ControlRecord) -> Record:
+        key, value = record
+        return Record(self._names.control, key.encode(), value, [], partition=0)
+
+
+def _was_done(lost: LostFrames, progress: Progress | None) -> bool:
+    """Whether nothing is lost with frames: all their messages were taken."""
+    if progress is None or lost.slot == 0:
+        return False
+    return progress.covers_all(lost.wheel, lost.last_seq, lost.last_slot * 1000 + 999)
+
+
+def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:
+    """The rows, cut so that no batch is larger than its topic takes.
+
+    librdkafka makes batches up to its `batch.size`, whatever the topic's limit, and never splits
+    one. So for the few topics with a smaller limit, what was written is sent before more of it
+    than the limit comes together (counted over all partitions of the topic).
+    """
+    if not limits:
+        if len(rows):
+            yield rows, False
+        return
+    gathered: dict[int, int] = {}
+    by_number = {n: limits[t] for n, t in enumerate(rows.topics) if t in limits}
+    sizes = (rows.lengths_bytes + FORWARD_ROOM_BYTES).tolist()
+    start = 0
+    for at, (number, size) in enumerate(zip(rows.topic_numbers.tolist(), sizes, strict=True)):
+        if number not in by_number:
+            continue
+        together = gathered.get(number, 0) + size
+        if together > by_number[number] and at > start:
+            yield rows.take(slice(start, at)), True
+            start, gathered, together = at, {}, size
+        gathered[number] = together
+    yield rows.take(slice(start, None)), False

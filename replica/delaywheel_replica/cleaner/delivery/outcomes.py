@@ -1,0 +1,187 @@
+"""Everything that goes to Kafka about a message: itself, its dead letter, or what became of it.
+
+Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
+and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The time of the record is that of its
+forwarding, unless the caller gave the message one of its own: then a fifth header, `dw-forwarded`,
+tells when that was. A dead letter is the message as it was to be forwarded, with headers that say
+why it was not, so that it can be sent again from there.
+The outcomes topic gets one JSON record for each message that was done without being forwarded,
+and one for lost frames in a row; its key is the message's id, or the first frame's name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from functools import lru_cache
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.due.given_up import LostFrames
+from delaywheel_replica.cleaner.due.rows import Dropped, DueMessage, DueRows, Outcome
+from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
+from delaywheel_replica.kafka_settings import BATCH_HEADER_BYTES, KafkaNames
+
+DETAIL_LENGTH = 200
+"""Characters of Kafka's own words that a dead letter carries."""
+
+_ID_DIGITS = 32
+
+
+class DeadReason(StrEnum):
+    """Why a message went to the dead-letter topic."""
+
+    TOPIC_MISSING = "TOPIC_MISSING"
+    TOPIC_ILLEGAL = "TOPIC_ILLEGAL"
+    TOPIC_UNAVAILABLE = "TOPIC_UNAVAILABLE"
+    """It took nothing for 5 s: the message may be sent again once it does."""
+    PARTITION_UNKNOWN = "PARTITION_UNKNOWN"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    KEY_MISSING = "KEY_MISSING"
+    """The topic is compacted."""
+    HEADER_INVALID = "HEADER_INVALID"
+    """A header's name would be cut off; earlier versions accepted that."""
+    TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
+    """The topic does not take one so old, or so far ahead."""
+    REFUSED = "REFUSED"
+    """Kafka refused this message; the detail says how."""
+
+
+@lru_cache(maxsize=1024)
+def _wheel_text(wheel: WheelId) -> bytes:
+    return str(wheel).encode()
+
+
+def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
+    """The messages as they go to their topics.
+
+    Args:
+        rows: in order.
+        now_ms: the leader's wall clock.
+    """
+    records = rows.records
+    ids = records["id"].tobytes().hex().encode()
+    wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]
+    accepted = {ms: ("dw-accepted", b"%d" % ms) for ms in records["accepted_at_ms"].tolist()}
+    told = zip(
+        rows.contents(),
+        range(0, len(ids), _ID_DIGITS),
+        records["due_ms"].tolist(),
+        records["accepted_at_ms"].tolist(),
+        records["wheel"].tolist(),
+        strict=True,
+    )
+    for content, at, due_ms, accepted_at_ms, wheel in told:
+        record = Record._make(content)
+        headers = record.headers
+        headers += (
+            ("dw-id", ids[at : at + _ID_DIGITS]),
+            ("dw-due", b"%d" % due_ms),
+            accepted[accepted_at_ms],
+            wheels[wheel],
+        )
+        if record.timestamp_ms != NOW:
+            headers.append(("dw-forwarded", b"%d" % now_ms))
+        yield record
+
+
+def _with_headers(message: DueMessage) -> Record:
+    headers = message.headers
+    headers.append(("dw-id", message.id.hex().encode()))
+    headers.append(("dw-due", b"%d" % message.due_ms))
+    headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
+    headers.append(("dw-wheel", _wheel_text(message.wheel)))
+    return Record(
+        message.topic,
+        message.key,
+        message.value,
+        headers,
+        message.partition,
+        message.timestamp_ms,
+    )
+
+
+def dead_letter(
+    names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
+) -> list[Record]:
+    """The dead letter of a message, and its outcome."""
+    record = _with_headers(message)
+    headers: list[tuple[str, bytes | None]] = [
+        *((name.replace("\0", "\u2400"), value) for name, value in record.headers),
+        ("dw-dead-reason", reason.encode()),
+        ("dw-dead-topic", message.topic.encode()),
+    ]
+    if message.partition != ANY_PARTITION:
+        headers.append(("dw-dead-partition", b"%d" % message.partition))
+    if message.timestamp_ms != NOW:
+        headers.append(("dw-dead-timestamp", b"%d" % message.timestamp_ms))
+    if detail:
+        headers.append(("dw-dead-detail", detail[:DETAIL_LENGTH].encode()))
+    # With the time of now: the topic of the letters may refuse the message's own as well.
+    letter = record._replace(
+        topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
+    )
+    outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
+    return [letter, _outcome(names, message.id, outcome)]
+
+
+def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
+    """What became of messages that were done without being forwarded."""
+    for row in rows:
+        outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
+        if row.outcome is Outcome.DUPLICATE:
+            outcome["content_differs"] = row.content_differs
+        yield _outcome(names, row.id, outcome | _place(row))
+
+
+def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
+    """What became of frames that nobody can read any more: of many in a row, one record."""
+    for run in runs:
+        outcome = {
+            "outcome": "lost",
+            "reason": run.reason,
+            "wheel": str(run.wheel),
+            "seq": run.seq,
+            "last_seq": run.last_seq,
+            "slot": run.slot,
+            "last_slot": run.last_slot,
+            "messages": run.messages,
+        }
+        yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
+
+
+def batch_bytes(record: Record) -> int:
+    """The size of a record batch that holds only this record, uncompressed, as Kafka counts it."""
+    body = 1 + 1 + 1 + _sized(record.key) + _sized(record.value) + _varint(len(record.headers))
+    for name, value in record.headers:
+        body += _sized(name.encode()) + _sized(value)
+    return BATCH_HEADER_BYTES + _varint(body) + body
+
+
+_OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.DUPLICATE: "duplicate"}
+
+
+def _place(message: DueMessage | Dropped) -> dict[str, object]:
+    return {
+        "id": message.id.hex(),
+        "due_ms": message.due_ms,
+        "accepted_at_ms": message.accepted_at_ms,
+        "topic": message.topic,
+        "wheel": str(message.wheel),
+        "seq": message.seq,
+        "row": message.row,
+    }
+
+
+def _outcome(names: KafkaNames, key: bytes, outcome: dict[str, object]) -> Record:
+    return Record(names.outcomes, key, json.dumps(outcome, separators=(",", ":")).encode(), [])
+
+
+def _sized(value: bytes | None) -> int:
+    return _varint(-1) if value is None else _varint(len(value)) + len(value)
+
+
+def _varint(number: int) -> int:
+    """Bytes of a zigzag varint."""
+    zigzag = number * 2 if number >= 0 else -number * 2 - 1
+    return max(1, (zigzag.bit_length() + 6) // 7)

@@ -1,0 +1,49 @@
+"""Tells the server what Kafka said of topics: all of it, in small messages, whenever they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import dropwhile
+
+from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
+from delaywheel_replica.link import TopicInfo, Topics, split_topics
+
+UNLIMITED_BYTES = (1 << 31) - 1
+
+
+class TopicNews:
+    """What the server has not been told yet, with the newest answer about each topic."""
+
+    def __init__(self, send: Callable[[Topics], bool], *, creates: bool) -> None:
+        """Nothing is to be told.
+
+        Args:
+            send: to the server; False: the link is full.
+            creates: missing topics are made when they are needed, so they are not missing.
+        """
+        self._send = send
+        self._creates = creates
+        self._untold: dict[str, Topic] = {}
+
+    def tell(self, news: Mapping[str, Topic]) -> None:
+        """Tells this, and what found the link full before."""
+        self._untold.update(news)
+        if not self._untold:
+            return
+        unsent = list(dropwhile(self._send, split_topics(self._message())))
+        names = {name for message in unsent for name in (*message.topics, *message.absent)}
+        self._untold = {name: self._untold[name] for name in names}
+
+    def _message(self) -> Topics:
+        there = {
+            name: TopicInfo(
+                topic.partitions,
+                UNLIMITED_BYTES if topic.limits is None else topic.limits.max_message_bytes,
+            )
+            for name, topic in self._untold.items()
+            if topic.partitions
+        }
+        gone = () if self._creates else (TopicState.MISSING, TopicState.ILLEGAL)
+        absent = tuple(name for name, topic in self._untold.items() if topic.state in gone)
+        checked_at = min(topic.asked_at for topic in self._untold.values())
+        return Topics(topics=there, absent=absent, checked_at_ms=int(checked_at * 1000))

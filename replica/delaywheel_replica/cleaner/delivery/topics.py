@@ -1,0 +1,409 @@
+"""What Kafka says about the topics that messages go to: asked ahead, off the thread that forwards.
+
+Nobody waits here for Kafka: `find` answers from memory, and whoever runs `run` (a thread), or
+`round` (a simulation), asks Kafka for what is missing or old. Asking never creates a topic.
+
+| state | means |
+|---|---|
+| PRESENT | every partition has a leader and enough replicas in sync, and we may write |
+| LEADERLESS | some partition has no leader now |
+| SHRUNK | some partition has fewer replicas in sync than `min.insync.replicas` asks for |
+| DENIED | we may not write to it, or not ask |
+| MISSING | Kafka does not have it: told twice, half a second apart, as a topic just created is
+             not known to all brokers at once |
+| ILLEGAL | no topic can have this name |
+
+Names come from two sides, and each round asks for them in this order:
+
+| | names | asked | kept |
+|---|---|---|---|
+| 1 | of messages that are or soon will be due, not known yet | at once | as 3 |
+| 2 | given by callers, and their server asks whether it exists | once, or until confirmed | |
+|   | | | `CALLERS_AT_MOST`, for `CALLERS_WAIT_S`: nobody waits longer |
+| 3 | of messages, known already | each `REFRESH_S` while in use | `FORGET_S` after their use |
+
+So however many names callers invent, a message that is due waits for one call about `CHUNK` of
+them at most.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import Any, Protocol
+
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+
+REFRESH_S = 0.5
+CONFIRM_MISSING_S = 0.5
+LIMITS_S = 30.0
+IN_USE_S = 10.0
+FORGET_S = 60.0
+CHUNK = 500
+
+NAMES_AT_MOST = 20_000
+"""Names of messages that are kept beyond `IN_USE_S`: Kafka's names are short, so some 10 MB."""
+
+CALLERS_WAIT_S = 2.0
+CALLERS_AT_MOST = 2_000
+
+
+class TopicState(Enum):
+    """What Kafka said; see the module."""
+
+    PRESENT = "present"
+    LEADERLESS = "leaderless"
+    SHRUNK = "below min.insync.replicas"
+    DENIED = "denied"
+    MISSING = "missing"
+    ILLEGAL = "illegal"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a topic asks of each message.
+
+    Attributes:
+        max_message_bytes: The greatest batch it takes.
+        needs_key: It is compacted.
+        oldest_ms: How far a timestamp may lie behind the broker's clock; None: any.
+        newest_ms: How far it may lie ahead; None: any.
+        min_insync: So many replicas must be in sync, or as many as there are.
+    """
+
+    max_message_bytes: int
+    needs_key: bool = False
+    oldest_ms: int | None = None
+    newest_ms: int | None = None
+    min_insync: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What Kafka says of one topic's partitions.
+
+    Attributes:
+        state: Of the topic, replicas in sync left aside.
+        partitions: How many there are.
+        replicas: (in sync, all) of each partition that has fewer in sync than replicas.
+    """
+
+    state: TopicState
+    partitions: int = 0
+    replicas: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Kafka's newest answer about one topic."""
+
+    state: TopicState
+    asked_at: float
+    """On the monotonic clock."""
+    partitions: int = 0
+    limits: Limits | None = None
+    """None: not told (no permission to describe its configuration)."""
+    limits_at: float = -LIMITS_S
+    missing_since: float | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether this answer may be acted upon."""
+        if self.state is not TopicState.MISSING or self.missing_since is None:
+            return True
+        return self.asked_at - self.missing_since >= CONFIRM_MISSING_S
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTopics:
+    """How missing topics are made, if the operator wants that."""
+
+    partitions: int
+    replication_factor: int | None
+    """None: as many as the brokers' default says."""
+
+
+class TopicAdmin(Protocol):
+    """Kafka's answers about topics; all calls block, for a bounded time."""
+
+    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+        """Of each topic what Kafka says now; those that it does not answer for are left out.
+
+        Raises:
+            KafkaAway: it answers for none.
+        """
+
+    def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
+        """What each topic asks of messages; None: we may not know."""
+
+    def create(self, names: Sequence[str], how: CreateTopics) -> None:
+        """Makes topics, as far as possible."""
+
+
+@dataclass(slots=True)
+class _Name:
+    """One name that is asked for.
+
+    Attributes:
+        used_at: When somebody last wanted to know.
+        anew_at: Only what Kafka is asked from then on will do, limits included; None: there is
+            such an answer.
+        tried_at: When Kafka was last asked.
+        topic: Its newest answer.
+    """
+
+    used_at: float
+    anew_at: float | None
+    tried_at: float = float("-inf")
+    topic: Topic | None = None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return self.anew_at is not None or self.topic is None or not self.topic.confirmed
+
+    def due_at(self) -> float:
+        """When Kafka is to be asked next."""
+        if self.anew_at is not None and self.tried_at < self.anew_at:
+            return self.anew_at
+        unconfirmed = self.topic is not None and not self.topic.confirmed
+        return self.tried_at + (CONFIRM_MISSING_S if unconfirmed else REFRESH_S)
+
+    def learn(self, topic: Topic) -> bool:
+        """Takes an answer; whether it is news."""
+        before, self.topic = self.topic, topic
+        answers = self.anew_at is not None and topic.asked_at >= self.anew_at
+        if answers:
+            self.anew_at = None
+        return answers or before is None or _told(before) != _told(topic)
+
+
+class KnownTopics:
+    """Answers about topics, kept fresh in the background."""
+
+    def __init__(
+        self,
+        admin: TopicAdmin,
+        *,
+        create: CreateTopics | None = None,
+        on_news: Callable[[], None] = lambda: None,
+        on_wanted: Callable[[], None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Knows nothing yet, and asks nothing before `run` or `round`.
+
+        Args:
+            admin: Kafka.
+            create: Make missing topics so; None: never.
+            on_news: Called on the asking thread when an answer changed.
+            on_wanted: Called when there is something to be asked at once.
+            monotonic: The clock.
+        """
+        self._admin = admin
+        self._create = create
+        self._on_news = on_news
+        self._on_wanted = on_wanted
+        self._monotonic = monotonic
+        self._used: dict[str, _Name] = {}
+        self._callers: dict[str, _Name] = {}
+        self._news: dict[str, Topic] = {}
+        self._wanted = False
+        self._closing = False
+        self._changed = threading.Condition()
+
+    # --- for the thread that forwards
+
+    def find(self, names: Iterable[str]) -> dict[str, Topic]:
+        """The topics that are known now; the others are asked for, for messages are due."""
+        now = self._monotonic()
+        found = {}
+        wanted = False
+        with self._changed:
+            for name in names:
+                known = self._used.get(name)
+                if known is None:
+                    self._used[name] = _Name(now, anew_at=now)
+                    wanted = True
+                    continue
+                known.used_at = now
+                if known.topic is not None and known.topic.confirmed:
+                    found[name] = known.topic
+        if wanted:
+            self._want()
+        return found
+
+    def ask(self, names: Iterable[str]) -> None:
+        """Asks Kafka anew, at once: what is known of these topics does not do."""
+        now = self._monotonic()
+        with self._changed:
+            for name in names:
+                known = self._used.setdefault(name, _Name(now, anew_at=now))
+                known.used_at = known.anew_at = now
+        self._want()
+
+    def ask_for_caller(self, name: str) -> None:
+        """Asks Kafka for a name that a caller gave; too many at a time are left unanswered."""
+        now = self._monotonic()
+        with self._changed:
+            if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
+                return
+            self._callers[name] = _Name(now, anew_at=now)
+        self._want()
+
+    def news(self) -> Mapping[str, Topic]:
+        """Answers that changed since the last call, and those that somebody asked for."""
+        with self._changed:
+            news, self._news = self._news, {}
+        return {name: topic for name, topic in news.items() if topic.confirmed}
+
+    def close(self) -> None:
+        """Ends `run`."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    # --- for the thread that asks
+
+    def run(self) -> None:
+        """Asks, round after round, until it is closed."""
+        while True:
+            pause_s = self.round()
+            with self._changed:
+                if not (self._wanted or self._closing):
+                    self._changed.wait(pause_s)
+                if self._closing:
+                    return
+
+    def round(self) -> float:
+        """Asks for all that is to be asked for now; returns for how long there is nothing."""
+        with self._changed:
+            self._forget()
+        while not self._closing:
+            with self._changed:
+                self._wanted = False
+                names, due_at = self._next()
+            if not names:
+                return max(0.0, due_at - self._monotonic())
+            try:
+                self._ask_kafka(names)
+            except KafkaAway:
+                return REFRESH_S
+        return 0.0
+
+    def _want(self) -> None:
+        with self._changed:
+            self._wanted = True
+            self._changed.notify_all()
+        self._on_wanted()
+
+    def _forget(self) -> None:
+        now = self._monotonic()
+        for name, known in list(self._callers.items()):
+            if now - known.used_at > CALLERS_WAIT_S:
+                del self._callers[name]
+        keep_s = FORGET_S if len(self._used) <= NAMES_AT_MOST else IN_USE_S
+        for name, known in list(self._used.items()):
+            if now - known.used_at > keep_s:
+                del self._used[name]
+
+    def _next(self) -> tuple[list[str], float]:
+        """What to ask for now, the most urgent kind only; and else when there will be something."""
+        now = self._monotonic()
+        in_use = {
+            name: known
+            for name, known in self._used.items()
+            if known.is_urgent or now - known.used_at < IN_USE_S
+        }
+        urgent = {name: known for name, known in in_use.items() if known.is_urgent}
+        for kind in (urgent, self._callers, in_use):
+            due = (name for name, known in kind.items() if known.due_at() <= now)
+            names = list(islice(due, CHUNK))
+            if names:
+                return names, now
+        times = [known.due_at() for kind in (in_use, self._callers) for known in kind.values()]
+        return [], min(times, default=now + REFRESH_S)
+
+    def _ask_kafka(self, names: Sequence[str]) -> None:
+        asked_at = self._monotonic()
+        with self._changed:
+            for name in names:
+                for known in self._of(name):
+                    known.tried_at = asked_at
+        answers = dict(self._admin.describe(names))
+        if self._create is not None:
+            missing = [n for n, told in answers.items() if told.state is TopicState.MISSING]
+            wanted = [name for name in missing if name in self._used]
+            if wanted:
+                self._admin.create(wanted, self._create)
+                answers |= self._admin.describe(wanted)
+        due = [name for name, told in answers.items() if self._needs_limits(name, told, asked_at)]
+        limits = self._admin.limits(due) if due else {}
+        self._learn(answers, limits, asked_at)
+
+    def _of(self, name: str) -> list[_Name]:
+        kinds = (self._used.get(name), self._callers.get(name))
+        return [known for known in kinds if known is not None]
+
+    def _needs_limits(self, name: str, told: Described, now: float) -> bool:
+        """Whether to ask for its limits as well.
+
+        Where replicas are missing, `min.insync.replicas` decides: an operator may lower it.
+        """
+        if told.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
+            return False
+        known = self._callers.get(name) or self._used.get(name)
+        if known is None or known.anew_at is not None or known.topic is None:
+            return True
+        return bool(told.replicas) or now - known.topic.limits_at >= LIMITS_S
+
+    def _learn(
+        self,
+        answers: Mapping[str, Described],
+        limits: Mapping[str, Limits | None],
+        asked_at: float,
+    ) -> None:
+        changed = False
+        with self._changed:
+            for name, told in answers.items():
+                for known in self._of(name):
+                    after = _joined(known.topic, told, name, limits, asked_at)
+                    if known.learn(after):
+                        self._news[name] = after
+                        changed = True
+                asked = self._callers.get(name)
+                if asked is not None and asked.topic is not None and asked.topic.confirmed:
+                    del self._callers[name]
+        if changed:
+            self._on_news()
+
+
+def _joined(
+    before: Topic | None,
+    told: Described,
+    name: str,
+    limits: Mapping[str, Limits | None],
+    asked_at: float,
+) -> Topic:
+    """What is known of a topic after an answer."""
+    if told.state is TopicState.MISSING:
+        since = None if before is None else before.missing_since
+        return Topic(told.state, asked_at, missing_since=asked_at if since is None else since)
+    topic = Topic(told.state, asked_at, told.partitions)
+    if name in limits:
+        topic = replace(topic, limits=limits[name], limits_at=asked_at)
+    elif before is not None:
+        topic = replace(topic, limits=before.limits, limits_at=before.limits_at)
+    if topic.state is TopicState.PRESENT and topic.limits is not None:
+        least = topic.limits.min_insync
+        if any(in_sync < min(least, replicas) for in_sync, replicas in told.replicas):
+            return replace(topic, state=TopicState.SHRUNK)
+    return topic
+
+
+def _told(topic: Topic) -> tuple[Any, ...]:
+    """What of an answer is worth news."""
+    return topic.state, topic.partitions, topic.limits, topic.confirmed

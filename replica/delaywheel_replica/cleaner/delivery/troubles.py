@@ -1,0 +1,226 @@
+"""Topics that take nothing, and how long the messages for others wait because of them.
+
+| a topic is in trouble | because | it is over when |
+|---|---|---|
+| by Kafka's word | it has no leader, too few replicas in sync, or is denied to us | Kafka says so |
+| by a search | trial transactions showed that it takes nothing | a probe, which is such
+              a trial, goes through, or Kafka says that there is no such topic |
+
+Two clocks bound the waiting:
+
+* Each topic has `PATIENCE_S` from the moment at which its trouble was first seen, which may be
+  before a message for it was due; one that a search found has until a probe fails, too. Spells
+  of one topic add up until it was well for `RECENT_S`, so one that comes and goes is waited for
+  once.
+* All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. So
+  however many are in trouble, and whenever each begins, others are held up for 5 s, and from then
+  on 5 s a minute at most.
+
+When either is used up, the messages of a topic in trouble are dead letters. What was learnt
+belongs to one office: another leader may have mended it meanwhile. Of the troubles of an earlier
+office only the patience that they used up is remembered, and that for `RECENT_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
+from delaywheel_replica.cleaner.due.rows import DueRows, join_rows
+from delaywheel_replica.cleaner.outside.ports import NOW
+
+PATIENCE_S = 5.0
+REGAIN_S = 60.0
+LEAST_HOLD_S = 1.0
+"""So much of the allowance must be there before others are held up again."""
+RECENT_S = 60.0
+SHORT_S = 0.5
+"""A spell that was shorter is not remembered."""
+UNNEEDED_S = 600.0
+"""A topic for which no message came for so long is forgotten."""
+FIRST_PROBE_S = 1.0
+LAST_PROBE_S = 30.0
+SAMPLE_KEY_BYTES = 4_096
+
+TAKES_NOTHING = (TopicState.LEADERLESS, TopicState.SHRUNK, TopicState.DENIED)
+
+
+class Allowance:
+    """How long others may still be held up for topics in trouble, by all of them together."""
+
+    def __init__(self, now: float) -> None:
+        self._left_s = PATIENCE_S
+        self._at = now
+        self._holding = False
+
+    def pass_time(self, now: float) -> None:
+        """Takes account of the time since the last call, in which nothing went out, or did."""
+        passed_s, self._at = max(0.0, now - self._at), now
+        if self._holding:
+            self._left_s = max(0.0, self._left_s - passed_s)
+        else:
+            self._left_s = min(PATIENCE_S, self._left_s + passed_s * PATIENCE_S / REGAIN_S)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether others may be held up now."""
+        return self._left_s > 0 if self._holding else self._left_s >= LEAST_HOLD_S
+
+    def hold(self, *, holding: bool) -> None:
+        """Says whether they are, from now on."""
+        self._holding = holding
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """A topic that takes nothing, or lately did not.
+
+    Attributes:
+        since: When its trouble began, as if all spells were one.
+        cause: In Kafka's words.
+        needed_at: When a message for it was last looked at.
+        ended_at: When it was well again; None: it is not.
+        sample: What to probe with; None: Kafka itself says when it is over.
+        confirmed: A probe has failed as well: it was not for one lost answer.
+        told: Kafka said, too, that it takes nothing.
+        given_up: Messages for it are dead letters.
+    """
+
+    since: float
+    cause: str
+    needed_at: float
+    ended_at: float | None = None
+    sample: DueRows | None = None
+    confirmed: bool = False
+    told: bool = False
+    given_up: bool = False
+    probe_at: float = 0.0
+    pause_s: float = FIRST_PROBE_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the topic is well."""
+        return self.ended_at is not None
+
+
+class Troubles:
+    """All topics in trouble, as one leader knows them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Trouble] = {}
+
+    def begin_office(self, now: float) -> bool:
+        """Forgets what an earlier office learnt; whether it knew topics that took nothing."""
+        suspects = False
+        for trouble in self._of.values():
+            if trouble.is_over:
+                continue
+            suspects |= trouble.sample is not None and now - trouble.needed_at < RECENT_S
+            trouble.ended_at, trouble.sample = max(trouble.since, trouble.needed_at), None
+        self.prune(now)
+        return suspects
+
+    def look(self, topics: Mapping[str, Topic], now: float) -> None:
+        """Takes in what Kafka says of topics that messages need now or soon."""
+        for name, topic in topics.items():
+            trouble = self._of.get(name)
+            if topic.state in TAKES_NOTHING:
+                self._begin(name, topic.state.value, now, since=now).told = True
+            elif trouble is not None and not trouble.is_over:
+                trouble.needed_at = now
+                if trouble.sample is None or topic.state is not TopicState.PRESENT:
+                    self._end(name, now)
+                elif trouble.told:  # Kafka has mended something: see whether that was it
+                    trouble.told, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
+
+    def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
+        """A search found that a topic takes nothing, when that was tried."""
+        trouble = self._begin(name, cause, now, since=since)
+        trouble.cause, trouble.sample, trouble.confirmed = cause, sample_of(sample), False
+        trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
+
+    def cause(self, name: str) -> str | None:
+        """Why a topic takes nothing; None: as far as is known, it does."""
+        trouble = self._of.get(name)
+        return None if trouble is None or trouble.is_over else trouble.cause
+
+    def has_patience(self, name: str, now: float) -> bool:
+        """Whether a topic is in trouble and may be waited for."""
+        trouble = self._of.get(name)
+        if trouble is None or trouble.is_over or trouble.given_up:
+            return False
+        is_proven = trouble.sample is None or trouble.confirmed
+        return now - trouble.since < PATIENCE_S or not is_proven
+
+    def give_up(self, name: str) -> None:
+        """From now on its messages are dead letters, until it is well."""
+        self._of[name].given_up = True
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """Topics whose messages are dead letters."""
+        return tuple(
+            sorted(n for n, trouble in self._of.items() if trouble.given_up and not trouble.is_over)
+        )
+
+    def probes(self, now: float) -> DueRows | None:
+        """What to try now, to see which topics are well again; None: nothing."""
+        due = [t for t in self._of.values() if t.sample is not None and t.probe_at <= now]
+        samples = [t.sample for t in due if t.sample is not None]
+        return join_rows(samples, samples[-1].wheels) if samples else None
+
+    def probed(self, passed: Iterable[str], failed: Iterable[str], now: float) -> None:
+        """How probes ended."""
+        for name in passed:
+            self._end(name, now)
+        for name in failed:
+            trouble = self._of.get(name)
+            if trouble is not None and trouble.sample is not None:
+                trouble.confirmed = True
+                trouble.pause_s = trouble.pause_s * 2 if trouble.given_up else FIRST_PROBE_S
+                trouble.probe_at = now + min(trouble.pause_s, LAST_PROBE_S)
+
+    def prune(self, now: float) -> None:
+        """Forgets what is over for long, or needed by nobody."""
+        for name, trouble in list(self._of.items()):
+            ended_at = trouble.ended_at
+            is_past = ended_at is not None and now - ended_at > RECENT_S
+            if is_past or now - trouble.needed_at > UNNEEDED_S:
+                del self._of[name]
+
+    def _begin(self, name: str, cause: str, now: float, *, since: float) -> _Trouble:
+        trouble = self._of.get(name)
+        if trouble is None:
+            trouble = self._of[name] = _Trouble(since, cause, now)
+        elif trouble.ended_at is not None:
+            trouble.since += since - trouble.ended_at
+            trouble.ended_at, trouble.cause, trouble.given_up = None, cause, False
+        trouble.needed_at = now
+        return trouble
+
+    def _end(self, name: str, now: float) -> None:
+        trouble = self._of.get(name)
+        if trouble is None or trouble.is_over:
+            return
+        if now - trouble.since < SHORT_S:
+            del self._of[name]
+        else:
+            trouble.ended_at, trouble.sample, trouble.told = now, None, False
+
+
+def sample_of(rows: DueRows) -> DueRows:
+    """The least of one topic's messages by which a partition can be tried: its key alone.
+
+    It keeps no map of a slot file alive, and is small whatever callers send.
+    """
+    shortest = int(rows.records["key_length"].argmin())
+    sample = rows.take(slice(shortest, shortest + 1))
+    (record,) = sample
+    key = None if record.key is None else record.key[:SAMPLE_KEY_BYTES]
+    records = sample.records.copy()
+    records["key_length"] = -1 if key is None else len(key)
+    records["value_length"] = records["headers_length"] = 0
+    records["topic"] = records["blob"] = records["start"] = 0
+    records["timestamp_ms"] = NOW
+    return replace(sample, records=records, topics=(record.topic,), blobs=[memoryview(key or b"")])

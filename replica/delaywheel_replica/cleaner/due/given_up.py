@@ -1,0 +1,153 @@
+"""What is known of frames that are to be given up, and which of them can be read after all.
+
+They may be millions in a row, and a transaction waits for this: it looks at so many as do not take
+long, and the others are given up in later ones.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import DamageReason
+from delaywheel.storage.frames.rows import is_hole
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel_replica.core.protocol.frames import FrameSet
+
+ROWS_AT_ONCE: Final = 4 * ROWS_PER_SEGMENT
+FRAMES_AT_ONCE: Final = 2_048
+"""Of those whose rows say where they should be: each of them is read."""
+
+
+class LostFrames(NamedTuple):
+    """Frames in a row that nobody can read any more: what of them was not done is lost."""
+
+    wheel: WheelId
+    seq: int
+    last_seq: int
+    slot: int
+    """Of the first; 0 where it is not known either."""
+    last_slot: int
+    messages: int
+    cancels: int
+    """So many in all of them, as the index says: a frame holds the one or the other."""
+    reason: str
+
+    @property
+    def frames(self) -> int:
+        """How many they are."""
+        return self.last_seq - self.seq + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found out.
+
+    Attributes:
+        lost: by wheel and seq; those in a row that have a place one by one.
+        kept: frames that can be read, or were not looked at.
+    """
+
+    lost: list[LostFrames]
+    kept: FrameSet
+
+
+def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
+    """Looks at frames that are to be given up.
+
+    Args:
+        disk: where the data folder lies.
+        data: the data folder.
+        frames: in any wheels.
+    """
+    looking = _Looking(disk, data)
+    kept = {wheel: looking.look(wheel, seqs) for wheel, seqs in frames.items()}
+    return Looked(sorted(looking.lost), FrameSet.of_wheels(kept))
+
+
+def joined(lost: Iterable[LostFrames]) -> Iterator[LostFrames]:
+    """Those that follow one another, for the same reason, as one."""
+    before: LostFrames | None = None
+    for each in lost:
+        if before is not None and _follows(each, before):
+            before = before._replace(
+                last_seq=each.last_seq,
+                last_slot=each.last_slot,
+                messages=before.messages + each.messages,
+                cancels=before.cancels + each.cancels,
+            )
+            continue
+        if before is not None:
+            yield before
+        before = each
+    if before is not None:
+        yield before
+
+
+def _follows(each: LostFrames, before: LostFrames) -> bool:
+    at = before.wheel, before.last_seq + 1, before.reason
+    return (each.wheel, each.seq, each.reason) == at
+
+
+class _Looking:
+    def __init__(self, disk: Disk, data: Path) -> None:
+        self._disk = disk
+        self._data = data
+        self._rows_left = ROWS_AT_ONCE
+        self._frames_left = FRAMES_AT_ONCE
+        self.lost: list[LostFrames] = []
+
+    def look(self, wheel: WheelId, seqs: SeqSet) -> SeqSet:
+        """Returns those that are kept."""
+        reader = WheelReader(self._disk, self._data, wheel)
+        try:
+            last_seq = reader.last_seq()
+            kept = NO_SEQS
+            for first, last in seqs.within(1, last_seq).spans:
+                end = min(last, first + self._rows_left - 1)
+                self._rows_left -= end - first + 1
+                kept |= NO_SEQS.with_span(end + 1, last)
+                kept |= self._look(reader, first, reader.rows(first, end))
+        finally:
+            reader.close()
+        if seqs:
+            self._without_place(wheel, seqs.within(last_seq + 1, seqs.last), DamageReason.GONE)
+        return kept
+
+    def _look(self, reader: WheelReader, first_seq: int, rows: NDArray[np.void]) -> SeqSet:
+        holes, has_place = is_hole(rows), rows["length"] > 0
+        self._without_place(reader.wheel, SeqSet.where(first_seq, holes), DamageReason.HOLE)
+        gone = SeqSet.where(first_seq, ~holes & ~has_place)
+        self._without_place(reader.wheel, gone, DamageReason.GONE)
+        numbers = np.flatnonzero(has_place)
+        chosen = numbers[: self._frames_left]
+        self._frames_left -= len(chosen)
+        slots = rows["slot"][chosen]
+        damaged: list[int] = []
+        for slot in np.unique(slots).tolist():
+            of_slot = chosen[slots == slot]
+            seqs = (of_slot + first_seq).tolist()
+            for frame in reader.frames(slot, seqs, rows[of_slot]):
+                if isinstance(frame, DamagedFrame):
+                    damaged.append(frame.seq)
+                    self._damaged(reader.wheel, frame)
+        return SeqSet.where(first_seq, has_place) - SeqSet.of(damaged)
+
+    def _without_place(self, wheel: WheelId, seqs: SeqSet, reason: DamageReason) -> None:
+        self.lost += [
+            LostFrames(wheel, first, last, 0, 0, 0, 0, reason.name) for first, last in seqs.spans
+        ]
+
+    def _damaged(self, wheel: WheelId, frame: DamagedFrame) -> None:
+        seq, slot = frame.seq, frame.slot
+        found = LostFrames(
+            wheel, seq, seq, slot, slot, frame.messages, frame.cancels, frame.reason.name
+        )
+        self.lost.append(found)

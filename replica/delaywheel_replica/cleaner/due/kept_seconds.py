@@ -1,0 +1,104 @@
+"""The seconds that are in memory, in their order, and how much they hold.
+
+A second weighs what it was read with: its records, and the bytes of its messages. Those that are
+past (see window.py) are freed by three bounds, newest kept first, for late frames mostly want
+the newest. What is freed and wanted again is read from its files.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from delaywheel_replica.cleaner.due.seconds import Second
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much of seconds may be in memory."""
+
+    seconds: int
+    messages: int
+    length_bytes: int
+
+    def is_reached(self, seconds: Iterable[Second]) -> bool:
+        """Whether some seconds together hold as much as this, in any respect."""
+        load = _Load(self)
+        for second in seconds:
+            load.add(second)
+            if load.is_full:
+                return True
+        return False
+
+
+class _Load:
+    """What some seconds hold together."""
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound
+        self._seconds = self._messages = self._length_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        bound = self._bound
+        return (
+            self._seconds >= bound.seconds
+            or self._messages >= bound.messages
+            or self._length_bytes >= bound.length_bytes
+        )
+
+    def add(self, second: Second) -> None:
+        self._seconds += 1
+        self._messages += len(second)
+        self._length_bytes += second.length_bytes
+
+
+class KeptSeconds:
+    """Seconds by slot."""
+
+    def __init__(self) -> None:
+        self._slots: list[int] = []  # ascending
+        self._seconds: dict[int, Second] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[Second]:
+        return self.from_slot(0)
+
+    def get(self, slot: int) -> Second | None:
+        """The second of this slot."""
+        return self._seconds.get(slot)
+
+    def put(self, second: Second) -> None:
+        """Keep a second; there is none of its slot."""
+        insort(self._slots, second.slot)
+        self._seconds[second.slot] = second
+
+    def clear(self) -> None:
+        """Free all."""
+        self._slots.clear()
+        self._seconds.clear()
+
+    def from_slot(self, first: int) -> Iterator[Second]:
+        """The seconds from this slot on, in order."""
+        for place in range(bisect_left(self._slots, first), len(self._slots)):
+            yield self._seconds[self._slots[place]]
+
+    def free_past(self, first: int, floor: int, bound: Bound, pinned: AbstractSet[int]) -> None:
+        """Free seconds before slot `first` that are below the floor, or older than the bound says.
+
+        The newest one stays in any case, and those `pinned`.
+        """
+        end = bisect_left(self._slots, first)
+        load = _Load(bound)
+        kept: list[int] = []
+        for slot in reversed(self._slots[:end]):
+            if slot in pinned or (slot >= floor and not (kept and load.is_full)):
+                kept.append(slot)
+                load.add(self._seconds[slot])
+            else:
+                del self._seconds[slot]
+        self._slots[:end] = reversed(kept)

@@ -1,0 +1,176 @@
+"""Reading whole seconds from all wheels, ahead of time, beside the forwarding.
+
+One second at a time is read, on a thread of its own: the checksums and sorts that a big second
+costs let go of the interpreter's lock, so the second that is due now goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.reading.decoding import FrameBatch
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel_replica.cleaner.due.runs import WheelNumbers
+from delaywheel_replica.cleaner.due.seconds import Second
+from delaywheel_replica.core.protocol.frames import FrameName, FrameSet
+from delaywheel_replica.core.protocol.progress import Done
+
+_PAUSE_S = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A second as it was read."""
+
+    second: Second
+    damaged: list[FrameName]
+    """Frames that could not be read: without them the second is not whole."""
+
+
+def load_second(
+    slot: int,
+    readers: Mapping[WheelId, WheelReader],
+    seqs: Mapping[WheelId, int],
+    lost: FrameSet,
+    wheels: WheelNumbers,
+    ahead: Sequence[Done],
+    *,
+    hurried: bool,
+) -> Loaded:
+    """Read the frames of one slot up to `seqs`, in the order of wheel and seq.
+
+    A frame of which only is known that it was there may be of this slot: then it is not whole.
+
+    Unless it is hurried, it pauses after each batch: most of it is read with the interpreter's lock
+    held, and the thread that forwards would wait for it in each system call.
+    """
+    damaged: list[FrameName] = []
+
+    def readable() -> Iterator[FrameBatch]:
+        for wheel in sorted(readers):
+            given_up = lost.seqs(wheel)
+            for batch in readers[wheel].slot_batches(slot, seqs[wheel], lost=given_up):
+                if isinstance(batch, DamagedFrame):
+                    if not (lost and (wheel, batch.seq) in lost):
+                        damaged.append((wheel, batch.seq))
+                    continue
+                yield _without(batch, given_up)
+                if not hurried:
+                    sleep(_PAUSE_S)
+            # Behind them: what was read anew for this slot may show holes that were none before.
+            damaged.extend((wheel, seq) for seq in readers[wheel].holes(seqs[wheel], given_up))
+
+    second = Second(slot, wheels, ahead)
+    second.add(readable())
+    return Loaded(second, damaged)
+
+
+def _without(batch: FrameBatch, seqs: SeqSet) -> FrameBatch:
+    """A batch without some of its frames."""
+    if not seqs:
+        return batch
+    return batch.take(np.array([seq not in seqs for seq in batch.seqs.tolist()], np.bool_))
+
+
+class Loader:
+    """Loads seconds, at most one at a time."""
+
+    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+        self._disk = disk
+        self._data = data
+        self._wheels = wheels
+        self._open_indexes = OpenIndexes()
+        self._readers: dict[WheelId, WheelReader] = {}
+        self._executor = ThreadPoolExecutor(1, "preload") if thread else None
+        self._slot: int | None = None
+        self._future: Future[Loaded] = Future()
+
+    @property
+    def slot(self) -> int | None:
+        """The second being loaded, or loaded and not yet taken."""
+        return self._slot
+
+    def begin(
+        self,
+        slot: int,
+        seqs: Mapping[WheelId, int],
+        lost: FrameSet,
+        ahead: Sequence[Done],
+        *,
+        hurried: bool,
+    ) -> None:
+        """Start to load a second up to these seqs, `lost` ones apart.
+
+        The last one must have been taken. What is due already is hurried.
+        """
+        assert self._slot is None
+        self._open_readers(seqs.keys())
+        self._slot = slot
+        # Copies: the caller's go on changing.
+        readers = {wheel: self._readers[wheel] for wheel in seqs}
+        arguments = (slot, readers, dict(seqs), lost, self._wheels, ahead)
+        if self._executor is None:
+            self._future = Future()
+            try:
+                self._future.set_result(load_second(*arguments, hurried=True))
+            except OSError as error:  # as on a thread: whoever takes the second is told
+                self._future.set_exception(error)
+        else:
+            self._future = self._executor.submit(load_second, *arguments, hurried=hurried)
+
+    def peek(self) -> Loaded | None:
+        """The second that was begun, once it is there."""
+        if self._slot is None or not self._future.done():
+            return None
+        return self._future.result()
+
+    def take(self, wait_s: float) -> Loaded | None:
+        """The second that was begun, once it is there; waits so long for it. It may not remain."""
+        if self._slot is not None and wait_s:
+            wait_for_futures([self._future], wait_s)
+        loaded = self.peek()
+        if loaded is not None:
+            self._forget()
+        return loaded
+
+    def read_anew(self) -> None:
+        """Keep nothing of what was read: frames were put in their places meanwhile."""
+        assert self._slot is None
+        self._open_readers(frozenset())
+
+    def drop(self) -> None:
+        """Forget the second being loaded, when it is there."""
+        if self._slot is not None:
+            wait_for_futures([self._future])
+            self._forget()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+        self._open_readers(frozenset())
+
+    def _forget(self) -> None:
+        self._slot = None
+        self._future = Future()  # the old one would keep its second in memory
+
+    def _open_readers(self, wheels: AbstractSet[WheelId]) -> None:
+        """Have readers of these wheels: our own, for a reader is for one thread."""
+        for wheel in self._readers.keys() - wheels:
+            self._readers.pop(wheel).close()
+        for wheel in wheels - self._readers.keys():
+            self._readers[wheel] = WheelReader(
+                self._disk, self._data, wheel, opened=self._open_indexes
+            )

@@ -1,0 +1,168 @@
+"""What is due, read from the node's wheels: the entrance to this part of the cleaner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel_replica.cleaner.due.given_up import Looked, look_at
+from delaywheel_replica.cleaner.due.runs import WheelNumbers
+from delaywheel_replica.cleaner.due.steps import Draft, Step
+from delaywheel_replica.cleaner.due.tail import Tail
+from delaywheel_replica.cleaner.due.window import Window
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
+
+__all__ = ["DueReader", "Step"]
+
+_WAIT_FOR_LOADING_S = 0.02
+"""How long a step with nothing in it waits for the second that is due but not loaded yet."""
+LOOK_AGAIN_MS = 100
+"""So often frames that could not be read are looked at again."""
+
+
+class DueReader:
+    """Reads what is due from the node's wheels. One thread calls it.
+
+    Call `start` after each election with the committed progress, `update` when limits move,
+    `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it
+    also preloads), `done` after the commit. `next_step` changes no progress: a step that was
+    not committed is simply asked for again.
+
+    A frame that cannot be read is never taken: its wheel, or its second, waits until it can be,
+    or is lost. `unreadable` names what is waited for.
+    """
+
+    def __init__(self, disk: Disk, data: Path, *, preload_thread: bool = True) -> None:
+        self._disk = disk
+        self._data = data
+        self._wheels = WheelNumbers()
+        self._window = Window(disk, data, self._wheels, thread=preload_thread)
+        self._tail = Tail(disk, data, self._window)
+        self._limits: dict[WheelId, int] = {}
+        self._progress = Progress(due_ms=-1, position=None)
+        self._step: Step | None = None  # the last one made, if not done
+        self._lost = NO_FRAMES
+        self._looked_ms: int | None = None
+
+    def start(self, progress: Progress) -> None:
+        """Begin from a committed progress; forgets everything loaded and every limit."""
+        self._progress = progress
+        self._step = None
+        self._limits = {}
+        self._looked_ms = None
+        self._window.start(progress)
+        self._tail.start(progress)
+
+    @property
+    def unreadable(self) -> FrameSet:
+        """Frames that something waits for: the first of each wheel and second."""
+        return FrameSet([*self._tail.unreadable(), *self._window.unreadable()])
+
+    def look_at_lost(self, frames: FrameSet) -> Looked:
+        """What the index says of frames that are to be given up, and which can be read."""
+        return look_at(self._disk, self._data, frames)
+
+    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
+        """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
+
+        Until the limits cover V, every step is empty: a leader rests until it holds V.
+        """
+        for wheel in limits.keys() - self._limits.keys():
+            self._wheels.add(wheel)
+            self._tail.follow(wheel)
+        self._limits = dict(limits)
+        if lost is not self._lost:
+            self._lost = lost
+            self._tail.lost = lost
+            self._looked_ms = None
+
+    def next_due_ms(self) -> int | None:
+        """The earliest due beyond progress among what is loaded, for the caller's timer.
+
+        One that is past says that a step waits already. None also while the second that is due
+        is being loaded.
+        """
+        if self._progress.position is not None:
+            return self._progress.due_ms + 1
+        return self._window.next_due_ms(self._progress.due_ms)
+
+    def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
+        """What the next transaction takes, never beyond `now_ms`.
+
+        Args:
+            now_ms: the leader's clock.
+            cap_messages: so many messages at most, dropped ones included.
+            cap_bytes: so many bytes of keys, values and headers at most.
+        """
+        draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes)
+        self._look_again(now_ms)
+        if self._may_move(now_ms):
+            self._read(now_ms, wait_s=0)
+            self._take(draft, now_ms)
+            if draft.is_empty and self._window.is_waited_for(now_ms):
+                self._read(now_ms, _WAIT_FOR_LOADING_S)
+                self._take(draft, now_ms)
+        self._step = draft.step(now_ms)
+        return self._step
+
+    def topics_ahead(self) -> Iterator[str]:
+        """Topics of the messages that are loaded, among them those that soon are due."""
+        for second in self._window.present():
+            yield from second.topics
+
+    def done(self, step: Step, committed: Progress | None = None) -> None:
+        """The step was committed.
+
+        Args:
+            step: the last one made.
+            committed: if it is not `step.after`: with the floor raised, or wheels left out
+                that were unregistered.
+        """
+        if step is not self._step:
+            raise ValueError("only the last step can be done")
+        self._step = None
+        self._progress = progress = committed or step.after
+        for wheel in step.after.seqs.keys() - progress.seqs.keys():
+            self._limits.pop(wheel, None)
+            self._tail.forget(wheel)
+        self._tail.drop_taken(progress)
+        self._window.advance(progress, self._tail.late_slots())
+
+    def close(self) -> None:
+        """End the preload thread and close files."""
+        self._window.close()
+        self._tail.close()
+
+    def _look_again(self, now_ms: int) -> None:
+        looked_ms = self._looked_ms
+        if looked_ms is None or abs(now_ms - looked_ms) >= LOOK_AGAIN_MS:
+            self._looked_ms = now_ms
+            self._tail.look_again(floor=self._progress.floor)
+            self._window.look_again(self._tail.readers, self._tail.lost)
+
+    def _may_move(self, now_ms: int) -> bool:
+        """Whether the clock has passed w, and this node holds everything in V."""
+        progress = self._progress
+        next_ms = progress.due_ms if progress.position is None else progress.due_ms + 1
+        return now_ms >= next_ms and all(
+            self._limits.get(wheel, -1) >= seq for wheel, seq in progress.seqs.items()
+        )
+
+    def _read(self, now_ms: int, wait_s: float) -> None:
+        """Load seconds and admit frames; V rests while p is set, and so does the tail."""
+        window, tail, progress = self._window, self._tail, self._progress
+        while True:
+            if progress.position is None:
+                tail.admit(self._limits, progress)
+            taken = window.take(wait_s)
+            if not (taken or window.begin(now_ms, tail.readers, tail.admitted, tail.lost)):
+                return
+
+    def _take(self, draft: Draft, now_ms: int) -> None:
+        if self._progress.position is not None:
+            draft.finish(self._window, self._progress.position)
+        elif draft.take_late(self._tail):
+            draft.take_due(self._window, now_ms)

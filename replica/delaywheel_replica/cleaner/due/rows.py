@@ -1,0 +1,237 @@
+"""What a step hands to the producer: messages in columns, made into objects one by one.
+
+A second holds its messages as records of one numpy type (`RECORD`), the blobs stay in the
+maps of the slot files. A step's rows are a copy of some of those records; only iterating over
+them, at the produce call, makes Python objects and copies keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.headers import decode_headers
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.columns import Blob
+
+ABSENT = -1
+"""Length of a null key or value, partition or timestamp that the caller left out."""
+
+# `id_low` and `id_high` are the same 16 bytes as `id`, for arithmetic.
+RECORD = np.dtype(
+    {
+        "names": [
+            "due_ms", "id", "id_low", "id_high", "mix", "seq", "accepted_at_ms", "start",
+            "timestamp_ms", "row", "wheel", "blob", "topic", "key_length", "value_length",
+            "headers_length", "partition", "suspect", "ahead",
+        ],
+        "formats": [
+            "<i8", "V16", "<u8", "<u8", "<u8", "<i8", "<i8", "<i8",
+            "<i8", "<i4", "<i4", "<i4", "<i4", "<i4", "<i4",
+            "<i4", "<i4", "?", "?",
+        ],
+        "offsets": [
+            0, 8, 8, 16, 24, 32, 40, 48,
+            56, 64, 68, 72, 76, 80, 84,
+            88, 92, 96, 97,
+        ],
+        "itemsize": 104,
+    }
+)  # fmt: skip
+
+AS_BYTES = np.dtype(f"V{RECORD.itemsize}")
+"""To copy records: field by field, numpy takes twenty times as long."""
+
+Records: TypeAlias = NDArray[np.void]
+
+_READ_BY_ONE = ("due_ms", "id", "accepted_at_ms", "wheel", "seq", "row")
+_READ_OF_DROPPED = ("due_ms", "id", "seq", "accepted_at_ms", "row", "wheel", "topic")
+
+
+Content: TypeAlias = tuple[
+    str, bytes | None, bytes | None, list[tuple[str, bytes | None]], int, int
+]
+"""Topic, key, value, headers, partition (or ABSENT), timestamp in Unix milliseconds (or ABSENT)."""
+
+
+class DueMessage(NamedTuple):
+    """One message to be forwarded, as it came in."""
+
+    topic: str
+    partition: int  # ABSENT: left to the partitioner
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int  # ABSENT: the time of forwarding
+    due_ms: int
+    id: bytes
+    accepted_at_ms: int
+    wheel: WheelId
+    seq: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueRows:
+    """Messages of a step, in the order due, wheel, seq, row."""
+
+    records: Records
+    topics: Sequence[str]
+    """Topic names; `topic_numbers` index them. May hold more names than these rows use."""
+    wheels: Sequence[WheelId]
+    blobs: Sequence[Blob]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def length_bytes(self) -> int:
+        """Bytes of keys, values and headers of all rows."""
+        return int(self.lengths_bytes.sum())
+
+    @property
+    def lengths_bytes(self) -> NDArray[np.int64]:
+        """Bytes of key, value and headers of each row."""
+        return record_lengths_bytes(self.records)
+
+    @property
+    def topic_numbers(self) -> NDArray[np.int32]:
+        """For each row the index of its topic in `topics`."""
+        return self.records["topic"]
+
+    @property
+    def partitions(self) -> NDArray[np.int32]:
+        """For each row the partition asked for, or ABSENT."""
+        return self.records["partition"]
+
+    @property
+    def dues_ms(self) -> NDArray[np.int64]:
+        """For each row its due."""
+        return self.records["due_ms"]
+
+    def topic_names(self) -> set[str]:
+        """The topics that these rows go to."""
+        return {self.topics[number] for number in np.unique(self.topic_numbers).tolist()}
+
+    def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> DueRows:
+        """Some of the rows, for instance one half, or those of one topic."""
+        return DueRows(self.records[rows], self.topics, self.wheels, self.blobs)
+
+    def contents(self) -> Iterator[Content]:
+        """What Kafka gets of each message, copied."""
+        records = self.records
+        starts, key_lengths, value_lengths = (
+            records[name] for name in ("start", "key_length", "value_length")
+        )
+        values_at = starts + np.maximum(key_lengths, 0)
+        headers_at = values_at + np.maximum(value_lengths, 0)
+        columns = (
+            records["topic"], records["blob"], starts, key_lengths, values_at, value_lengths,
+            headers_at, headers_at + records["headers_length"], records["partition"],
+            records["timestamp_ms"],
+        )  # fmt: skip
+        topics, blobs = self.topics, self.blobs
+        for (
+            topic, blob, start, key_length, value_at, value_length, header_at, end, partition,
+            timestamp_ms,
+        ) in zip(*[column.tolist() for column in columns], strict=True):  # fmt: skip
+            content = blobs[blob]
+            yield (
+                topics[topic],
+                None if key_length < 0 else bytes(content[start:value_at]),
+                None if value_length < 0 else bytes(content[value_at:header_at]),
+                decode_headers(bytes(content[header_at:end])) if end > header_at else [],
+                partition,
+                timestamp_ms,
+            )
+
+    def __iter__(self) -> Iterator[DueMessage]:
+        told = self.records[list(_READ_BY_ONE)].tolist()
+        for content, (due_ms, id_, accepted_at_ms, wheel, seq, row) in zip(
+            self.contents(), told, strict=True
+        ):
+            topic, key, value, headers, partition, timestamp_ms = content
+            yield DueMessage(
+                topic, partition, key, value, headers, timestamp_ms, due_ms, id_,
+                accepted_at_ms, self.wheels[wheel], seq, row,
+            )  # fmt: skip
+
+
+class Outcome(IntEnum):
+    """Why a message that is done was not forwarded."""
+
+    CANCELLED = 1
+    DUPLICATE = 2
+
+
+_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+
+
+class Dropped(NamedTuple):
+    """One message that a step takes without forwarding it."""
+
+    outcome: Outcome
+    content_differs: bool
+    """A duplicate whose bytes are not those of the message it repeats."""
+    topic: str
+    due_ms: int
+    id: bytes
+    accepted_at_ms: int
+    wheel: WheelId
+    seq: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedRows:
+    """Messages that a step takes without forwarding them; iterates as `Dropped`."""
+
+    rows: DueRows
+    outcomes: NDArray[np.uint8]
+    content_differs: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Dropped]:
+        topics, wheels = self.rows.topics, self.rows.wheels
+        records = self.rows.records[list(_READ_OF_DROPPED)].tolist()
+        marks = zip(self.outcomes.tolist(), self.content_differs.tolist(), records, strict=True)
+        for outcome, differs, (due_ms, id_, seq, accepted_at_ms, row, wheel, topic) in marks:
+            yield Dropped(
+                _OUTCOMES[outcome], differs, topics[topic], due_ms, id_, accepted_at_ms,
+                wheels[wheel], seq, row,
+            )  # fmt: skip
+
+
+def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
+    """Bytes of key, value and headers of each record; null counts as nothing."""
+    lengths: NDArray[np.int64] = np.maximum(records["key_length"], 0).astype(np.int64)
+    lengths += np.maximum(records["value_length"], 0)
+    lengths += records["headers_length"]
+    return lengths
+
+
+def join_rows(parts: Sequence[DueRows], wheels: Sequence[WheelId]) -> DueRows:
+    """Rows of several seconds, one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    records = np.empty(sum(len(part) for part in parts), RECORD)
+    numbers: dict[str, int] = {}
+    blobs: list[Blob] = []
+    begin = 0
+    for part in parts:
+        end = begin + len(part)
+        joined = records[begin:end]
+        joined.view(AS_BYTES)[:] = part.records.view(AS_BYTES)
+        renumbered = [numbers.setdefault(topic, len(numbers)) for topic in part.topics]
+        joined["topic"] = np.array(renumbered, np.int32)[joined["topic"]]
+        joined["blob"] += len(blobs)
+        blobs += part.blobs
+        begin = end
+    return DueRows(records, tuple(numbers), wheels, blobs)

@@ -1,0 +1,64 @@
+"""Frames that cannot be read here: what they are part of waits, and they are looked at again.
+
+| a frame that | waits for it |
+|---|---|
+| is not admitted yet | its wheel: V rests in front of it |
+| is admitted, in a second that is read | that second: w rests in front of it |
+
+A frame is waited for until it can be read, because it was repaired from another member, or until
+it is committed as lost.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel_replica.core.protocol.frames import FrameName, FrameRange, FrameSet
+
+TOLD_RANGES = 100
+"""So many are told at once: the cleaner's row has a bounded size."""
+
+LOOKED_AT_FRAMES = 100
+"""So many are looked at again at once."""
+
+
+class Awaited:
+    """Some frames that are waited for together."""
+
+    def __init__(self, frames: Iterable[FrameName]) -> None:
+        self._frames = FrameSet.of(frames)
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def __contains__(self, frame: FrameName) -> bool:
+        return frame in self._frames
+
+    def told(self) -> Iterable[FrameRange]:
+        """The first of them: others are told when those are there."""
+        return islice(self._frames.ranges(), TOLD_RANGES)
+
+    def look_again(
+        self, readers: Mapping[WheelId, WheelReader], lost: FrameSet, *, floor: int
+    ) -> None:
+        """Wait no more for those that are lost, can be read, or are of slots below the floor."""
+        left = self._frames - lost
+        looked_at = islice(left, LOOKED_AT_FRAMES)
+        readable = [
+            (wheel, seq)
+            for wheel, seq in looked_at
+            if _is_readable(readers.get(wheel), seq, floor=floor)
+        ]
+        self._frames = left - FrameSet.of(readable)
+
+
+def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
+    """Of a wheel that is registered no more, or ends before, nothing is waited for.
+
+    Nor is the content of what turns out to be finished, once its row was put in its place.
+    """
+    if reader is None or not reader.has(seq):
+        return True
+    frame = reader.frame(seq)
+    return not isinstance(frame, DamagedFrame) or 0 < frame.slot < floor

@@ -1,0 +1,264 @@
+"""Which seconds are in memory: the one where progress stands, the next ones, some past ones.
+
+With w the millisecond up to which all is done, a second is
+
+=========  ========================================  =====================================
+           slots                                     in memory
+=========  ========================================  =====================================
+past       < (w + 1) // 1000, wholly done            when a late frame needs it; the last few,
+                                                     within `PAST` and not below the floor
+covered    from there up to `covered_to`             all that exist, or being loaded
+future     beyond                                    no
+=========  ========================================  =====================================
+
+A second with a frame that cannot be read is *blocked*: it is not in memory, but is loaded again
+once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
+beyond is loaded; if it is past, the late frames that want it wait.
+
+Seconds that exist are found an hour at a time: those that index rows speak of, for a slot file that
+is gone must be missed, and those that have a file, for a row may be gone as well. Where both are
+gone the index has a hole, and every second is read as if it existed: none is passed before it is
+known where that frame lies, or that nobody has it. Frames that come later are told by `note`.
+Loaded are the seconds up to a little beyond now, and in a catch-up only as many as hold
+`LOADED_AHEAD_MESSAGES`, so memory does not grow with the backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.reading.decoding import FrameBatch
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.cleaner.due.kept_seconds import Bound, KeptSeconds
+from delaywheel_replica.cleaner.due.loading import Loader
+from delaywheel_replica.cleaner.due.runs import WheelNumbers
+from delaywheel_replica.cleaner.due.seconds import Second
+from delaywheel_replica.cleaner.due.unreadable import Awaited
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
+
+PRELOAD_MS = 1500
+"""A second is loaded when its first millisecond is this near: half a second or more ahead."""
+AHEAD = Bound(seconds=256, messages=200_000, length_bytes=64 << 20)
+"""Once the seconds after the one where progress stands hold this, no other is loaded."""
+PAST = Bound(seconds=64, messages=200_000, length_bytes=32 << 20)
+"""Past seconds stay until those after them hold this: late frames mostly want the newest."""
+_HOUR = 3600
+
+
+def _place(batch: FrameBatch) -> tuple[WheelId, int]:
+    return batch.wheel, int(batch.seqs[0])
+
+
+class KnownSlots:
+    """Which seconds of the hour looked at hold anything."""
+
+    def __init__(self) -> None:
+        self._begin = 0
+        self._marks = np.zeros(0, np.bool_)  # of the slots from _begin on
+
+    def forget(self) -> None:
+        """List again."""
+        self._marks = np.zeros(0, np.bool_)
+
+    def note(self, slots: NDArray[np.int64]) -> None:
+        """Frames have come for these."""
+        near = slots[(slots >= self._begin) & (slots < self._begin + len(self._marks))]
+        self._marks[near - self._begin] = True
+
+    def next(self, first: int, last: int, readers: Collection[WheelReader]) -> int | None:
+        """The first slot of [first, last] that holds anything."""
+        while first <= last:
+            if not self._begin <= first < self._begin + len(self._marks):
+                self._list(first, readers)
+            marks = self._marks[first - self._begin : last + 1 - self._begin]
+            if marks.any():
+                return first + int(marks.argmax())
+            first += len(marks)
+        return None
+
+    def _list(self, first: int, readers: Collection[WheelReader]) -> None:
+        self._begin = first
+        self._marks = np.zeros(_HOUR - first % _HOUR, np.bool_)
+        for reader in readers:
+            end = first + len(self._marks)
+            self._marks[reader.indexed_slots(first, end) - first] = True
+            self._marks[np.array(reader.slots(first, end), np.int64) - first] = True
+
+
+class Window:
+    """The seconds in memory, and the loading of the next ones."""
+
+    def __init__(self, disk: Disk, data: Path, wheels: WheelNumbers, *, thread: bool) -> None:
+        self._wheels = wheels
+        self._loader = Loader(disk, data, wheels, thread=thread)
+        self._known = KnownSlots()
+        self._seconds = KeptSeconds()
+        self._blocked: dict[int, Awaited] = {}
+        self._arrived: list[FrameBatch] = []  # frames admitted for the second being loaded
+        self._wanted: int | None = None  # a past second that a late frame waits for
+        self._progress = Progress(due_ms=-1, position=None)
+        self._first = 0  # the first slot that is not past
+        self.covered_to = -1
+
+    def start(self, progress: Progress) -> None:
+        """Begin anew where progress stands; nothing is in memory."""
+        self._loader.drop()
+        self._known.forget()
+        self._seconds.clear()
+        self._blocked.clear()
+        self._arrived.clear()
+        self._wanted = None
+        self._progress = progress
+        self._first = (progress.due_ms + 1) // 1000
+        self.covered_to = self._first - 1
+
+    def advance(self, progress: Progress, pinned: AbstractSet[int]) -> None:
+        """Progress stands here now; past seconds beyond the bounds are freed, `pinned` stay."""
+        self._progress = progress
+        self._first = (progress.due_ms + 1) // 1000
+        self.covered_to = max(self.covered_to, self._first - 1)
+        self._blocked = {s: a for s, a in self._blocked.items() if s >= progress.floor}
+        self._seconds.free_past(self._first, progress.floor, PAST, pinned)
+
+    def present(self) -> Iterator[Second]:
+        """The seconds in memory that are not past, in order."""
+        return self._seconds.from_slot(self._first)
+
+    def loaded_to_ms(self) -> int:
+        """The last due up to which all that is admitted is in memory."""
+        absent = [slot for slot in (self._loader.slot, *self._blocked) if slot is not None]
+        return min((s for s in absent if s >= self._first), default=self.covered_to + 1) * 1000 - 1
+
+    def is_waited_for(self, now_ms: int) -> bool:
+        """Whether what is being loaded is wanted now."""
+        return self._loader.slot is not None and self._loader.slot * 1000 <= now_ms
+
+    def next_due_ms(self, due_ms: int) -> int | None:
+        """The earliest due beyond `due_ms` in memory; that itself if a late frame can go on."""
+        loaded = self._loader.peek()
+        if loaded is not None and loaded.second.slot < self._first:
+            return due_ms
+        for second in chain(self.present(), () if loaded is None else (loaded.second,)):
+            next_ms = second.next_due_ms(due_ms)
+            if next_ms is not None:
+                return next_ms
+        return None
+
+    def get(self, slot: int) -> Second | None:
+        """A second in memory."""
+        return self._seconds.get(slot)
+
+    def note(self, slots: NDArray[np.int64]) -> None:
+        """Frames for these slots are in the wheels."""
+        self._known.note(slots)
+
+    def open(self, slot: int) -> Second | None:
+        """The second that a frame of a past or covered slot goes to; None = not yet.
+
+        A past second that is not in memory is loaded for it.
+        """
+        second = self._seconds.get(slot)
+        if second is not None or slot == self._loader.slot or slot in self._blocked:
+            return second
+        if slot < self._first:
+            self._wanted = slot
+            return None
+        if slot > self.covered_to:
+            return None
+        second = Second(slot, self._wheels, self._progress.ahead)
+        self._seconds.put(second)
+        return second
+
+    def put_aside(self, slot: int, batches: list[FrameBatch]) -> None:
+        """Frames admitted for a second being loaded: they are added when that is there.
+
+        A blocked one is read with all that is admitted by then.
+        """
+        if slot not in self._blocked:
+            assert slot == self._loader.slot
+            self._arrived += batches
+
+    def take(self, wait_s: float) -> bool:
+        """Take over the second that was loaded; False = it is not there yet, or none was begun."""
+        loaded = self._loader.take(wait_s)
+        if loaded is None:
+            return False
+        if loaded.damaged:
+            self._blocked[loaded.second.slot] = Awaited(loaded.damaged)
+        else:
+            loaded.second.add(sorted(self._arrived, key=_place))
+            self._seconds.put(loaded.second)
+        self._arrived = []
+        return True
+
+    def unreadable(self) -> Iterator[FrameRange]:
+        """The frames that seconds are blocked by."""
+        for awaited in self._blocked.values():
+            yield from awaited.told()
+
+    def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
+        """See whether blocked seconds can be loaded now."""
+        for awaited in self._blocked.values():
+            awaited.look_again(readers, lost, floor=self._progress.floor)
+
+    def begin(
+        self,
+        now_ms: int,
+        readers: Mapping[WheelId, WheelReader],
+        seqs: Mapping[WheelId, int],
+        lost: FrameSet,
+    ) -> bool:
+        """Begin to load what comes next, if nothing is being loaded.
+
+        To be called when everything is admitted that can be: what is loaded too early, before
+        the index was followed to its end, would grow without bound as the rest is admitted.
+        """
+        if self._loader.slot is not None:
+            return False
+        slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
+        if slot is None:
+            return False
+        ahead = self._progress.ahead
+        self._loader.begin(slot, seqs, lost, ahead, hurried=slot * 1000 <= now_ms)
+        return True
+
+    def _next_to_load(
+        self,
+        last: int,
+        readers: Mapping[WheelId, WheelReader],
+        seqs: Mapping[WheelId, int],
+        lost: FrameSet,
+    ) -> int | None:
+        if self._wanted is not None:
+            slot, self._wanted = self._wanted, None
+            return slot
+        for slot, awaited in self._blocked.items():
+            if not awaited:
+                del self._blocked[slot]
+                self._loader.read_anew()
+                return slot
+        if any(slot >= self._first for slot in self._blocked):
+            return None
+        if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
+            return None
+        # Where w was set back, the floor may be beyond it: what is deleted is not looked for.
+        first = max(self.covered_to + 1, self._progress.floor)
+        if any(readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs):
+            found: int | None = first
+        else:
+            found = self._known.next(first, last, readers.values())
+        self.covered_to = last if found is None else found
+        return found
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loader.close()

@@ -1,0 +1,1 @@
+"""The real Kafka behind the ports: clients, producers, the control topic, brokers."""

@@ -1,0 +1,238 @@
+"""What must hold on the brokers before this node may lead: their version, and our own topics.
+
+Asked at start and again whenever Kafka comes back; a refusal is a sentence for the operator and
+goes into the cleaner's row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+# Its stubs re-export these without saying so.
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel_replica.cleaner.kafka.follower import KEPT_S
+from delaywheel_replica.cleaner.outside.ports import Refusal
+from delaywheel_replica.kafka_settings import KafkaSettings
+
+CALL_S = 5.0
+VERIFICATION = "transaction.partition.verification.enable"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnTopic:
+    """A topic of ours as it is to be."""
+
+    name: str
+    config: Mapping[str, str]
+    compacted: bool = False
+
+
+def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
+    """The three topics that a cluster needs, the control topic first."""
+    names = settings.names
+    room = {"max.message.bytes": str(settings.max_record_bytes)}
+    control = {
+        "cleanup.policy": "compact",
+        "delete.retention.ms": "86400000",
+        # Small segments: a node that starts reads few progress records that were replaced since.
+        "segment.ms": "60000",
+        "segment.bytes": str(4 << 20),
+        "min.cleanable.dirty.ratio": "0.1",
+        "unclean.leader.election.enable": "false",
+        # So that a candidate can compare its clock with the brokers'.
+        "message.timestamp.type": "LogAppendTime",
+    }
+    return (
+        OwnTopic(names.control, control, compacted=True),
+        OwnTopic(names.outcomes, room),
+        OwnTopic(names.dead, room),
+    )
+
+
+def check_brokers(admin: AdminClient) -> None:
+    """Refuses brokers on which a late produce could hang in the log (before Kafka 3.6)."""
+    nodes = admin.describe_cluster(request_timeout=CALL_S).result().nodes
+    wanted = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in nodes]
+    for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():
+        try:
+            config = future.result()
+        except KafkaException as error:
+            if _code(error) != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                raise
+            raise Refusal(
+                "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
+                f" cluster, so that {VERIFICATION} can be checked"
+            ) from error
+        entry = config.get(VERIFICATION)
+        if entry is None:
+            raise Refusal(
+                f"broker {resource.name} is older than Kafka 3.6: it has no {VERIFICATION}"
+            )
+        if entry.value != "true":
+            raise Refusal(
+                f"broker {resource.name} has {VERIFICATION}={entry.value}: set it to true"
+            )
+
+
+def ensure_topics(
+    admin: AdminClient,
+    settings: KafkaSettings,
+    *,
+    has_wheels: bool,
+    replication_factor: int | None = None,
+) -> None:
+    """Creates what is missing of our topics, and refuses a control topic that cannot be right.
+
+    Args:
+        admin: The client to ask.
+        settings: Names and sizes.
+        has_wheels: This node holds messages. A control topic missing beside them was lost, or
+            this is another Kafka: a new one would forward from nothing, so it is refused.
+        replication_factor: Copies of each topic; as many as there are brokers, at most 3, if
+            absent.
+    """
+    topics = own_topics(settings)
+    missing = _missing(admin, topics)
+    if topics[0] in missing and has_wheels:
+        raise Refusal(
+            f"the control topic {topics[0].name} is missing, though this node holds messages:"
+            " restore it, or point the node to the Kafka it belongs to"
+        )
+    if missing:
+        brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
+        _create(admin, missing, replication_factor or min(3, brokers))
+    deadline = time.monotonic() + CALL_S
+    while True:
+        try:
+            _check_topics(admin, topics, settings)
+        except KafkaException as error:
+            # A topic just made is not known to all brokers at once.
+            late = time.monotonic() > deadline
+            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART or late:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def control_warnings(
+    name: str, *, copies: int, brokers: int, wanted: int | None, config: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What endangers the control topic, though a node may lead on it: sentences for the operator.
+
+    Args:
+        name: Of the topic.
+        copies: Its replication factor.
+        brokers: How many there are now; when it was made there may have been fewer.
+        wanted: How many copies the operator wants; None: one a broker, three at most.
+        config: Of the topic.
+    """
+    found = []
+    enough = wanted or min(3, brokers)
+    if copies < enough:
+        found.append(
+            f"the control topic {name} has {copies} of {enough} copies: add them with"
+            " kafka-reassign-partitions; without it nobody knows what was forwarded"
+        )
+    if config.get("unclean.leader.election.enable") == "true":
+        found.append(
+            f"the control topic {name} has unclean.leader.election.enable=true: set it to false,"
+            " or it may lose its end"
+        )
+    if config.get("message.timestamp.type") == "CreateTime":
+        found.append(
+            f"the control topic {name} has message.timestamp.type=CreateTime: set it to"
+            " LogAppendTime, so that clocks can be compared with the brokers'"
+        )
+    insync = int(config.get("min.insync.replicas", "1"))
+    if insync < copies - 1:
+        found.append(
+            f"the control topic {name} has min.insync.replicas={insync} of {copies} copies: set"
+            f" it to {copies - 1}"
+        )
+    return tuple(found)
+
+
+def look_over(
+    admin: AdminClient, settings: KafkaSettings, *, replication_factor: int | None = None
+) -> tuple[str, ...]:
+    """What endangers our control topic as it is now."""
+    name = settings.names.control
+    brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
+    described = admin.describe_topics(TopicCollection([name]), request_timeout=CALL_S)
+    copies = len(described[name].result().partitions[0].replicas)
+    wanted = [ConfigResource(ResourceType.TOPIC, name)]
+    (future,) = admin.describe_configs(wanted, request_timeout=CALL_S).values()
+    config = {key: entry.value for key, entry in future.result().items()}
+    return control_warnings(
+        name, copies=copies, brokers=brokers, wanted=replication_factor, config=config
+    )
+
+
+def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
+    names = TopicCollection([topic.name for topic in topics])
+    found = admin.describe_topics(names, request_timeout=CALL_S)
+    missing = []
+    for topic in topics:
+        try:
+            described = found[topic.name].result()
+        except KafkaException as error:
+            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            missing.append(topic)
+            continue
+        if topic.compacted and len(described.partitions) != 1:
+            count = len(described.partitions)
+            raise Refusal(f"the control topic {topic.name} has {count} partitions: it must have 1")
+    return missing
+
+
+def _create(admin: AdminClient, missing: Sequence[OwnTopic], replication_factor: int) -> None:
+    copies = {"min.insync.replicas": str(max(1, replication_factor - 1))}
+    wanted = [
+        NewTopic(
+            topic.name,
+            num_partitions=1,
+            replication_factor=replication_factor,
+            config={**copies, **topic.config},
+        )
+        for topic in missing
+    ]
+    for future in admin.create_topics(wanted, request_timeout=CALL_S).values():
+        try:
+            future.result()
+        except KafkaException as error:
+            if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
+                raise
+
+
+def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: KafkaSettings) -> None:
+    wanted = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
+    described = admin.describe_configs(wanted, request_timeout=CALL_S)
+    for topic, future in zip(topics, described.values(), strict=True):
+        config = future.result()
+        policy = config["cleanup.policy"].value
+        if topic.compacted and policy != "compact":
+            raise Refusal(f"the control topic {topic.name} has cleanup.policy={policy}: compact it")
+        kept_ms = int(config["delete.retention.ms"].value)
+        if topic.compacted and kept_ms < KEPT_S * 1000:
+            raise Refusal(
+                f"the control topic {topic.name} has delete.retention.ms={kept_ms}: a node that"
+                f" reads it could miss what was removed; set at least {KEPT_S * 1000}"
+            )
+        takes = int(config["max.message.bytes"].value)
+        if not topic.compacted and takes < settings.max_record_bytes:
+            raise Refusal(
+                f"topic {topic.name} takes {takes} bytes a message, and ours may have"
+                f" {settings.max_record_bytes}: raise its max.message.bytes"
+            )
+
+
+def _code(error: KafkaException) -> int:
+    return int(error.args[0].code())

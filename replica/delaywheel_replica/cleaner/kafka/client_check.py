@@ -1,0 +1,68 @@
+"""Whether the Kafka client library takes the operator's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.config import Config
+from delaywheel_replica.config_faults import Fault, did_you_mean
+from delaywheel_replica.kafka_settings import PROMISES, KafkaSettings
+
+_QUIET: Final = {"log_level": 0}
+_KNOWN: Final = (
+    *("bootstrap.servers", "client.id", "client.rack", "security.protocol", "debug", "log_level"),
+    *("sasl.mechanism", "sasl.username", "sasl.password", "sasl.oauthbearer.config"),
+    *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.key.password"),
+    *("linger.ms", "batch.size", "compression.type", "compression.level", "message.max.bytes"),
+    *("queue.buffering.max.kbytes", "queue.buffering.max.messages", "fetch.max.bytes"),
+    *("metadata.max.age.ms", "reconnect.backoff.ms", "statistics.interval.ms"),
+    *("broker.address.family", "broker.address.ttl", "socket.keepalive.enable"),
+)
+"""Names that may have been meant; which there are, only the library knows."""
+
+
+def client_faults(config: Config) -> Iterator[Fault]:
+    """What the client library says against the operator's settings.
+
+    Only it knows all names, values and what must go together, and that differs from one kind of
+    client to the next: so one of each kind is made, as it will run. It tells the first fault alone:
+    then each setting is tried by itself. Nothing is asked of Kafka.
+    """
+    settings = config.kafka_settings
+    whole = _refused(settings)
+    if whole is None:
+        return
+    single = [
+        _refused_alone(config.kafka["bootstrap.servers"], *one) for one in config.kafka.items()
+    ]
+    for told in [text for text in single if text] or [whole]:
+        yield Fault(f"kafka: {told}", ("kafka", "max_message_bytes"))
+
+
+def _refused(settings: KafkaSettings) -> str | None:
+    try:
+        AdminClient({**settings.admin(), **_QUIET})
+        Consumer({**settings.consumer(), **_QUIET}).close()
+        Producer({**settings.producer(settings.names.leader_id(0)), **_QUIET})
+    except KafkaException as exception:
+        return str(exception.args[0].str())
+    except (TypeError, ValueError) as error:
+        return str(error)  # what would have to be a function, among others
+    return settings.misfit()
+
+
+def _refused_alone(servers: str, name: str, value: str) -> str | None:
+    """What is said against one setting, whatever the others are."""
+    try:
+        AdminClient({"bootstrap.servers": servers, name: value, **_QUIET})
+    except KafkaException as exception:
+        told = str(exception.args[0].str())
+        unknown = told.startswith("No such configuration property")
+        return f"{told}{did_you_mean(name, {*_KNOWN, *PROMISES})}" if unknown else told
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None

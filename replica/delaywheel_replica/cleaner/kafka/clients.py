@@ -1,0 +1,67 @@
+"""The real Kafka behind the ports."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics, look_over
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
+from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.kafka_settings import KafkaSettings
+
+ANSWER_S = 2.0
+
+
+class KafkaClients:
+    """Makes clients for one cluster."""
+
+    def __init__(self, settings: KafkaSettings, *, replication_factor: int | None = None) -> None:
+        """Connects when first asked.
+
+        Args:
+            settings: How to reach Kafka.
+            replication_factor: Of our topics, if they have to be made.
+        """
+        self._settings = settings
+        self._replication_factor = replication_factor
+        self._admin: AdminClient | None = None
+        self._brokers_checked = False
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        """Makes sure that Kafka answers, has our topics, and (once) that we can lead on it.
+
+        Each candidacy looks at the topics: they may be lost while this process lives.
+
+        Returns:
+            What endangers the control topic.
+        """
+        if self._admin is None:
+            self._admin = AdminClient(self._settings.admin(), logger=LOGGER)
+        self._admin.poll(0)  # what the client has to say meanwhile is logged
+        try:
+            self._admin.describe_cluster(request_timeout=ANSWER_S).result()
+            if not self._brokers_checked:
+                check_brokers(self._admin)
+                self._brokers_checked = True
+            ensure_topics(
+                self._admin,
+                self._settings,
+                has_wheels=has_wheels,
+                replication_factor=self._replication_factor,
+            )
+            return look_over(
+                self._admin, self._settings, replication_factor=self._replication_factor
+            )
+        except KafkaException as exception:
+            raise KafkaAway(exception.args[0].str()) from exception
+
+    def producers(self) -> LeaderProducers:
+        """The producers of a new candidacy."""
+        return LeaderProducers(self._settings)
+
+    def control(self) -> ControlReader:
+        """A new reader of the control topic."""
+        return ControlReader(self._settings)

@@ -1,0 +1,127 @@
+"""Reading the control topic: everything committed, in order, up to the last stable offset.
+
+Standbys follow it; a candidate reads it to its end before it trusts it; a leader reads nothing,
+because nobody else can commit while it leads.
+
+The topic is compacted, so a reader starts at its beginning and misses nothing that still counts, as
+long as it does not fall behind by hours: follower.py says when to begin anew.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.outside.ports import (
+    ControlNotReadInTime,
+    ControlUnreadable,
+    StoredRecord,
+)
+from delaywheel_replica.kafka_settings import KafkaSettings
+
+BATCH = 1_000
+
+
+class ControlReader:
+    """Reads the control topic once, from its beginning on. One thread at a time calls it.
+
+    Attributes:
+        position: The offset of the next record to be read. Never goes back.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.position = 0
+        self._read: list[StoredRecord] = []  # not yet handed out
+        self._partition = TopicPartition(settings.names.control, 0, 0)
+        # "error": when the topic was made anew, starting over would mix two histories.
+        self._consumer = Consumer(
+            {**settings.consumer(), "auto.offset.reset": "error"}, logger=LOGGER
+        )
+        self._consumer.assign([self._partition])
+
+    def poll(self) -> list[StoredRecord]:
+        """What arrived since the last call; does not wait."""
+        self._take(0)
+        return self._hand_out()
+
+    def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
+        """Everything up to the last stable offset of now.
+
+        An open transaction in the topic holds that offset back: a candidate calls this only
+        after it has ended all of them by initialising every transactional id.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            # Asked as read_committed, the broker answers with the last stable offset.
+            _, end = self._consumer.get_watermark_offsets(self._partition, timeout_s)
+        except KafkaException as error:
+            raise ControlUnreadable(f"the control topic's end: {error.args[0].str()}") from error
+        if self.position > end:
+            raise ControlUnreadable(
+                f"the control topic ends at {end}, but was read up to {self.position}:"
+                " it was made anew, or lost its end"
+            )
+        while self.position < end:
+            if time.monotonic() > deadline:
+                raise ControlNotReadInTime(f"read {self.position} of {end} in {timeout_s:g} s")
+            self._take(0.05)
+        return self._hand_out()
+
+    def close(self) -> None:
+        """Ends the consumer.
+
+        On another thread: librdkafka joins its own threads at the end, and they may be waiting
+        for a broker.
+        """
+        threading.Thread(target=self._consumer.close, name="close reader", daemon=True).start()
+
+    def _hand_out(self) -> list[StoredRecord]:
+        records, self._read = self._read, []
+        return records
+
+    def _take(self, wait_s: float) -> None:
+        for message in self._consumer.consume(BATCH, wait_s):
+            record = _record(message)
+            if record is not None:
+                self.position = record.offset + 1
+                self._read.append(record)
+        # The consumer's own position also passes markers and aborted records.
+        (at,) = self._consumer.position([self._partition])
+        self.position = max(self.position, at.offset)
+
+
+def _record(message: Message) -> StoredRecord | None:
+    """The record in a message; None for what is only news from librdkafka."""
+    error = message.error()
+    if error is not None:
+        code = error.code()
+        if code in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT):  # noqa: SLF001 - its names
+            return None
+        if error.retriable() or code == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - its names
+            return None
+        raise ControlUnreadable(f"the control topic: {error.str()}")
+    key, value, offset = message.key(), message.value(), message.offset()
+    assert offset is not None
+    if key is None:
+        return None  # nothing of ours: every record of ours has a key
+    kind, timestamp_ms = message.timestamp()
+    return StoredRecord(
+        _bytes(key),
+        None if value is None else _bytes(value),
+        offset,
+        timestamp_ms if kind == TIMESTAMP_LOG_APPEND_TIME else -1,
+    )
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()

@@ -1,0 +1,186 @@
+"""What the control topic says, as far as this node has read it.
+
+The topic is compacted, and Kafka drops the record that removes a key once it is older than the
+topic's `delete.retention.ms`. A reader misses such a record only if it lies further behind than
+that, and then takes for there what was removed long ago. So what was read is thrown away, and the
+topic read from its beginning:
+
+| when | because |
+|---|---|
+| this node was in office | it read nothing meanwhile, for hours or days |
+| nothing was heard of the topic for `ANEW_AFTER_S`, or its end not reached for so long | the same |
+| an error | what was read may not be the topic's |
+
+`brokers.py` refuses a topic that keeps such records for less than `KEPT_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
+from delaywheel_replica.cleaner.outside.ports import (
+    ControlNotReadInTime,
+    ControlPort,
+    ControlUnreadable,
+    KafkaPort,
+    StoredRecord,
+)
+from delaywheel_replica.core.protocol.control import ControlRecordMalformedError, ControlState
+
+ANEW_AFTER_S = 600.0
+
+KEPT_S = 3_600
+"""For so long, at least, the topic must keep the records that remove a key."""
+
+
+class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
+    """A record of ours in the control topic is not what we ever write."""
+
+
+class ControlFollower:
+    """Reads the control topic and keeps its state. One thread at a time calls it.
+
+    After an error nothing that was read is believed: the next reading begins anew. A reading that
+    takes too long is gone on with by the next one, or a long topic would never be read; what it
+    has read so far is told to nobody.
+
+    Attributes:
+        state: What was read, since the end was reached once.
+        offset: How far; -1: the end was not reached yet.
+        marks: The ids of which a mark with the token of `expect` was read.
+        marked_at_ms: When a broker took the last of them, by its clock; -1: it does not say.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaPort,
+        clock: Clock | None = None,
+        *,
+        anew_after_s: float = ANEW_AFTER_S,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            kafka: Where readers come from.
+            clock: None: the machine's.
+            anew_after_s: How long it may hear nothing of the topic before it reads all anew.
+        """
+        self._kafka = kafka
+        self._clock = clock or SystemClock()
+        self._anew_after_s = anew_after_s
+        # Monotonic and wall seconds when it last knew itself near the end, or began to read.
+        self._heard_s = (0.0, 0.0)
+        self._reader: ControlPort | None = None
+        self._read = ControlState()
+        self._ended = False
+        self._token = ""
+        self.state = ControlState()
+        self.offset = -1
+        self.marks: frozenset[int] = frozenset()
+        self.marked_at_ms = -1
+
+    def expect(self, token: str) -> None:
+        """A candidacy begins: from now on its marks are watched for, be they newest or not."""
+        self._token = token
+        self.marks = frozenset()
+        self.marked_at_ms = -1
+
+    def poll(self) -> bool:
+        """Takes in what arrived, without waiting; whether there was anything.
+
+        Before the first `read_to_end` there is nothing to follow, and nothing happens: the topic
+        may not be there yet.
+        """
+        if self._reader is None:
+            return False
+        try:
+            records = self._reader.poll()
+            if records:
+                self._take(records)
+        except (ControlUnreadable, ControlTopicBroken):
+            self.begin_anew()
+            return False
+        return bool(records)
+
+    def read_to_end(self, timeout_s: float) -> ControlState:
+        """Reads up to the last stable offset of now.
+
+        Raises:
+            ControlUnreadable: it could not be read in time.
+            ControlTopicBroken: what is there cannot be right.
+        """
+        if self._reader is not None and self._is_behind():
+            self.begin_anew()
+        if self._reader is None:
+            self._reader = self._kafka.control()
+            self._hear()
+        try:
+            records = self._reader.read_to_end(timeout_s)
+            self._ended = True
+            self._take(records)
+        except ControlNotReadInTime:
+            self.poll()
+            raise
+        except (ControlUnreadable, ControlTopicBroken):
+            self.begin_anew()
+            raise
+        self.offset = self._reader.position
+        return self.state
+
+    def rest(self) -> None:
+        """Stops reading: while this node leads, only it can commit. `begin_anew` ends that."""
+        self._let_go()
+
+    def begin_anew(self) -> None:
+        """Forgets what was read; the next reading begins at the topic's beginning."""
+        self._let_go()
+        self._ended = False
+        self.state = self._read = ControlState()
+        self.offset = -1
+
+    def close(self) -> None:
+        """Lets go of the reader."""
+        self.begin_anew()
+
+    def _take(self, records: Iterable[StoredRecord]) -> None:
+        if self._is_behind():
+            raise ControlUnreadable("the control topic was not heard of for too long: read it anew")
+        self._apply(records)
+        if self._ended:
+            self._hear()
+
+    def _hear(self) -> None:
+        self._heard_s = self._now_s()
+
+    def _is_behind(self) -> bool:
+        """Whether so much time has passed that a record that removes a key may be gone.
+
+        The monotonic clock stands still while a machine is suspended, the wall clock may be set
+        back: the longer time counts.
+        """
+        elapsed_s = (now - then for now, then in zip(self._now_s(), self._heard_s, strict=True))
+        return max(elapsed_s) > self._anew_after_s
+
+    def _now_s(self) -> tuple[float, float]:
+        return self._clock.monotonic(), self._clock.wall_ms() / 1000
+
+    def _apply(self, records: Iterable[StoredRecord]) -> None:
+        try:
+            for record in records:
+                self._read = self._read.apply(record.key, record.value, record.offset)
+                marks = self._read.marked(self._token)
+                if not marks <= self.marks:
+                    self.marks |= marks
+                    self.marked_at_ms = record.appended_ms
+                if self._ended:
+                    self.offset = record.offset
+        except ControlRecordMalformedError as error:
+            raise ControlTopicBroken(str(error)) from error
+        if self._ended:
+            self.state = self._read
+
+    def _let_go(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()

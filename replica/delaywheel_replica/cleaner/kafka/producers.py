@@ -1,0 +1,291 @@
+"""The leader's transactional producers, on confluent-kafka.
+
+Delivery callbacks do not go together with transactions in confluent-kafka, so failures are found
+where they show:
+
+| what failed | where it shows |
+|---|---|
+| a record that the client refuses (no such partition, too large) | `produce` raises; the |
+|   | transaction is none the worse, the record is named |
+| a header's name with U+0000, which the client would cut off there | found here: named as well |
+| a batch that the broker refuses; a partition that cannot be added | after the flush `produce` |
+|   | raises `_STATE`: it can only be aborted. `commit_transaction` then says why, and sends no |
+|   | EndTxn |
+| a record that failed inside the client: its topic went away | `commit_transaction` raises |
+|   | `_INCONSISTENT` after its own flush, before it sends an EndTxn |
+| the same partition again, after a refused batch | as a refused batch: `AFTERMATH`; the abort |
+|   | heals it |
+| no answer | `flush` leaves records behind, or `_TIMED_OUT` |
+| fenced | any call: `_FENCED`, fatal |
+
+So it is always known whether an EndTxn may be under way, and what it means is
+core/protocol/transaction_outcomes.py's to say. The clients retry nothing within a call
+(kafka_settings.py), so no success is one after a retry.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from delaywheel.headers import is_cut_off
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.outside.ports import (
+    HEADER_CUT_OFF,
+    IDS,
+    Ended,
+    Record,
+    RefusedRecord,
+)
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    VERDICTS,
+    Answer,
+    Call,
+    Verdict,
+    answer_of,
+)
+from delaywheel_replica.kafka_settings import OWN_HEADERS, KafkaSettings
+
+ROOM_S = 2.0
+"""How long a full queue of the client may take to be sent."""
+
+ABORT_MS = 2_000
+
+# Their names in the library begin with an underscore: they are its own, not the broker's.
+_ABORTABLE = KafkaError._STATE  # noqa: SLF001
+_DELIVERY_FAILED = KafkaError._INCONSISTENT  # noqa: SLF001
+_REFUSED = frozenset(
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}  # noqa: SLF001
+)
+
+
+class TransactionalProducer:
+    """One transactional id, from its init to its end; one transaction at a time.
+
+    Once a call of a transaction fails, what follows is skipped, up to its `commit` or `abort`.
+    """
+
+    def __init__(self, settings: KafkaSettings, transactional_id: str, *, log_level: int) -> None:
+        self._producer = Producer(
+            settings.producer(transactional_id, log_level=log_level), logger=LOGGER
+        )
+        self._failed: Ended | None = None
+        self._abortable = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether the running transaction can no longer be committed, as far as is known."""
+        return self._failed is not None
+
+    @property
+    def abortable(self) -> bool:
+        """Whether the client itself refuses to commit the running transaction."""
+        return self._abortable
+
+    def init(self, timeout_ms: int) -> Ended:
+        """Fences older producers of this id and ends their transactions."""
+        try:
+            self._producer.init_transactions(timeout_ms / 1000)
+        except KafkaException as exception:
+            return _ended(Call.INIT, _error(exception))
+        return Ended(VERDICTS[Call.INIT, Answer.OK])
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+        self._failed, self._abortable = None, False
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as exception:
+            self._failed = _ended(Call.BEGIN, _error(exception))
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over; those that the client refuses are named."""
+        refused: list[RefusedRecord] = []
+        if self._failed is not None:
+            return refused
+        for index, record in enumerate(records):
+            # At least so many are our own, at the end: most records have no others.
+            if len(record.headers) > OWN_HEADERS and _has_cut_off(record.headers):
+                refused.append(RefusedRecord(index, HEADER_CUT_OFF))
+                continue
+            try:
+                self._hand_over(record)
+            except BufferError:
+                # The client's queue is full: once that is sent, there is room.
+                has_room = self.flush(int(ROOM_S * 1000))
+                error = self._produce_into_empty(record) if has_room else None
+            except KafkaException as exception:
+                error = self._take_error(_error(exception))
+            else:
+                continue
+            if self.failed:
+                break
+            if error is not None:
+                refused.append(RefusedRecord(index, error.name()))
+        return refused
+
+    def write_own(self, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        for refused in self.write(records):
+            self._failed = Ended(Verdict.ABORT, refused.reason)
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
+        if self.failed:
+            return False
+        try:
+            unanswered = self._producer.flush(timeout_ms / 1000)
+        except KafkaException as exception:
+            self._failed = _ended(Call.FLUSH, _error(exception))
+            return False
+        if unanswered:
+            verdict = VERDICTS[Call.FLUSH, Answer.TIMED_OUT]
+            self._failed = Ended(verdict, f"no answer to {unanswered} records")
+        return unanswered == 0
+
+    def commit(self, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        if self.flush(timeout_ms):
+            self.write_own([last])
+        ended = self._failed or self._commit(timeout_ms)
+        if ended.verdict is not Verdict.ABORT:
+            return ended
+        cause = self.cause() or ended.cause
+        return Ended(self.abort().verdict, cause)
+
+    def cause(self) -> str | None:
+        """In Kafka's words, why the transaction failed."""
+        if not self._abortable:
+            return None if self._failed is None else self._failed.cause
+        try:
+            # Sends nothing: librdkafka refuses it with the error that made the state.
+            self._producer.commit_transaction(ABORT_MS / 1000)
+        except KafkaException as exception:
+            error = _error(exception)
+            return f"{error.name()}: {error.str()}"
+        raise AssertionError("a transaction that could only be aborted was committed")
+
+    def abort(self) -> Ended:
+        """Drops everything written."""
+        try:
+            self._producer.abort_transaction(ABORT_MS / 1000)
+        except KafkaException as exception:
+            return _ended(Call.ABORT, _error(exception))
+        return Ended(VERDICTS[Call.ABORT, Answer.OK])
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has the client look the topics up, so that it knows their partitions now."""
+        try:
+            for topic in topics:
+                self._producer.list_topics(topic, timeout=timeout_ms / 1000)
+        except KafkaException:
+            return False
+        return True
+
+    def _produce_into_empty(self, record: Record) -> KafkaError | None:
+        """The same when nothing else waits: what finds no room now never will."""
+        try:
+            self._hand_over(record)
+        except BufferError:
+            return KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001 - its names
+        except KafkaException as exception:
+            return self._take_error(_error(exception))
+        return None
+
+    def _hand_over(self, record: Record) -> None:
+        topic, key, value, headers, partition, timestamp_ms = record
+        self._producer.produce(
+            topic,
+            value=value,
+            key=key,
+            headers=headers,  # type: ignore[arg-type]  # its list is typed as invariant
+            partition=partition,
+            timestamp=max(timestamp_ms, 0),
+        )
+
+    def _take_error(self, error: KafkaError) -> KafkaError | None:
+        if error.code() in _REFUSED:
+            return error
+        self._failed = _ended(Call.PRODUCE, error)
+        self._abortable = error.code() == _ABORTABLE
+        return None
+
+    def _commit(self, timeout_ms: int) -> Ended:
+        try:
+            self._producer.commit_transaction(timeout_ms / 1000)
+        except KafkaException as exception:
+            error = _error(exception)
+            failed_before_end = error.code() == _DELIVERY_FAILED
+            return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
+        return Ended(VERDICTS[Call.COMMIT, Answer.OK])
+
+
+class LeaderProducers:
+    """The producers of all transactional ids, as `ProducersPort` wants them."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._producers: dict[int, TransactionalProducer] = {}
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        """Makes a new producer of this id, which fences the older ones."""
+        assert 0 <= number < IDS
+        name = self._settings.names.leader_id(number)
+        producer = TransactionalProducer(self._settings, name, log_level=4)
+        self._producers[number] = producer
+        return producer.init(timeout_ms)
+
+    def begin(self, number: int) -> None:
+        """Opens a transaction."""
+        self._producers[number].begin()
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over, in order."""
+        return self._producers[number].write(records)
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        self._producers[number].write_own(records)
+
+    def flush(self, number: int, timeout_ms: int) -> None:
+        """Waits until the brokers have what was written."""
+        self._producers[number].flush(timeout_ms)
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        return self._producers[number].commit(last, timeout_ms)
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has all clients look the topics up."""
+        names = list(topics)
+        return all(producer.warm(names, timeout_ms) for producer in self._producers.values())
+
+    def destroy(self) -> None:
+        """Lets go of all producers.
+
+        On another thread: librdkafka joins its own threads at the end, and they may be waiting
+        for a broker.
+        """
+        producers = list(self._producers.values())
+        self._producers.clear()
+        threading.Thread(target=producers.clear, name="destroy producers", daemon=True).start()
+
+
+def _has_cut_off(headers: list[tuple[str, bytes | None]]) -> bool:
+    for name, _ in headers:  # noqa: SIM110 - a generator costs more than a few headers do
+        if is_cut_off(name):
+            return True
+    return False
+
+
+def _ended(call: Call, error: KafkaError) -> Ended:
+    answer = answer_of(error.name(), requires_abort=error.txn_requires_abort())
+    return Ended(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
+
+
+def _error(exception: KafkaException) -> KafkaError:
+    error = exception.args[0]
+    assert isinstance(error, KafkaError)
+    return error

@@ -1,0 +1,121 @@
+"""The real Kafka's answers about topics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel_replica.cleaner.delivery.topics import CreateTopics, Described, Limits, TopicState
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
+from delaywheel_replica.kafka_settings import KafkaSettings
+
+CALL_S = 5.0
+
+_ANY_MS = 1 << 62
+_STATES = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: TopicState.MISSING,
+    KafkaError.TOPIC_EXCEPTION: TopicState.ILLEGAL,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: TopicState.DENIED,
+}
+"""What a refusal to describe a topic says of it."""
+
+
+class KafkaTopicAdmin:
+    """Asks the brokers: `TopicAdmin` as the cleaner uses it."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Connects when first asked.
+
+        Args:
+            settings: How to reach Kafka.
+        """
+        self._admin = AdminClient(settings.admin(), logger=LOGGER)
+
+    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+        """Of each topic what Kafka says now; those that it does not answer for are left out."""
+        self._admin.poll(0)  # what the client has to say meanwhile is logged
+        answers = {}
+        error: KafkaException | None = None
+        try:
+            futures = self._admin.describe_topics(
+                TopicCollection(list(names)),
+                request_timeout=CALL_S,
+                include_authorized_operations=True,
+            )
+        except KafkaException as exception:
+            raise KafkaAway(str(exception)) from exception
+        for name in names:
+            try:
+                answers[name] = _described(futures[name].result())
+            except KafkaException as exception:
+                state = _STATES.get(exception.args[0].code())
+                if state is None:
+                    error = exception
+                else:
+                    answers[name] = Described(state)
+        if error is not None and not answers:
+            raise KafkaAway(str(error)) from error
+        return answers
+
+    def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
+        """What each topic asks of messages; None: we may not know."""
+        wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+        limits: dict[str, Limits | None] = {}
+        for resource, future in self._admin.describe_configs(
+            wanted, request_timeout=CALL_S
+        ).items():
+            try:
+                limits[resource.name] = _limits_of(future.result())
+            except KafkaException:
+                limits[resource.name] = None
+        return limits
+
+    def create(self, names: Sequence[str], how: CreateTopics) -> None:
+        """Makes topics, as far as possible: the next answer says which are there."""
+        wanted = [
+            NewTopic(
+                name,
+                num_partitions=how.partitions,
+                replication_factor=how.replication_factor or -1,
+            )
+            for name in names
+        ]
+        for future in self._admin.create_topics(wanted, request_timeout=CALL_S).values():
+            try:
+                future.result()
+            except KafkaException:
+                continue
+
+
+def _described(topic: Any) -> Described:
+    state = TopicState.PRESENT
+    if any(partition.leader is None for partition in topic.partitions):
+        state = TopicState.LEADERLESS
+    allowed = topic.authorized_operations
+    if allowed and AclOperation.WRITE not in allowed and AclOperation.ALL not in allowed:
+        state = TopicState.DENIED
+    copies = ((len(partition.isr), len(partition.replicas)) for partition in topic.partitions)
+    lacking = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)
+    return Described(state, len(topic.partitions), lacking)
+
+
+def _limits_of(config: Mapping[str, Any]) -> Limits:
+    def bound(name: str) -> int | None:
+        entry = config.get(name)
+        given = config["message.timestamp.type"].value == "CreateTime" and entry is not None
+        # Kafka writes "any" as the greatest long, to which nothing can be added.
+        limited = given and entry is not None and int(entry.value) < _ANY_MS
+        return int(entry.value) if limited and entry is not None else None
+
+    return Limits(
+        max_message_bytes=int(config["max.message.bytes"].value),
+        needs_key="compact" in config["cleanup.policy"].value,
+        oldest_ms=bound("message.timestamp.before.max.ms"),
+        newest_ms=bound("message.timestamp.after.max.ms"),
+        min_insync=int(config["min.insync.replicas"].value),
+    )

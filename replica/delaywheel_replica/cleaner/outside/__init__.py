@@ -1,0 +1,1 @@
+"""What the cleaner asks of the world, as ports: Kafka, clocks, background calls."""

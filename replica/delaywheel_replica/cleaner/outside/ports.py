@@ -1,0 +1,164 @@
+"""What the cleaner asks of Kafka, as a port: the real clients stand behind it, or a simulation.
+
+A *number* is one of the leader's transactional ids, 0 to `IDS` - 1. All calls are bounded by the
+time they are given, and none is repeated inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+
+IDS = 2
+"""Transactional ids taking turns. Never changes on a cluster: a leader must init all there are."""
+
+HEADER_CUT_OFF = "HEADER_CUT_OFF"
+"""Why a record is refused of which a header's name would not arrive whole."""
+
+ANY_PARTITION = -1
+NOW = -1
+
+
+# librdkafka gives the numbers of a refused batch to nobody else, and notices at the next batch for
+# that partition that they are skipped. The abort that follows begins a new producer epoch.
+AFTERMATH = "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def is_aftermath(cause: str | None) -> bool:
+    """Whether a transaction failed for what an earlier one left behind: again, it will not."""
+    return cause is not None and cause.startswith(AFTERMATH)
+
+
+class Record(NamedTuple):
+    """What is produced, whole."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    partition: int = ANY_PARTITION
+    timestamp_ms: int = NOW
+
+
+class RefusedRecord(NamedTuple):
+    """A record that the client would not take; the transaction is none the worse."""
+
+    number: int
+    """Which of the records written by that call, from 0."""
+    reason: str
+
+
+class StoredRecord(NamedTuple):
+    """One committed record of the control topic; a value of None removes the key."""
+
+    key: bytes
+    value: bytes | None
+    offset: int
+    appended_ms: int = -1
+    """The broker's wall clock when it took the record; -1: the topic does not keep that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a call or a whole transaction ended, and in Kafka's words why, if not well."""
+
+    verdict: Verdict
+    cause: str | None = None
+
+
+class ProducersPort(Protocol):
+    """The transactional producers of one candidacy."""
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        """Makes a new producer of this id, which fences the older ones.
+
+        CONTINUE when it is ready. Calls for different numbers may run at the same time, on
+        different threads.
+        """
+
+    def begin(self, number: int) -> None:
+        """Opens a transaction; a failure is told by `commit`."""
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over, in order; stops silently when the transaction is lost already."""
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """The same for records of ours, which must not be missing.
+
+        When the client refuses one, the transaction is aborted.
+        """
+
+    def flush(self, number: int, timeout_ms: int) -> None:
+        """Waits until the brokers have what was written; a failure is told by `commit`."""
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        """Flushes, writes the one record that must come last, commits; aborts when it cannot.
+
+        COMMITTED, ABORTED, UNKNOWN or FENCED.
+        """
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Has the clients look topics up, so that they know no more what is no longer so."""
+
+    def destroy(self) -> None:
+        """Lets go of all producers; transactions that are open stay so until the next init."""
+
+
+class ControlPort(Protocol):
+    """The control topic as a reader that starts at its beginning."""
+
+    @property
+    def position(self) -> int:
+        """The offset of the next record to be read."""
+
+    def poll(self) -> list[StoredRecord]:
+        """What arrived since the last call; does not wait."""
+
+    def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
+        """Everything not handed out yet, up to the last stable offset of now."""
+
+    def close(self) -> None:
+        """Lets go of it."""
+
+
+class KafkaPort(Protocol):
+    """Where the others come from."""
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        """Makes sure that Kafka answers and can keep what we promise; creates our topics.
+
+        Args:
+            has_wheels: this node holds messages.
+
+        Returns:
+            What endangers the control topic, though leading on it is not refused.
+
+        Raises:
+            KafkaAway: it does not answer.
+            Refusal: it answers, and leading on it would break a promise.
+        """
+
+    def producers(self) -> ProducersPort:
+        """The producers of a new candidacy."""
+
+    def control(self) -> ControlPort:
+        """A new reader of the control topic."""
+
+
+class KafkaAway(Exception):  # noqa: N818 - named after what happened
+    """Kafka did not answer; the text says what was asked."""
+
+
+class Refusal(Exception):  # noqa: N818 - a refusal by name, not an error of ours
+    """Leading would break a promise; the text says why and what to do."""
+
+
+class ControlUnreadable(Exception):  # noqa: N818 - named after what happened
+    """Kafka did not answer in time, or no longer has the records that follow ours."""
+
+
+class ControlNotReadInTime(ControlUnreadable):
+    """There was more than could be read in time; what was read is good, and is not read again."""

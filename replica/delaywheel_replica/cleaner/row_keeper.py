@@ -1,0 +1,157 @@
+"""The cleaner's row: when it is written, and kept fresh while the main thread waits for Kafka.
+
+| what changed since it was written | it is written |
+|---|---|
+| anything but progress and lateness | at the next turn |
+| progress, and within `HASTE_S` somebody asked for a commit | at the next turn |
+| progress | after `ROW_S`: a row costs both processes as much as a transaction's messages |
+| nothing, or the lateness | after `QUIET_ROW_S` |
+
+| the main thread | the row is written | by |
+|---|---|---|
+| turns | as above | itself |
+| waits for a transaction | every `STAMP_S`, the same with new times and `call_since_ms` | `stamp` |
+| reads what is due | every `STAMP_S`, the same with new times | `stamp` |
+| waits so long that the last commit is too old, or reads for `READING_MS` | no more | nobody |
+| waits for anything else | no more | nobody |
+
+So a leader on slow brokers, or a slow disk, is heard, and one that hangs is not: of a transaction,
+the election machine would end its office at that very moment, if it could turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from delaywheel_replica.cleaner.outside.clocks import Clock
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+
+if TYPE_CHECKING:
+    from delaywheel_replica.cleaner.leadership import View
+
+ROW_S = 0.1
+"""Progress is told at least so often."""
+
+QUIET_ROW_S = 0.25
+"""The row is written at least so often: four times before it would count as a dead process's."""
+
+HASTE_S = 1.0
+"""For so long whoever asked for a commit is told each one at once."""
+
+STAMP_S = 0.2
+"""In health a transaction ends long before: then nobody but the main thread writes."""
+
+READING_MS = 10_000
+"""After a long outage what was missed is read from a disk that may be slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a leader's main thread waits for.
+
+    Attributes:
+        since_ms: when its transaction began, by the monotonic clock; None: it reads what is due.
+        until_ms: until when the leader counts, whether it has ended or not.
+    """
+
+    since_ms: int | None
+    until_ms: int
+
+
+class News:
+    """Whether there is something to be told; for the main thread."""
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self._told: View | None = None
+        self._told_s = 0.0
+        self._is_new = False
+        self._asked_s = -HASTE_S
+
+    def ask(self, now_s: float) -> None:
+        """Somebody waits for a commit."""
+        self._asked_s = now_s
+
+    def rest_s(self, now_s: float) -> float:
+        """For how long at most there is nothing to be told, if nothing changes."""
+        after_s = ROW_S if self._is_new else QUIET_ROW_S
+        return max(0.0, self._told_s + after_s - now_s)
+
+    def look(self, view: View, now_s: float) -> tuple[bool, bool]:
+        """Whether to write the row now, and whether it then says anything new but the lateness.
+
+        Args:
+            view: what others may know.
+            now_s: the monotonic clock.
+        """
+        told = replace(view, lateness_ms=0)
+        is_new = told != self._told
+        age_s = now_s - self._told_s
+        in_haste = now_s - self._asked_s < HASTE_S
+        is_time = age_s >= QUIET_ROW_S or (
+            is_new and (age_s >= ROW_S or in_haste or self._is_urgent(told))
+        )
+        self._is_new = is_new and not is_time
+        if is_time:
+            self._told, self._told_s = told, now_s
+        return is_time, is_new
+
+    def _is_urgent(self, view: View) -> bool:
+        told = self._told
+        return told is None or _without_progress(view) != _without_progress(told)
+
+
+def _without_progress(view: View) -> View:
+    return replace(view, state=replace(view.state, progress=None))
+
+
+class RowKeeper:
+    """Writes the row. `tell` is for the main thread, `stamp` for another one."""
+
+    def __init__(
+        self,
+        put: Callable[[CleanerStatus], None],
+        waiting: Callable[[], Waiting | None],
+        clock: Clock,
+    ) -> None:
+        """Nothing was told yet.
+
+        Args:
+            put: Writes it; one thread at a time calls it.
+            waiting: For which transaction the main thread waits.
+            clock: The clocks.
+        """
+        self._put = put
+        self._waiting = waiting
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: CleanerStatus | None = None
+
+    def tell(self, status: CleanerStatus) -> None:
+        """Writes what the main thread has to say."""
+        with self._lock:
+            self._put(status)
+            self._last = status
+
+    def stamp(self) -> None:
+        """Writes the last word again, if the main thread cannot; to be called every `STAMP_S`."""
+        waiting = self._waiting()
+        if waiting is None:
+            return
+        with self._lock:
+            last, now_ms = self._last, self._clock.monotonic_ms()
+            if last is None or now_ms - last.monotonic_ms < STAMP_S * 1000:
+                return
+            if now_ms > waiting.until_ms:
+                return
+            self._put(
+                replace(
+                    last,
+                    monotonic_ms=now_ms,
+                    wall_ms=self._clock.wall_ms(),
+                    call_since_ms=waiting.since_ms,
+                )
+            )

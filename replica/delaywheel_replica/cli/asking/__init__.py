@@ -1,0 +1,1 @@
+"""How commands ask nodes, ask the operator, and end."""

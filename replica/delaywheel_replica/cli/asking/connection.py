@@ -1,0 +1,72 @@
+"""Calls to a running node for the commands that read, and for those of operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import grpc
+
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, parse_addresses
+from delaywheel.client.exchange.retry import Failure as FailedAttempt
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWheelStub
+from delaywheel_replica.cli.failures import ExitCode, Failure
+
+Answer = TypeVar("Answer")
+
+
+def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
+    """Makes a call to the first of these nodes that can answer it; it may be made more than once.
+
+    Args:
+        server: Addresses, with commas between.
+        call: Makes the call; it sets its own deadline.
+
+    Raises:
+        Failure: No node answered, or one refused.
+    """
+    return _ask(server, lambda channel: call(DelayWheelStub(channel)), changes=False)
+
+
+def ask_admin(
+    server: str, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
+) -> Answer:
+    """The same for what operators do.
+
+    Args:
+        server: Addresses, with commas between.
+        call: Makes the call; it sets its own deadline.
+        changes: It changes something: a node that gave no answer may have done it.
+
+    Raises:
+        Failure: No node answered, or one refused.
+    """
+    return _ask(server, lambda channel: call(DelayWheelAdminStub(channel)), changes=changes)
+
+
+def _ask(server: str, call: Callable[[grpc.Channel], Answer], *, changes: bool) -> Answer:
+    try:
+        addresses = parse_addresses(server)
+    except ValueError as error:
+        raise Failure("ADDRESS_INVALID", str(error), ExitCode.USAGE) from error
+    in_doubt = False
+    for address in addresses:
+        try:
+            with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                return call(channel)
+        except grpc.RpcError as error:
+            attempt = FailedAttempt.of_call(cast("grpc.Call", error))  # it is both
+            in_doubt |= changes and not attempt.verdict.outcome_known
+            if not attempt.verdict.retry:
+                break
+    raise Failure(
+        str(attempt.reason or attempt.code.name),
+        f"{attempt.text} ({address})",
+        _exit_code(attempt, in_doubt=in_doubt),
+    )
+
+
+def _exit_code(attempt: FailedAttempt, *, in_doubt: bool) -> ExitCode:
+    if in_doubt:
+        return ExitCode.UNKNOWN_OUTCOME
+    return ExitCode.UNAVAILABLE if attempt.verdict.retry else ExitCode.REFUSED

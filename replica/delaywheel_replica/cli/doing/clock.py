@@ -1,0 +1,61 @@
+"""`delaywheel clock set-back`: what operators do when a leader's clock was ahead.
+
+It asks first what it would mean, shows that, and does exactly that once it is confirmed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.asking.confirming import confirm, show
+from delaywheel_replica.cli.asking.connection import ask_admin
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.values import about, clock, iso
+
+DIFFERS_MS = 2_000
+"""Clocks of two machines that differ by more should be looked at first."""
+
+
+def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None:
+    """Go on at the leader's clock, which was corrected, instead of resting until it comes there."""
+
+    def ask(set_backs: int, *, dry_run: bool) -> pb.SetBackResponse:
+        request = pb.SetBackRequest(set_backs=set_backs, dry_run=dry_run)
+        return ask_admin(
+            server, lambda stub: stub.SetBack(request, timeout=timeout_s), changes=not dry_run
+        )
+
+    told = ask(0, dry_run=True)
+    show(_meaning(told, time.time_ns() // 1_000_000))
+    confirm("Set it back?", yes=yes)
+    done = ask(told.set_backs, dry_run=False)
+    if as_json:
+        print_json(shapes.set_back(done))
+    else:
+        print(f"forwarding goes on from {iso(done.goes_on_from_ms)}")
+
+
+def _meaning(told: pb.SetBackResponse, now_ms: int) -> list[str]:
+    """What it costs."""
+    ahead_ms = told.forwarded_to_ms - told.goes_on_from_ms
+    forwarded_to, goes_on_from = iso(told.forwarded_to_ms), iso(told.goes_on_from_ms)
+    lines = [
+        f"What is due up to {forwarded_to} was forwarded, up to {about(ahead_ms)} early.",
+        f"Node {told.node} leads, and its clock says {goes_on_from}: it would go on from there.",
+    ]
+    off_ms = told.goes_on_from_ms - now_ms
+    if abs(off_ms) > DIFFERS_MS:
+        way = "ahead of" if off_ms > 0 else "behind"
+        lines.append(f"That is {about(abs(off_ms))} {way} the clock here: see which one is right.")
+    lines += [
+        "What was forwarded early stays so: it is not forwarded again, nor what repeats it.",
+        "All else that was accepted, or is from now on, is forwarded at its due.",
+        "A due that was reckoned from a delay by the wrong clock stays as it is.",
+        "It cannot be undone.",
+    ]
+    if told.floor * 1_000 > told.goes_on_from_ms:
+        deleted = f"Seconds below {clock(told.floor)} are deleted"
+        lines.append(f"{deleted}: what is due before is refused until then, with or without this.")
+    return lines

@@ -1,0 +1,134 @@
+"""What a data folder holds, read from its files: the node may run or not.
+
+The answers are the protocol's own messages, so that a command prints the same whether it asked
+a node or read a folder. The index says what is there; the dial, a cache, is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from delaywheel.storage.files.index import read_segments
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.layout import wheel_folder
+from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
+from delaywheel.storage.folder.status_file import RowReader
+from delaywheel.storage.frames.rows import cancel_counts, message_counts
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.wheel import WheelState, list_wheels, load_meta
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.server.lookup.scan import Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.stored import progress_message, rows_after, stored_message
+
+_EVERY_SEQ = 2**63 - 1
+_STATES = {
+    WheelState.OPEN: pb.WHEEL_STATE_OPEN,
+    WheelState.FENCED: pb.WHEEL_STATE_FENCED,
+    WheelState.CLOSED: pb.WHEEL_STATE_CLOSED,
+}
+
+
+def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsResponse:
+    """The seconds that hold frames, with what is in them.
+
+    Raises:
+        Failure: This is no data folder.
+    """
+    disk = PosixDisk()
+    node = node_of(data)
+    progress = read_progress(data)
+    answer = pb.ListSlotsResponse(node=node, progress=progress_message(progress), counted_by=[node])
+    slots: dict[int, pb.SlotRow] = {}
+    for wheel in list_wheels(disk, data):
+        reader = WheelReader(disk, data, wheel)
+        meta = load_meta(disk, data, wheel)
+        answer.wheels.add(
+            wheel=str(wheel),
+            node=wheel.node,
+            state=_STATES[meta.state],
+            applied_seq=reader.last_seq(),
+            final_seq=meta.final_seq,
+            progress_seq=progress.seq(wheel) if progress is not None else 0,
+        )
+        there = np.array(reader.slots(from_slot, to_slot), dtype=np.uint32)
+        reader.close()
+        for _, rows in read_segments(disk, wheel_folder(data, wheel)):
+            _count(rows[np.isin(rows["slot"], there) & (rows["length"] > 0)], slots)
+    answer.slots.extend(slots[slot] for slot in sorted(slots))
+    return answer
+
+
+def node_of(data: Path) -> str:
+    """Whose data folder this is.
+
+    Raises:
+        Failure: Nobody's, or that cannot be read.
+    """
+    try:
+        state = load_node_state(PosixDisk(), data)
+    except NodeFileDamaged as error:
+        raise Failure("FOLDER_DAMAGED", str(error)) from error
+    if state is None:
+        raise Failure("FOLDER_INVALID", f"{data} is no node's data folder: it has no node.json")
+    return state.node
+
+
+def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
+    """Adds the index rows of one segment to the seconds that they are of."""
+    found, places = np.unique(rows["slot"], return_inverse=True)
+    columns = [
+        np.bincount(places, weights=weights, minlength=len(found)).astype(np.int64).tolist()
+        for weights in (
+            message_counts(rows),
+            rows["length"],
+            np.ones(len(rows)),
+            cancel_counts(rows),
+            rows["offset"] == 0,  # a wheel's first frame in the slot
+        )
+    ]
+    for slot, messages, length_bytes, frames, cancels, wheels in zip(
+        found.tolist(), *columns, strict=True
+    ):
+        row = slots.setdefault(slot, pb.SlotRow(slot=slot, copies=1))
+        row.messages += messages
+        row.length_bytes += length_bytes
+        row.frames += frames
+        row.cancels += cancels
+        row.wheels += wheels
+
+
+def read_progress(data: Path) -> Progress | None:
+    """How far forwarding had come when the node's cleaner last told; None if it never did."""
+    try:
+        status = RowReader(data / "cleaner.row", CleanerStatus.from_json).read()
+    except MalformedError:
+        return None
+    return None if status is None else status.progress
+
+
+def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.StoredMessage]:
+    """The messages of one second, wheel by wheel, in the order in which they were written.
+
+    Damaged frames are passed over; `verify` speaks of them.
+
+    Raises:
+        Failure: This is no data folder.
+    """
+    node_of(data)
+    disk = PosixDisk()
+    progress = read_progress(data)
+    every = dict.fromkeys(list_wheels(disk, data), _EVERY_SEQ)
+    frames = list(Scanner(disk, data).frames(slot, every))
+    cancelled = cancelled_keys(frames)
+    for frame, row in rows_after(frames, None):
+        is_cancelled = key_of(frame.columns, row) in cancelled
+        yield stored_message(
+            frame, row, progress, cancelled=is_cancelled, with_content=with_content
+        )

@@ -1,0 +1,211 @@
+"""`delaywheel produce --lines` and `--jsonl`: a message a line, thousands in a request.
+
+Lines are sent as they come: whatever is there goes together, up to a bound, so that a slow writer
+does not wait for others and a file goes in large requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from argparse import ArgumentTypeError
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from delaywheel import Client, DelaywheelError, Handle, Message
+from delaywheel_replica.cli.asking.sdk_failures import failure_of
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.telling.tables import print_ndjson
+from delaywheel_replica.cli.values import counted, parse_duration, parse_id, parse_time
+
+MOST_MESSAGES: Final = 5_000
+MOST_BYTES: Final = 8 * 1024 * 1024
+LONGEST_LINE_BYTES: Final = 128 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+
+Make: TypeAlias = Callable[[bytes], Message]
+"""Makes the message of a line.
+
+Raises:
+    ValueError, TypeError, ArgumentTypeError, DelaywheelError: it is none.
+"""
+
+_WORST_FIRST: Final = (ExitCode.UNKNOWN_OUTCOME, ExitCode.UNAVAILABLE, ExitCode.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What became of one line."""
+
+    line: int
+    message: Message | None
+    handle: Handle | None
+    failure: Failure | None
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """One line of `--ndjson`."""
+        if self.failure is not None:
+            return {"line": self.line, "error": self.failure.reason, "message": str(self.failure)}
+        assert self.message is not None
+        told = {"handle": str(self.handle), "id": self.message.id.hex()}
+        return {"line": self.line, **told, "due_ms": self.message.due_ms}
+
+
+def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
+    """Sends all lines of a file or pipe, and tells of each in order.
+
+    Args:
+        client: Sends them.
+        source: The descriptor to read from.
+        make: Makes the message of a line.
+        as_ndjson: Whether standard output gets an object a line, also of what failed.
+
+    Raises:
+        Failure: Something was not accepted; what, is told on standard error.
+    """
+    accepted, codes = 0, set[ExitCode]()
+    for first, lines in _batches(source):
+        sent = _send(client, first, lines, make)
+        if as_ndjson:
+            print_ndjson(one.shape for one in sent)
+        else:
+            sys.stdout.writelines(f"{one.handle}\n" for one in sent if one.handle)
+            sys.stdout.flush()
+        for one in sent:
+            if one.failure is not None:
+                codes.add(one.failure.exit_code)
+                print(f"line {one.line}: {one.failure}", file=sys.stderr)
+        accepted += sum(one.handle is not None for one in sent)
+        if sent and not any(one.handle for one in sent) and ExitCode.UNAVAILABLE in codes:
+            raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
+    if codes:
+        raise _failed(accepted, codes, "")
+    print(f"{counted(accepted, 'message')} accepted", file=sys.stderr)
+
+
+def value_of_line(line: bytes, **common: Any) -> Message:
+    """The message whose value is a line."""
+    return Message(value=line, **common)
+
+
+def message_of_json(line: bytes, **common: Any) -> Message:
+    """The message that a JSON object describes; what it does not say is as for the others."""
+    read = json.loads(line)
+    if not isinstance(read, dict):
+        raise TypeError("not a JSON object")
+    if unknown := read.keys() - _FIELDS.keys():
+        raise ValueError(f"no such field: {', '.join(sorted(unknown))}")
+    own: dict[str, Any] = {}
+    for name, value in read.items():
+        if value is not None:
+            field, take = _FIELDS[name]
+            if field in own:
+                raise ValueError(f"{field} is said twice")
+            own[field] = take(value)
+    if own.keys() & _DUES:
+        common = {name: value for name, value in common.items() if name not in _DUES}
+    return Message(**{"value": None, **common, **own})
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _encoded(value: object) -> bytes:
+    return _text(value).encode()
+
+
+def _decoded(value: object) -> bytes:
+    return b64decode(_text(value), validate=True)
+
+
+def _headers(value: object) -> list[tuple[str, bytes | None]]:
+    """`{"name": "text"}`, or `[["name", "text"], …]` where a name comes twice; null is null."""
+    pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else value  # type: ignore[assignment]
+    return [(_text(name), None if text is None else _encoded(text)) for name, text in pairs]
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], object]]]] = {
+    "topic": ("topic", _text),
+    "value": ("value", _encoded),
+    "value_base64": ("value", _decoded),
+    "key": ("key", _encoded),
+    "key_base64": ("key", _decoded),
+    "headers": ("headers", _headers),
+    "delay": ("delay", lambda value: parse_duration(_text(value))),
+    "at": ("deliver_at", lambda value: parse_time(str(value))),
+    "level": ("level", _text),
+    "id": ("id", lambda value: parse_id(_text(value))),
+    "partition": ("partition", _number),
+    "timestamp": ("timestamp", lambda value: parse_time(str(value))),
+}
+_DUES: Final = frozenset({"delay", "deliver_at", "level"})
+
+
+def _send(client: Client, first: int, lines: Sequence[bytes], make: Make) -> list[_Sent]:
+    messages: dict[int, Message] = {}
+    failures: dict[int, Failure] = {}
+    for number, line in enumerate(lines, start=first):
+        try:
+            messages[number] = make(line)
+        except DelaywheelError as error:
+            failures[number] = failure_of(error) or _unreadable(error)
+        except (ValueError, TypeError, ArgumentTypeError) as error:
+            failures[number] = _unreadable(error)
+    handles: dict[int, Handle] = {}
+    for number, result in zip(messages, client.produce_many(messages.values()), strict=True):
+        if result.handle is not None:
+            handles[number] = result.handle
+        elif result.error is not None:
+            failures[number] = failure_of(result.error) or _unreadable(result.error)
+    return [
+        _Sent(number, messages.get(number), handles.get(number), failures.get(number))
+        for number in range(first, first + len(lines))
+    ]
+
+
+def _unreadable(error: Exception) -> Failure:
+    return Failure("LINE_INVALID", str(error), ExitCode.USAGE)
+
+
+def _failed(accepted: int, codes: set[ExitCode], more: str) -> Failure:
+    code = next((code for code in _WORST_FIRST if code in codes), ExitCode.REFUSED)
+    return Failure("NOT_ALL_ACCEPTED", f"{counted(accepted, 'message')} accepted{more}", code)
+
+
+def _batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
+    """What is there, in batches of whole lines, each with the number of its first line."""
+    number, rest, at_end = 1, b"", False
+    while not at_end:
+        pieces, length_bytes = [rest], 0
+        while not at_end and length_bytes < MOST_BYTES and (not length_bytes or _is_ready(source)):
+            piece = os.read(source, _READ_BYTES)
+            at_end = not piece
+            pieces.append(piece)
+            length_bytes += len(piece)
+        *lines, rest = b"".join(pieces).split(b"\n")
+        if len(rest) > LONGEST_LINE_BYTES:
+            raise Failure("LINE_INVALID", f"line {number + len(lines)} has no end", ExitCode.USAGE)
+        if at_end and rest:
+            lines.append(rest)
+        for place in range(0, len(lines), MOST_MESSAGES):
+            yield number + place, lines[place : place + MOST_MESSAGES]
+        number += len(lines)
+
+
+def _is_ready(source: int) -> bool:
+    """Whether there is something to read at once; of a file there always is."""
+    return bool(select.select([source], [], [], 0)[0])

@@ -1,0 +1,85 @@
+"""`delaywheel get` and `delaywheel cancel`: one pending message, by handle or by id and due."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from delaywheel import CancelOutcome, Client
+from delaywheel.client.references import message_ref
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import bytes_text, print_facts, print_json
+from delaywheel_replica.cli.values import iso
+
+_UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
+
+
+def get(
+    handle: str | None,
+    *,
+    message_id: bytes | None,
+    at: datetime | None,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Show one message with its content, until its second is deleted."""
+    request = pb.GetMessageRequest(message=message_ref(handle, message_id, at))
+    message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
+    known.note(server, topics=[message.topic])
+    if as_json:
+        print_json(shapes.stored_message(message, with_content=True))
+        return
+    headers = [
+        (f"header {header.name}", bytes_text(header.value if header.HasField("value") else None))
+        for header in message.headers
+    ]
+    shape = shapes.stored_message(message, with_content=False)
+    print_facts(
+        [
+            ("handle", message.handle),
+            ("state", _state(message)),
+            ("due", shape["due"]),
+            ("accepted", iso(message.accepted_at_ms)),
+            ("topic", message.topic),
+            ("partition", shape["partition"]),
+            ("timestamp", shape["timestamp_ms"]),
+            ("wheel, seq", f"{message.wheel}, {message.seq}"),
+            ("key", bytes_text(message.key if message.HasField("key") else None)),
+            *headers,
+            ("value", bytes_text(message.value if message.HasField("value") else None)),
+        ]
+    )
+
+
+def cancel(
+    handle: str | None,
+    *,
+    message_id: bytes | None,
+    at: datetime | None,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Withdraw a pending message; exit code 0 only if it is never delivered."""
+    with Client(server, timeout=timeout_s) as client:
+        outcome = client.cancel(handle, id=message_id, deliver_at=at)
+    if as_json:
+        print_json({"outcome": outcome.value})
+    if outcome is not CancelOutcome.CANCELLED:
+        raise Failure(outcome.value, "the message was not withdrawn")
+    if not as_json:
+        print("CANCELLED: it is never delivered")
+
+
+def _state(message: pb.StoredMessage) -> str:
+    match message.state:
+        case pb.MESSAGE_STATE_DONE:
+            return _UNKNOWN_END
+        case pb.MESSAGE_STATE_DEAD_LETTERED:
+            return f"a dead letter: {message.dead_reason}"
+        case _:
+            return str(shapes.stored_message(message, with_content=False)["state"])

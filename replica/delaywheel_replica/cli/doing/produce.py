@@ -1,0 +1,122 @@
+"""`delaywheel produce`: through the SDK, as any program sends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from delaywheel import Client, Handle, Message, Reason, RefusedError
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.doing.many import message_of_json, send, value_of_line
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.options import STANDARD_INPUT
+from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.cli.telling.tables import print_json, print_ndjson
+from delaywheel_replica.cli.values import iso
+
+
+def produce(  # noqa: PLR0913 - as many as the command has
+    topic: str,
+    value: str | None,
+    *,
+    value_file: Path | None,
+    key: str | None,
+    headers: Sequence[tuple[str, bytes | None]],
+    message_id: bytes | None,
+    partition: int | None,
+    timestamp: datetime | None,
+    delay: timedelta | None,
+    at: datetime | None,
+    level: str | None,
+    past_ok: bool,
+    lines: Path | None,
+    jsonl: Path | None,
+    as_json: bool,
+    as_ndjson: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Sends one message, or many; handles alone go to standard output."""
+    common: dict[str, Any] = {
+        "topic": topic,
+        "key": None if key is None else key.encode(),
+        "headers": headers,
+        "delay": delay,
+        "deliver_at": at,
+        "level": level,
+        "id": message_id,
+        "partition": partition,
+        "timestamp": timestamp,
+    }
+    client = Client(server, timeout=timeout_s, past_due="deliver" if past_ok else "reject")
+    source = lines or jsonl
+    if source is not None:
+        _check_many(value, value_file, message_id, both=lines and jsonl, as_json=as_json)
+        make = partial(value_of_line if lines else message_of_json, **common)
+        with client, _opened(source) as descriptor:
+            send(client, descriptor, make, as_ndjson=as_ndjson)
+        known.note(server, topics=[topic])
+        return
+    message = Message(value=_value_bytes(value, value_file), **common)
+    with client:
+        handle = _sent(client, message)
+    known.note(server, topics=[topic])
+    due_ms = message.due_ms
+    assert due_ms is not None  # fixed at the sending
+    if as_json or as_ndjson:
+        shape = {"handle": str(handle), "id": message.id.hex(), "due_ms": due_ms}
+        print_json(shape) if as_json else print_ndjson([shape])
+        return
+    print(handle)
+    print(f"due {iso(due_ms)}", file=sys.stderr)
+
+
+def _check_many(
+    value: str | None,
+    value_file: Path | None,
+    message_id: bytes | None,
+    *,
+    both: object,
+    as_json: bool,
+) -> None:
+    if both:
+        raise usage("give --lines or --jsonl, not both")
+    if value is not None or value_file is not None or message_id is not None:
+        raise usage("of many messages, each line says its own value and id")
+    if as_json:
+        raise usage("of many messages, write --ndjson instead of --json")
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[int]:
+    if source == STANDARD_INPUT:
+        yield sys.stdin.fileno()
+        return
+    with source.open("rb") as file:
+        yield file.fileno()
+
+
+def _sent(client: Client, message: Message) -> Handle:
+    try:
+        return client.produce_many([message])[0].unwrap()
+    except RefusedError as refused:
+        if refused.reason is not Reason.DUE_PASSED:
+            raise
+        told = str(refused).removeprefix(f"{refused.reason}: ")
+        text = f"{told}; nothing was sent. With --past-ok it would be due now"
+        raise Failure(str(refused.reason), text, ExitCode.USAGE) from refused
+
+
+def _value_bytes(value: str | None, value_file: Path | None) -> bytes | None:
+    if value_file is not None:
+        if value is not None:
+            raise usage("give VALUE or --value-file, not both")
+        return value_file.read_bytes()
+    if value == "-":
+        return sys.stdin.buffer.read()
+    return None if value is None else value.encode()

@@ -1,0 +1,19 @@
+"""`delaywheel serve`: becomes the supervisor of one node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from delaywheel_replica.cli.doing.config import load
+from delaywheel_replica.node import exec_node
+
+
+def serve(file: Path | None, settings: Sequence[tuple[str, str]]) -> None:
+    """Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
+    config = load(file, settings)
+    sys.stdout.flush()
+    # By exec: the supervisor, which stays for as long as the node, needs none of what was
+    # imported to read the settings.
+    exec_node(config.resolved(), file, settings)

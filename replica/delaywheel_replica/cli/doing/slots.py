@@ -1,0 +1,202 @@
+"""`delaywheel slots` and `delaywheel slot`: the seconds that hold messages, and what is in one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import (
+    bytes_text,
+    print_json,
+    print_ndjson,
+    print_prose,
+    print_table,
+)
+from delaywheel_replica.cli.values import clock, counted, iso
+
+SLOTS_PER_CALL = 10_000
+MESSAGES_PER_CALL = 1_000
+
+
+def slots(
+    *,
+    from_slot: int | None,
+    to_slot: int | None,
+    limit: int,
+    data: Path | None,
+    as_json: bool,
+    as_ndjson: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Tells what a cluster counts, or what a folder holds."""
+    if data is not None:
+        answer = _folder().list_slots(data, from_slot or 0, to_slot)
+    else:
+        answer = _ask_for_slots(server, from_slot or 0, to_slot, limit, timeout_s)
+    _cut(answer, limit)
+    if as_json:
+        print_json(shapes.slot_list(answer))
+        return
+    if as_ndjson:
+        print_ndjson(map(shapes.slot_row, answer.slots))
+    else:
+        _print_slots(answer)
+    for row in answer.silent:
+        print(f"not counted by {row.node}: {row.why}", file=sys.stderr)
+    if answer.HasField("next_slot"):
+        print(f"there are more: --from {answer.next_slot}", file=sys.stderr)
+
+
+def _print_slots(answer: pb.ListSlotsResponse) -> None:
+    print_table(
+        ["second", "due", "messages", "bytes", "cancels", "copies"],
+        [
+            (
+                *(str(row.slot), clock(row.slot), row.messages, row.length_bytes),
+                *(row.cancels, row.copies),
+            )
+            for row in answer.slots
+        ],
+    )
+    print()
+    messages = counted(sum(row.messages for row in answer.slots), "message")
+    seconds = counted(len(answer.slots), "second")
+    print_prose(f"{messages} in {seconds}, each counted once, by {', '.join(answer.counted_by)}")
+    if answer.HasField("progress"):
+        print(f"forwarded to {iso(answer.progress.due_ms)}")
+
+
+def _ask_for_slots(
+    server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
+) -> pb.ListSlotsResponse:
+    """All pages up to the limit, joined."""
+    whole = _ask_for_page(server, from_slot, to_slot, limit, timeout_s)
+    while whole.HasField("next_slot") and len(whole.slots) < limit:
+        rest = limit - len(whole.slots)
+        page = _ask_for_page(server, whole.next_slot, to_slot, rest, timeout_s)
+        whole.slots.extend(page.slots)
+        _join(whole, page)
+        whole.ClearField("next_slot")
+        if page.HasField("next_slot"):
+            whole.next_slot = page.next_slot
+    return whole
+
+
+def _join(whole: pb.ListSlotsResponse, page: pb.ListSlotsResponse) -> None:
+    """Who missed a page has not counted everything."""
+    known = {row.node for row in whole.silent}
+    whole.silent.extend(row for row in page.silent if row.node not in known)
+    missed = {row.node for row in whole.silent}
+    whole.counted_by[:] = [node for node in whole.counted_by if node not in missed]
+
+
+def _ask_for_page(
+    server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
+) -> pb.ListSlotsResponse:
+    request = pb.ListSlotsRequest(
+        from_slot=from_slot,
+        to_slot=to_slot,
+        limit=min(limit, SLOTS_PER_CALL),
+        all_members=True,
+    )
+    return ask(server, lambda stub: stub.ListSlots(request, timeout=timeout_s))
+
+
+def _cut(answer: pb.ListSlotsResponse, limit: int) -> None:
+    """Leaves the first `limit` seconds and says where the next ones begin."""
+    if len(answer.slots) > limit:
+        answer.next_slot = answer.slots[limit].slot
+        del answer.slots[limit:]
+
+
+def slot(
+    second: int,
+    *,
+    with_content: bool,
+    limit: int,
+    data: Path | None,
+    as_json: bool,
+    as_ndjson: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Tells of a second's messages, page after page up to the limit."""
+    if data is not None:
+        stored = _folder().slot_messages(data, second, with_content=with_content)
+    else:
+        stored = _ask_for_messages(server, second, with_content=with_content, timeout_s=timeout_s)
+    shown = islice(stored, limit)
+    if as_ndjson:
+        print_ndjson(shapes.stored_message(row, with_content=with_content) for row in shown)
+        _tell_of_more(stored, limit)
+        return
+    messages = list(shown)
+    known.note(server, topics=[message.topic for message in messages])
+    if as_json:
+        print_json(
+            {
+                "slot": second,
+                "messages": [
+                    shapes.stored_message(message, with_content=with_content)
+                    for message in messages
+                ],
+                "complete": next(stored, None) is None,
+            }
+        )
+        return
+    columns = ["handle", "due", "state", "bytes", "topic"]
+    print_table(
+        [*columns, "key", "value"] if with_content else columns,
+        [_message_cells(message, with_content=with_content) for message in messages],
+    )
+    _tell_of_more(stored, limit)
+
+
+def _tell_of_more(stored: Iterator[pb.StoredMessage], limit: int) -> None:
+    if next(stored, None) is not None:
+        print(f"there are more: --limit {limit * 10}", file=sys.stderr)
+
+
+def _folder() -> ModuleType:
+    # Only here: numpy, which a cluster is asked without.
+    from delaywheel_replica.cli.doing import folder  # noqa: PLC0415
+
+    return folder
+
+
+def _message_cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
+    shape = shapes.stored_message(message, with_content=False)
+    lengths = (
+        message.key_length_bytes,
+        message.value_length_bytes,
+        message.headers_length_bytes,
+    )
+    cells = [
+        *(message.handle, shape["due"], shape["state"]),
+        *(sum(max(length, 0) for length in lengths), message.topic),
+    ]
+    if with_content:
+        cells.append(bytes_text(message.key if message.HasField("key") else None))
+        cells.append(bytes_text(message.value if message.HasField("value") else None))
+    return cells
+
+
+def _ask_for_messages(
+    server: str, second: int, *, with_content: bool, timeout_s: float
+) -> Iterator[pb.StoredMessage]:
+    """Page after page, as far as they are taken."""
+    request = pb.GetSlotRequest(slot=second, page_size=MESSAGES_PER_CALL, with_content=with_content)
+    while True:
+        page = ask(server, lambda stub: stub.GetSlot(request, timeout=timeout_s))
+        yield from page.messages
+        request.page_token = page.next_page_token
+        if not page.next_page_token:
+            return

@@ -1,0 +1,175 @@
+"""`delaywheel status`: who leads, who takes part, who holds what, how far forwarding has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import print_facts, print_json, print_prose, print_table
+from delaywheel_replica.cli.telling.verdict import State, Verdict, verdict
+from delaywheel_replica.cli.values import about, clock, counted, iso
+
+_WHEEL_STATES = {
+    "spare": "spare: an empty wheel for the node's next start",
+    "fenced": "fenced: takes no more; where it ends is being found out",
+}
+"""What is no everyday word; open and closed are."""
+
+
+def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> ExitCode:
+    """Tells the verdict, then everything; exits with the verdict's code if that is asked for."""
+    request = pb.DescribeClusterRequest(all_members=True)
+    try:
+        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+    except Failure as failure:
+        if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
+            print(f"{State.DOWN}: no node that was asked answers")
+        raise
+    known.note(
+        server,
+        levels=[level.name for level in answer.levels],
+        nodes=[member.node for member in answer.members],
+    )
+    found = verdict(answer)
+    if as_json:
+        print_json({"verdict": found.state, "causes": [*found.causes], **shapes.cluster(answer)})
+    else:
+        print_prose(found.line)
+        print()
+        _print(answer, found)
+    return found.state.exit_code if check else ExitCode.DONE
+
+
+def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
+    """Everything but the verdict, for people."""
+    print_facts(_facts(answer))
+    print()
+    print_table(
+        ["node", "address", "role", "takes messages", "elections", "in-sync changes"],
+        [_member_cells(member) for member in answer.members],
+    )
+    told = [*found.unnamed, *_verifying(answer)]
+    if told:
+        print()
+    for line in told:
+        print_prose(line)
+    print()
+    _print_wheels(answer)
+    reports = [(m.node, m.report.ledger) for m in answer.members if m.HasField("report")]
+    if not reports:
+        return
+    print()
+    print_table(
+        ["node", "unpublished", "gaps", "lost to gaps", "ledger"],
+        [(node, row.lag_frames, row.gaps, row.gap_messages, row.place) for node, row in reports],
+    )
+
+
+def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
+    leader = f"{answer.leader.node} (epoch {answer.leader.epoch})"
+    return [
+        ("cluster", answer.cluster_id),
+        ("answered by", f"{answer.node}, version {answer.version}"),
+        ("leader", leader if answer.HasField("leader") else "nobody"),
+        ("forwarded to", _forwarded_to(answer.progress) if answer.HasField("progress") else None),
+        ("deleted before", clock(answer.floor) if answer.HasField("floor") else None),
+        ("lateness", _lateness(answer)),
+        ("dead letters", _dead_letters(answer)),
+        ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
+        ("acknowledged", _acknowledged(answer)),
+    ]
+
+
+def _acknowledged(answer: pb.DescribeClusterResponse) -> str:
+    nodes = counted(len(answer.members), "node")
+    return f"when {answer.min_insync} of {nodes} have the message, and all that are in sync"
+
+
+def _forwarded_to(progress: pb.Progress) -> str:
+    told = iso(progress.due_ms)
+    if not progress.HasField("ahead_ms"):
+        return told
+    return f"{told}; set back, so some of what is due up to {iso(progress.ahead_ms)} is done"
+
+
+def _lateness(answer: pb.DescribeClusterResponse) -> str:
+    if not answer.HasField("lateness_ms"):
+        return "unknown: nobody has forwarded anything"
+    told = f"{answer.lateness_ms:,} ms"
+    return told if answer.HasField("leader") else f"up to {told}: nobody leads"
+
+
+def _dead_letters(answer: pb.DescribeClusterResponse) -> str:
+    """Of all nodes that have led since they started."""
+    reports = [member.report for member in answer.members if member.report.dead_letters]
+    if not reports:
+        return "none since the nodes started"
+    since = iso(min(report.cleaner_started_ms for report in reports))
+    return f"{sum(report.dead_letters for report in reports):,} since {since}"
+
+
+def _pending(pending: pb.Pending) -> str:
+    messages = f"{counted(pending.messages, 'message')}, {pending.length_bytes:,} bytes"
+    least = "at least " if pending.at_least else ""
+    return f"{least}{messages}, each once, by {pending.node}"
+
+
+def _verifying(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    """A node takes messages while it looks through its wheels; what waits for them may wait."""
+    for member in answer.members:
+        report = member.report
+        if report.verifying_wheels:
+            verified = report.wheels - report.verifying_wheels
+            yield f"{member.node} is verifying its wheels: {verified} of {report.wheels} are done"
+
+
+def _member_cells(member: pb.Member) -> list[object]:
+    report = member.report
+    cells: list[object] = [member.node, member.address or None]
+    if not member.HasField("report"):
+        return [*cells, None, member.accepting, None, None]
+    elections = None
+    if report.HasField("cleaner_started_ms"):
+        elections = _since(report.elections, report.now_ms - report.cleaner_started_ms)
+    changes = _since(report.in_sync_changes, report.now_ms - report.server_started_ms)
+    return [*cells, report.role or None, member.accepting, elections, changes]
+
+
+def _since(count: int, ms: int) -> str:
+    return f"{count:,} in {about(max(0, ms))}"
+
+
+def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
+    """Each wheel with a column for every node that has, or should have, a copy."""
+    nodes = sorted({replica.node for row in answer.wheels for replica in row.replicas})
+    rows = []
+    states = set()
+    for wheel in answer.wheels:
+        (shape,) = shapes.wheels([wheel])
+        copies = {replica.node: _copy(replica) for replica in wheel.replicas}
+        states.add(shape["state"])
+        rows.append(
+            [
+                *(shape["wheel"], shape["state"], shape["applied_seq"], shape["high_watermark"]),
+                *(shape["progress_seq"], *(copies.get(node) for node in nodes)),
+            ]
+        )
+    columns = ["wheel", "state", "frames", "acknowledged", "forwarded"]
+    print_table([*columns, *(f"on {node}" for node in nodes)], rows)
+    for state in sorted(states & set(_WHEEL_STATES)):
+        print_prose(_WHEEL_STATES[state])
+
+
+def _copy(replica: pb.Replica) -> str:
+    """How a copy stands, and by how much it is behind."""
+    state = shapes.replica_state(replica).replace("_", " ")
+    told = [f"{state} {replica.lag_frames:,}" if replica.lag_frames else state]
+    if replica.lag_ms:
+        told.append(about(replica.lag_ms))
+    if replica.state == pb.REPLICA_STATE_AWAY and replica.HasField("told_ago_ms"):
+        told.append(f"told {about(replica.told_ago_ms)} ago")
+    return ", ".join(told)

@@ -1,0 +1,85 @@
+"""`delaywheel topic create`: by Kafka's own admin interface, as the operator's settings reach it.
+
+A node is not asked: it makes topics only where `create_topics` lets every caller have them made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.options import asked_server
+from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.config_sources import ConfigError, load_config
+
+_BROKERS_CHOOSE = -1
+"""Kafka's own way to say: as the brokers have it by default."""
+
+
+def create(
+    topics: Sequence[str],
+    *,
+    partitions: int | None,
+    replication_factor: int | None,
+    file: Path | None,
+    kafka: str | None,
+    kafka_settings: Sequence[tuple[str, str]],
+    timeout_s: float,
+) -> None:
+    """Makes topics that are not there; those that are stay as they are."""
+    client = _client(file, kafka, dict(kafka_settings))
+    wanted = [
+        NewTopic(topic, partitions or _BROKERS_CHOOSE, replication_factor or _BROKERS_CHOOSE)
+        for topic in topics
+    ]
+    made = client.create_topics(wanted, request_timeout=timeout_s, operation_timeout=timeout_s)
+    for topic, future in made.items():
+        try:
+            future.result()
+        except KafkaException as exception:
+            _tell(topic, exception.args[0])
+        else:
+            print(f"made: {topic}")
+    known.note(asked_server(), topics=topics)
+
+
+def _client(file: Path | None, kafka: str | None, own: dict[str, str]) -> AdminClient:
+    settings: dict[str, str] = {}
+    if file is not None:
+        try:
+            settings = dict(load_config(file=file).kafka)
+        except ConfigError as error:
+            raise Failure("CONFIG_INVALID", str(error)) from error
+    settings |= own
+    if kafka is not None:
+        settings["bootstrap.servers"] = kafka
+    if "bootstrap.servers" not in settings:
+        raise usage("say which Kafka: --kafka ADDRESS, or --config FILE")
+    try:
+        return AdminClient({**settings, "log_level": 0})
+    except KafkaException as exception:
+        raise Failure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+
+
+def _tell(topic: str, error: KafkaError) -> None:
+    """Says what Kafka said of one topic; there already is as good as made.
+
+    Raises:
+        Failure: It was not made.
+    """
+    code = error.code()
+    if code == KafkaError.TOPIC_ALREADY_EXISTS:
+        print(f"there already: {topic}")
+        return
+    is_away = code in {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError.REQUEST_TIMED_OUT}  # noqa: SLF001 - the library's names
+    raise Failure(
+        "KAFKA_UNREACHABLE" if is_away else "TOPIC_REFUSED",
+        f"{topic}: {error.str()}",
+        ExitCode.UNAVAILABLE if is_away else ExitCode.REFUSED,
+    )

@@ -1,0 +1,158 @@
+"""How a command line is read: argparse, with help for people, named errors, and completion.
+
+The same library reads the command lines of `scripts/`. It is a third of what Typer took to be
+imported, and a shell waits for it at each key that completes something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from delaywheel_replica.cli.failures import ExitCode, Failure
+
+Completer: TypeAlias = Callable[[], Iterable[str]]
+"""Tells what may stand in a place, of which the user may have typed the beginning."""
+
+ArgumentGroup: TypeAlias = argparse._ArgumentGroup  # noqa: SLF001 - it has no other name
+"""What `add_argument_group` makes."""
+
+_WIDEST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command.
+
+    Attributes:
+        text: What it does, in one line.
+        run: `module:function` that does it: imported when it is done, and called with the
+            arguments by name. It returns its exit code, or None for 0.
+        declare: Adds its arguments to its parser.
+        more: What else is to be known, in paragraphs.
+        examples: Command lines that work, with what they do above them after a `#`.
+        reads_itself: It is called with the list of its arguments, after they were found in order.
+    """
+
+    text: str
+    run: str
+    declare: Callable[[Parser], None]
+    more: str = ""
+    examples: str = ""
+    reads_itself: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Commands with a first word in common."""
+
+    text: str
+    commands: Mapping[str, Command]
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the arguments of one command.
+
+    Attributes:
+        declared: Its arguments, in order.
+    """
+
+    def __init__(self, prog: str, command: Command) -> None:
+        super().__init__(
+            prog=prog,
+            description=f"{command.text}\n\n{command.more}",
+            epilog=_block("Examples:", command.examples) if command.examples else None,
+            formatter_class=_Help,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self.declared: list[argparse.Action] = []
+        self._completers: dict[str, Completer] = {}
+        command.declare(self)
+        self.argument("-h", "--help", action="help", help="show this help")
+
+    def argument(
+        self,
+        *names: str,
+        complete: Completer | None = None,
+        group: ArgumentGroup | None = None,
+        **options: Any,
+    ) -> None:
+        """Adds an argument, as `add_argument` does.
+
+        Args:
+            *names: Its flags, or its name.
+            complete: What may be given for it.
+            group: Where help shows it.
+            **options: As argparse knows them.
+        """
+        action = (group or self).add_argument(*names, **options)
+        self.declared.append(action)
+        if complete is not None:
+            self._completers[action.dest] = complete
+
+    def values_of(self, action: argparse.Action) -> Iterable[str]:
+        """What may be given for an argument, as far as that is known."""
+        if action.dest in self._completers:
+            return self._completers[action.dest]()
+        return [str(choice) for choice in action.choices or ()]
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """The arguments by name; options may stand before, between and behind the others.
+
+        Raises:
+            Failure: USAGE, and what is wrong.
+        """
+        return vars(self.parse_intermixed_args(list(arguments)))
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with the name of what is wrong, instead of a page of usage."""
+        raise usage(f"{message} ({self.prog} --help)")
+
+
+def usage(message: str) -> Failure:
+    """A command line that cannot be meant."""
+    return Failure("USAGE", message, ExitCode.USAGE)
+
+
+def print_list(title: str, commands: Iterable[tuple[str, str]]) -> None:
+    """Prints help that lists commands with what they do."""
+    rows = [*commands, ("-h, --help", "Show this help.")]
+    width = max(len(name) for name, _ in rows)
+    print(title)
+    for name, text in rows:
+        head = f"  {name:{width}}  "
+        print(
+            textwrap.fill(text, _columns(), initial_indent=head, subsequent_indent=" " * len(head))
+        )
+
+
+class _Help(argparse.HelpFormatter):
+    """Paragraphs stay paragraphs, and examples as they are."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=_columns())
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        super().add_usage(usage, actions, groups, prefix or "Usage: ")
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(
+            part
+            if part.startswith(("  ", "Examples:"))
+            else textwrap.fill(" ".join(part.split()), width, initial_indent=indent)
+            for part in paragraphs
+        )
+
+
+def _columns() -> int:
+    return min(_WIDEST, shutil.get_terminal_size().columns)
+
+
+def _block(title: str, text: str) -> str:
+    return f"{title}\n{textwrap.indent(textwrap.dedent(text).strip(), '  ')}"

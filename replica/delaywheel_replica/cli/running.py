@@ -1,0 +1,59 @@
+"""Finds the command that a command line names, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from delaywheel_replica.cli.commands import all_commands, find
+from delaywheel_replica.cli.failures import ExitCode
+from delaywheel_replica.cli.parsing import Command, Group, Parser, print_list, usage
+
+_HELP = ("-h", "--help")
+
+
+def print_help(what: str) -> None:
+    """Lists all commands."""
+    print_list(
+        f"Usage: delaywheel COMMAND ...\n\n{what}\n\nCommands (delaywheel COMMAND --help):",
+        [
+            *((name, command.text) for name, command in all_commands().items()),
+            ("--version", "Print the version."),
+        ],
+    )
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command; returns its exit code."""
+    name, rest = arguments[0], list(arguments[1:])
+    found = find(name)
+    prog = f"delaywheel {name}"
+    if isinstance(found, Group):
+        if not rest or rest[0] in _HELP:
+            title = f"Usage: {prog} COMMAND ...\n\n{found.text}\n\nCommands:"
+            print_list(title, [(inner, c.text) for inner, c in found.commands.items()])
+            return ExitCode.DONE if rest else ExitCode.USAGE
+        group, name = found, rest.pop(0)
+        found = group.commands.get(name)
+        if found is None:
+            raise usage(f"no command {prog} {name!r}{_meant(name, group.commands)}")
+        prog = f"{prog} {name}"
+    if found is None:
+        raise usage(f"no command {name!r}{_meant(name, all_commands())} (delaywheel --help)")
+    return _do(prog, found, rest)
+
+
+def _do(prog: str, command: Command, arguments: list[str]) -> int:
+    named = Parser(prog, command).read(arguments)
+    module, _, function = command.run.partition(":")
+    do = getattr(import_module(module), function)
+    code = do(arguments) if command.reads_itself else do(**named)
+    return ExitCode.DONE if code is None else code
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    # Only here: for who mistypes.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    near = get_close_matches(name, names, n=1)
+    return f": did you mean {near[0]}?" if near else ""

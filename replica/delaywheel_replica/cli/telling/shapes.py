@@ -1,0 +1,242 @@
+"""The JSON of the reading commands, from the protocol's messages: stable, names as in the protocol.
+
+Bytes are base64, null stays null; states are lower case; absent fields are null, never left out.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Any
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.values import iso
+
+
+def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
+    """`delaywheel status --json`."""
+    leader = answer.leader
+    return {
+        "cluster": answer.cluster_id,
+        "node": answer.node,
+        "version": answer.version,
+        "now_ms": answer.now_ms,
+        "leader": _if_set(answer, "leader", {"node": leader.node, "epoch": leader.epoch}),
+        "members": [_member(row) for row in answer.members],
+        "min_insync": answer.min_insync,
+        "wheels": wheels(answer.wheels),
+        "progress": progress(answer),
+        "floor": _if_set(answer, "floor", answer.floor),
+        "lateness_ms": _if_set(answer, "lateness_ms", answer.lateness_ms),
+        "pending": _pending(answer),
+        "refusing": _refusing(answer),
+        "levels": {level.name: level.delay_ms for level in answer.levels},
+        "limits": {
+            "span_seconds": answer.limits.span_seconds,
+            "late_window_seconds": answer.limits.late_window_seconds,
+            "max_message_bytes": answer.limits.max_message_bytes,
+            "max_request_messages": answer.limits.max_request_messages,
+            "max_request_bytes": answer.limits.max_request_bytes,
+        },
+    }
+
+
+def _member(row: pb.Member) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "address": row.address,
+        "reachable": row.reachable,
+        "accepting": row.accepting,
+        "complete": row.complete,
+        "storage_replaced": row.storage_replaced,
+        "settings_differ": row.settings_differ or None,
+        "silent": row.silent or None,
+        "report": _if_set(row, "report", _report(row.report)),
+    }
+
+
+def _report(report: pb.MemberReport) -> dict[str, Any]:
+    ledger = report.ledger
+    return {
+        "version": report.version,
+        "now_ms": report.now_ms,
+        "refusing": _refusing(report),
+        "role": report.role or None,
+        "kafka_error": report.kafka_error or None,
+        "server_started_ms": report.server_started_ms,
+        "cleaner_started_ms": _if_set(report, "cleaner_started_ms", report.cleaner_started_ms),
+        "elections": report.elections,
+        "in_sync_changes": report.in_sync_changes,
+        "ledger": {
+            "place": ledger.place,
+            "lag_frames": ledger.lag_frames,
+            "failure": ledger.failure or None,
+            "failing_since_ms": _if_set(ledger, "failing_since_ms", ledger.failing_since_ms),
+            "gaps": ledger.gaps,
+            "gap_messages": ledger.gap_messages,
+        },
+        "pending_messages": report.pending_messages,
+        "pending_bytes": report.pending_bytes,
+        "dead_letters": report.dead_letters,
+        "unavailable_topics": list(report.unavailable_topics),
+        "verifying_wheels": report.verifying_wheels,
+        "wheels": report.wheels,
+    }
+
+
+def _refusing(answer: pb.DescribeClusterResponse | pb.MemberReport) -> dict[str, Any] | None:
+    error = answer.refusing
+    if not answer.HasField("refusing"):
+        return None
+    return {"reason": error.reason, "message": error.message}
+
+
+def _pending(answer: pb.DescribeClusterResponse) -> dict[str, Any] | None:
+    pending = answer.pending
+    if not answer.HasField("pending"):
+        return None
+    return {
+        "messages": pending.messages,
+        "length_bytes": pending.length_bytes,
+        "node": pending.node,
+        "at_least": pending.at_least,
+    }
+
+
+def set_back(answer: pb.SetBackResponse) -> dict[str, Any]:
+    """`delaywheel clock set-back --json`."""
+    return {
+        "node": answer.node,
+        "set_backs": answer.set_backs,
+        "forwarded_to_ms": answer.forwarded_to_ms,
+        "goes_on_from_ms": answer.goes_on_from_ms,
+        "floor": answer.floor,
+    }
+
+
+def node_change(change: pb.NodeChange) -> dict[str, Any]:
+    """`delaywheel node replace --json` and `delaywheel node remove --json`."""
+    return {
+        "node": change.node,
+        "storage_before": change.storage_before or None,
+        "storage": change.storage or None,
+        "wheels": [{"wheel": row.wheel, "frames_at_risk": row.frames} for row in change.wheels],
+    }
+
+
+def wheels(rows: Iterable[pb.WheelStatus]) -> list[dict[str, Any]]:
+    """The wheels of a cluster, or those of which a node has files."""
+    return [
+        {
+            "wheel": row.wheel,
+            "node": row.node,
+            "state": _state(pb.WheelState.Name(row.state), "WHEEL_STATE_"),
+            "applied_seq": row.applied_seq,
+            "high_watermark": row.high_watermark,
+            "in_sync": list(row.in_sync),
+            "final_seq": _if_set(row, "final_seq", row.final_seq),
+            "progress_seq": row.progress_seq,
+            "ledger_seq": row.ledger_seq,
+            "told_by": row.told_by or None,
+            "replicas": [_replica(replica) for replica in row.replicas],
+        }
+        for row in rows
+    ]
+
+
+def _replica(row: pb.Replica) -> dict[str, Any]:
+    return {
+        "node": row.node,
+        "state": replica_state(row),
+        "held_seq": _if_set(row, "held_seq", row.held_seq),
+        "lag_frames": _if_set(row, "lag_frames", row.lag_frames),
+        "lag_ms": _if_set(row, "lag_ms", row.lag_ms),
+        "told_ago_ms": _if_set(row, "told_ago_ms", row.told_ago_ms),
+    }
+
+
+def replica_state(row: pb.Replica) -> str:
+    """How a member's copy of a wheel stands."""
+    return _state(pb.ReplicaState.Name(row.state), "REPLICA_STATE_")
+
+
+def progress(
+    answer: pb.DescribeClusterResponse | pb.ListSlotsResponse,
+) -> dict[str, Any] | None:
+    """How far forwarding has come; null before the first leader."""
+    if not answer.HasField("progress"):
+        return None
+    row = answer.progress
+    return {
+        "due_ms": row.due_ms,
+        "position": _if_set(row, "position", row.position),
+        "set_backs": row.set_backs,
+        "ahead_ms": _if_set(row, "ahead_ms", row.ahead_ms),
+    }
+
+
+def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
+    """`delaywheel slots --json`."""
+    return {
+        "node": answer.node,
+        "counted_by": list(answer.counted_by),
+        "silent": [{"node": row.node, "why": row.why} for row in answer.silent],
+        "progress": progress(answer),
+        "wheels": wheels(answer.wheels),
+        "slots": [slot_row(row) for row in answer.slots],
+        "next_slot": _if_set(answer, "next_slot", answer.next_slot),
+    }
+
+
+def slot_row(row: pb.SlotRow) -> dict[str, Any]:
+    """One second of `delaywheel slots --json`, and one line of `--ndjson`."""
+    return {
+        "slot": row.slot,
+        "messages": row.messages,
+        "length_bytes": row.length_bytes,
+        "frames": row.frames,
+        "cancels": row.cancels,
+        "wheels": row.wheels,
+        "copies": row.copies,
+    }
+
+
+def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, Any]:
+    """One message of `delaywheel slot --json` and `delaywheel get --json`."""
+    document: dict[str, Any] = {
+        "handle": row.handle,
+        "id": row.id.hex(),
+        "due_ms": row.due_ms,
+        "due": iso(row.due_ms),
+        "topic": row.topic,
+        "partition": _if_set(row, "partition", row.partition),
+        "timestamp_ms": _if_set(row, "timestamp_ms", row.timestamp_ms),
+        "accepted_at_ms": row.accepted_at_ms,
+        "wheel": row.wheel,
+        "seq": row.seq,
+        "state": _state(pb.MessageState.Name(row.state), "MESSAGE_STATE_"),
+        "dead_reason": row.dead_reason or None,
+        "key_length_bytes": row.key_length_bytes,
+        "value_length_bytes": row.value_length_bytes,
+        "headers_length_bytes": row.headers_length_bytes,
+    }
+    if with_content:
+        document["key"] = _if_set(row, "key", _base64(row.key))
+        document["value"] = _if_set(row, "value", _base64(row.value))
+        document["headers"] = [
+            {"name": header.name, "value": _if_set(header, "value", _base64(header.value))}
+            for header in row.headers
+        ]
+    return document
+
+
+def _if_set(message: Any, field: str, value: Any) -> Any:
+    return value if message.HasField(field) else None
+
+
+def _base64(content: bytes) -> str:
+    return b64encode(content).decode()
+
+
+def _state(name: str, prefix: str) -> str:
+    return name.removeprefix(prefix).lower()

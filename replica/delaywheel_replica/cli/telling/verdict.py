@@ -1,0 +1,149 @@
+"""Whether a cluster does its work, in one line: the first of `delaywheel status`.
+
+| verdict | exit code with `--check` | when |
+|---|---|---|
+| `OK` | 0 | none of the others |
+| `DEGRADED` | 1 | messages are taken and forwarded, and something is wrong |
+| `DOWN` | 3 | no node takes messages, or nothing is forwarded: nobody leads, or the leader rests |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.failures import ExitCode
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.values import about, iso
+
+LATE_MS: Final = 1_000
+"""A message that is overdue for longer is worth a look."""
+
+_NAMED: Final = 2
+"""So many causes stand in the first line, the others follow below the members; and so many topics
+stand in a cause.
+"""
+
+
+class State(StrEnum):
+    """Whether it does its work."""
+
+    OK = "OK"
+    DEGRADED = "DEGRADED"
+    DOWN = "DOWN"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Of `delaywheel status --check`."""
+        return {
+            State.OK: ExitCode.DONE,
+            State.DEGRADED: ExitCode.REFUSED,
+            State.DOWN: ExitCode.UNAVAILABLE,
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state of a cluster, and what is wrong with it.
+
+    Attributes:
+        state: whether it does its work.
+        down: what keeps it from that.
+        troubles: what is wrong besides.
+    """
+
+    state: State
+    down: tuple[str, ...] = ()
+    troubles: tuple[str, ...] = ()
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """All that is wrong."""
+        return self.down + self.troubles
+
+    @property
+    def unnamed(self) -> tuple[str, ...]:
+        """What the line has no room for."""
+        return self.causes[_NAMED:]
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        if not self.causes:
+            return self.state
+        more = len(self.unnamed)
+        named = "; ".join(self.causes[:_NAMED])
+        return f"{self.state}: {named}{f'; and {more} more, see below' if more > 0 else ''}"
+
+
+def verdict(answer: pb.DescribeClusterResponse) -> Verdict:
+    """What the description of a cluster, by all its members, amounts to."""
+    down = tuple(_down(answer))
+    troubles = tuple(_troubles(answer))
+    state = State.DOWN if down else State.DEGRADED if troubles else State.OK
+    return Verdict(state, down, troubles)
+
+
+def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    if not any(member.accepting for member in answer.members):
+        why = answer.refusing.reason
+        yield f"no node takes messages{f' ({answer.node}: {why})' if why else ''}"
+    if not answer.HasField("leader"):
+        yield "nobody leads, so nothing is forwarded"
+        return
+    leader = answer.leader.node
+    reports = {member.node: member.report for member in answer.members}
+    if leader in reports and reports[leader].role == "resting":
+        yield f"{leader} leads and rests{_until(answer, reports[leader])}, so nothing is forwarded"
+
+
+def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
+    """Until when a leader rests whose clock was ahead."""
+    ahead_ms = answer.progress.due_ms - report.now_ms
+    if ahead_ms < LATE_MS:
+        return ""
+    return f" until {iso(answer.progress.due_ms)} ({about(ahead_ms)}: delaywheel clock set-back)"
+
+
+def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    """One a line."""
+    if answer.lateness_ms > LATE_MS:
+        yield f"messages are late by up to {about(answer.lateness_ms)}"
+    for member in answer.members:
+        yield from _troubles_of(answer, member)
+    for wheel in answer.wheels:
+        for copy in wheel.replicas if wheel.state == pb.WHEEL_STATE_OPEN else ():
+            if copy.state != pb.REPLICA_STATE_IN_SYNC:
+                yield f"the copy of {wheel.wheel} on {copy.node} is {shapes.replica_state(copy)}"
+
+
+def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Iterator[str]:
+    node, report = member.node, member.report
+    if member.silent:
+        yield f"{node} is silent: {member.silent}"
+    if not member.reachable:
+        yield f"{node} is not heard by {answer.node}"
+    if member.storage_replaced:
+        yield f"{node} runs on another folder than the registered one, or was taken out"
+    if member.settings_differ:
+        yield f"{node} has other settings: {member.settings_differ}"
+    refused = answer.refusing if node == answer.node else report.refusing
+    if refused.reason:
+        yield f"{node} takes no messages: {refused.reason}: {refused.message}"
+    if report.kafka_error:
+        yield f"{node} and Kafka: {report.kafka_error}"
+    if report.unavailable_topics:
+        yield f"messages for {_named(report.unavailable_topics)} become dead letters"
+    if report.ledger.failure:
+        since = iso(report.ledger.failing_since_ms)
+        yield f"{node} does not publish its ledger since {since}: {report.ledger.failure}"
+
+
+def _named(topics: Sequence[str]) -> str:
+    """Topics that take nothing, the first of them by name."""
+    more = len(topics) - _NAMED
+    named = ", ".join(topics[:_NAMED])
+    return f"{named}{f' and {more} more topics' if more > 0 else ''}"

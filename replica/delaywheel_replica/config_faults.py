@@ -1,0 +1,122 @@
+"""What is wrong with settings that are each in order: what does not fit together, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from delaywheel.client.exchange.channel import leads_elsewhere
+from delaywheel_replica.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong.
+
+    Attributes:
+        text: What, and what to do, beginning with a setting's name.
+        names: The settings that it depends on.
+    """
+
+    text: str
+    names: tuple[str, ...]
+
+
+def faults(config: Config) -> Iterator[Fault]:
+    """All that is wrong."""
+    yield from _texts(config)
+    yield from _members(config)
+    yield from _addresses(config)
+    yield from _bounds(config)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What may have been meant, to be put behind what is said of a wrong name."""
+    near = get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _texts(config: Config) -> Iterator[Fault]:
+    """Libraries in C take U+0000 for the end of a text, and drop the rest without a word."""
+    for name, value in asdict(config).items():
+        entries = value.items() if isinstance(value, dict) else [("", value)]
+        for key, entry in entries:
+            if "\0" in key or (isinstance(entry, str | Path) and "\0" in str(entry)):
+                yield Fault(f"{name}{key and f'.{key!r}'}: has the character U+0000", (name,))
+
+
+def _members(config: Config) -> Iterator[Fault]:
+    members, node = config.members, config.node_id
+    if node not in members:
+        meant = did_you_mean(node, members)
+        yield Fault(f"members: node_id {node!r} is not among them{meant}", ("members", "node_id"))
+        return
+    if len(members) > 1 and config.listens_for_peers == config.listen:
+        yield Fault(
+            f"members: {config.listen} is where callers are taken (listen); peers need another",
+            ("members", "listen", "peer_listen", "node_id"),
+        )
+    if config.min_insync is not None and config.min_insync > len(members):
+        yield Fault(
+            f"min_insync {config.min_insync}: only {len(members)} members",
+            ("min_insync", "members"),
+        )
+
+
+def _addresses(config: Config) -> Iterator[Fault]:
+    """An address of all interfaces leads nobody anywhere."""
+    if not _leads(config.listen) and config.advertised is None:
+        yield Fault(
+            f"listen {config.listen}: callers would be told this address, which leads nowhere; set"
+            " advertised to the host:port at which they reach this node",
+            ("listen", "advertised"),
+        )
+    if config.advertised is not None and not _leads(config.advertised):
+        yield Fault(
+            f"advertised {config.advertised}: leads nowhere; set the host:port at which callers"
+            " reach this node",
+            ("advertised",),
+        )
+    for node, address in config.members.items() if len(config.members) > 1 else ():
+        if not _leads(address):
+            yield Fault(
+                f"members.{node} {address}: leads nowhere; set the host:port at which peers reach"
+                " it, and peer_listen to this",
+                ("members",),
+            )
+
+
+def _leads(address: str) -> bool:
+    """Whether somebody elsewhere can use it; port 0 becomes one that is free."""
+    host = address.rpartition(":")[0]
+    return leads_elsewhere(f"{host}:1")
+
+
+def _bounds(config: Config) -> Iterator[Fault]:
+    """What must not be greater than what."""
+    message, request = config.max_message_bytes, config.max_request_bytes
+    caller = config.max_caller_in_flight_bytes
+    if message > min(request, config.transaction_bytes):
+        yield Fault(
+            "max_message_bytes is above max_request_bytes or transaction_bytes",
+            ("max_message_bytes", "max_request_bytes", "transaction_bytes"),
+        )
+    if request > caller:
+        yield Fault(
+            "max_request_bytes is above max_caller_in_flight_bytes",
+            ("max_request_bytes", "max_caller_in_flight_bytes"),
+        )
+    if caller > config.max_in_flight_bytes:
+        yield Fault(
+            "max_caller_in_flight_bytes is above max_in_flight_bytes",
+            ("max_caller_in_flight_bytes", "max_in_flight_bytes"),
+        )
+    if 0 < config.ledger_kept_hours < config.ledger_needed_hours:
+        yield Fault(
+            f"ledger_retention_hours {config.ledger_kept_hours}: at least"
+            f" {config.ledger_needed_hours} (span_seconds + late_window_seconds + a day), or"
+            " 0: what is still pending, or was just forwarded, could not be reconciled",
+            ("ledger_retention_hours", "span_seconds", "late_window_seconds", "ledger_uri"),
+        )

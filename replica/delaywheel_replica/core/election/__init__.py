@@ -1,0 +1,1 @@
+"""Leadership: the election machine, and whether a node should stand."""

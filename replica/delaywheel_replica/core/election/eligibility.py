@@ -1,0 +1,207 @@
+"""Whether a node should lead, though it could.
+
+| a node | is |
+|---|---|
+| lacks what was V or an HW `LAG_MS` ago, and another that is heard holds it | HANDED_OVER |
+| has a clock off the median of three or more by `max_clock_skew_ms` | CLOCK_OFF |
+| has a clock off the only other one, or off Kafka's, by `max_clock_dispute_ms` | CLOCK_OFF |
+| was taken out by the operator | TAKEN_OUT |
+
+The other would be on time; and what is due is due by the leader's clock. One that was taken out
+follows settings of before: where R is 1 it would ask nobody, and disturb the others for ever.
+
+What the node could not take whatever it did is not held against it: a wheel that it has promised
+to take no more of is wanted up to the committed fill, a closed one up to its end. V is wanted in
+any case: without it a leader forwards nothing at all.
+
+A clock is compared as a beat told it, counted on by the time since it came: it is behind by the
+time that the beat was on its way.
+
+Where fewer than three nodes' clocks are known, the brokers' is another one, as a candidate has
+found it with its marks. Of three the median counts. Of two nobody can say which is wrong, so nobody
+leads: a leader whose clock is ahead by a day would forward that day's messages at once.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from statistics import median_low
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.election.events import Reason
+from delaywheel_replica.core.leader.holders import held_prefix
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+
+HEARD_MS = 1_000
+"""A node that sent nothing for so long is not heard."""
+
+LAG_MS = 1_000
+CLOCKS = 3
+
+BROKER_CLOCK_MS = 60_000
+"""What a candidate found of the brokers' clock counts for so long: they may correct it."""
+
+
+def heard_beats(server: ServerStatus, now_ms: int) -> dict[str, Beat]:
+    """The newest beats of the other nodes that are heard directly."""
+    return {
+        node: sight.beat
+        for node, sight in sorted(server.peers.items())
+        if sight.heard_ms is not None and now_ms - sight.heard_ms < HEARD_MS
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerClock:
+    """The brokers' wall clock, as a candidacy found it.
+
+    Attributes:
+        least_ms: how far it is ahead of the own monotonic clock, at least.
+        most_ms: and at most.
+        found_ms: when, by the monotonic clock.
+    """
+
+    least_ms: int
+    most_ms: int
+    found_ms: int
+
+    def nearest_ms(self, now_ms: int, wall_ms: int) -> int:
+        """What it shows now, so near to the own wall clock as it can be."""
+        return min(max(wall_ms, now_ms + self.least_ms), now_ms + self.most_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """What a node has to catch up with: everything up to a seq, wanted since then.
+
+    It was late already if it took too long to come up with what was wanted before.
+    """
+
+    seq: int
+    since_ms: int
+    was_late: bool = False
+
+    def is_late(self, now_ms: int) -> bool:
+        return now_ms - self.since_ms >= LAG_MS
+
+
+class Eligibility:
+    """Looks at one node; remembers what it has to catch up with.
+
+    Attributes:
+        clock_fault: what is wrong with its clock, for people; None: nothing.
+    """
+
+    def __init__(self, max_clock_skew_ms: int, max_clock_dispute_ms: int) -> None:
+        """Finds no fault yet."""
+        self._max_clock_skew_ms = max_clock_skew_ms
+        self._max_clock_dispute_ms = max_clock_dispute_ms
+        self.clock_fault: str | None = None
+        self._missing: Mapping[WheelId, _Missing] = {}
+
+    def look(
+        self,
+        state: ControlState,
+        server: ServerStatus,
+        now_ms: int,
+        wall_ms: int,
+        broker: BrokerClock | None = None,
+    ) -> Reason | None:
+        """Why this node should not lead; None: it may.
+
+        Args:
+            state: what is committed, as far as it is known here.
+            server: the newest row of this node's server.
+            now_ms: the monotonic clock.
+            wall_ms: the wall clock.
+            broker: the brokers', as it was found last.
+        """
+        known = state.nodes.get(server.beat.node)
+        if known is not None and known.storage == REMOVED:
+            return Reason.TAKEN_OUT
+        heard = heard_beats(server, now_ms)
+        self._missing = self._still_missing(state, server, heard, now_ms)
+        self.clock_fault = self._clock_fault(server, heard, now_ms, wall_ms, broker)
+        if self.clock_fault is not None:
+            return Reason.CLOCK_OFF
+        lags = any(
+            (missing.was_late or missing.is_late(now_ms))
+            and any(held_prefix(state, wheel, beat) >= missing.seq for beat in heard.values())
+            for wheel, missing in self._missing.items()
+        )
+        return Reason.HANDED_OVER if lags else None
+
+    def _clock_fault(
+        self,
+        server: ServerStatus,
+        heard: Mapping[str, Beat],
+        now_ms: int,
+        wall_ms: int,
+        broker: BrokerClock | None,
+    ) -> str | None:
+        """How the own clock differs from those that are known; None: it does not, or by little."""
+        clocks = _clocks_heard(server, heard, now_ms)
+        most_ms = self._max_clock_skew_ms
+        if len(clocks) + 1 < CLOCKS:
+            most_ms = self._max_clock_dispute_ms
+            if broker is not None and now_ms - broker.found_ms < BROKER_CLOCK_MS:
+                clocks["Kafka"] = broker.nearest_ms(now_ms, wall_ms)
+        if not clocks:
+            return None
+        others = list(clocks.values())
+        others_ms = median_low([wall_ms, *others]) if len(others) > 1 else others[0]
+        off_ms = wall_ms - others_ms
+        if abs(off_ms) <= most_ms:
+            return None
+        whose = " and ".join(sorted(clocks))
+        way = "ahead of" if off_ms > 0 else "behind"
+        return (
+            f"the clock of node {server.beat.node} is {abs(off_ms):,} ms {way} that of {whose}:"
+            " correct the one that is wrong"
+        )
+
+    def _still_missing(
+        self, state: ControlState, server: ServerStatus, heard: Mapping[str, Beat], now_ms: int
+    ) -> dict[WheelId, _Missing]:
+        """An end is kept until it is reached, then the newest one counts: under load it moves."""
+        missing: dict[WheelId, _Missing] = {}
+        everyone = [server.beat, *heard.values()]
+        own = server.beat.node
+        answers = [answer for answer in server.answers if answer.node == own]
+        for wheel, record in state.wheels.items():
+            held = held_prefix(state, wheel, server.beat)
+            before = self._missing.get(wheel)
+            taken = 0 if state.progress is None else state.progress.seq(wheel)
+            wanted = max(taken, _wanted(wheel, record, answers, everyone))
+            if before is not None and held < before.seq <= wanted:
+                missing[wheel] = before
+            elif held < wanted:
+                was_late = before is not None and before.is_late(now_ms)
+                missing[wheel] = _Missing(wanted, now_ms, was_late)
+        return missing
+
+
+def _wanted(
+    wheel: WheelId,
+    record: WheelRecord,
+    answers: Collection[FenceAnswer],
+    beats: Collection[Beat],
+) -> int:
+    """Up to where a node should hold a wheel, so that it is on time; `answers` are its own."""
+    if record.closed_at is not None:
+        return record.closed_at
+    if answers and any(answer.covers(wheel) for answer in answers):
+        return record.fill
+    told = [beat.wheels[wheel].high_watermark for beat in beats if wheel in beat.wheels]
+    return max(told, default=0)
+
+
+def _clocks_heard(server: ServerStatus, heard: Mapping[str, Beat], now_ms: int) -> dict[str, int]:
+    """What the wall clocks of those that are heard show by now."""
+    clocks = {}
+    for node, beat in heard.items():
+        heard_ms = server.peers[node].heard_ms
+        assert heard_ms is not None  # or it would not be heard
+        clocks[node] = beat.wall_ms + now_ms - heard_ms
+    return clocks

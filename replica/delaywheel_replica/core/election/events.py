@@ -1,0 +1,307 @@
+"""The words of the election machine: its phases, what it is told, what it asks for.
+
+`TRANSITIONS` and `ENDINGS` are the tables that `delaywheel_replica.core.election.machine` runs on.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+
+
+class Phase(StrEnum):
+    """Where a node stands between standby and leader."""
+
+    STANDBY = "standby"
+    ASKING = "asking"
+    INITIALISING = "initialising"
+    MARKING = "marking"
+    READING = "reading"
+    RESTING = "resting"
+    LEADING = "leading"
+    STOPPED = "stopped"
+
+    @property
+    def role(self) -> Role:
+        """What others are told of it."""
+        return _ROLES[self]
+
+
+_ROLES = {
+    Phase.STANDBY: Role.STANDBY,
+    Phase.ASKING: Role.STANDBY,
+    Phase.INITIALISING: Role.CANDIDATE,
+    Phase.MARKING: Role.CANDIDATE,
+    Phase.READING: Role.CANDIDATE,
+    Phase.RESTING: Role.RESTING,
+    Phase.LEADING: Role.LEADING,
+    Phase.STOPPED: Role.STANDBY,
+}
+
+CANDIDATE = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
+IN_OFFICE = frozenset({Phase.RESTING, Phase.LEADING})
+
+
+class Reason(StrEnum):
+    """Why a candidacy or a leadership ended."""
+
+    KAFKA_AWAY = "KAFKA_AWAY"
+    INIT_FAILED = "INIT_FAILED"
+    MARK_FAILED = "MARK_FAILED"
+    READ_FAILED = "READ_FAILED"
+    MARK_OVERWRITTEN = "MARK_OVERWRITTEN"
+    CONTROL_INCOMPLETE = "CONTROL_INCOMPLETE"
+    FENCED = "FENCED"
+    OVERTAKEN = "OVERTAKEN"
+    UNKNOWN_OUTCOME = "UNKNOWN_OUTCOME"
+    COMMITS_TOO_OLD = "COMMITS_TOO_OLD"
+    SERVER_STALE = "SERVER_STALE"
+    UNHEARD = "UNHEARD"
+    CLOCK_JUMPED = "CLOCK_JUMPED"
+    CLOCK_OFF = "CLOCK_OFF"
+    HANDED_OVER = "HANDED_OVER"
+    TAKEN_OUT = "TAKEN_OUT"
+    STOPPED = "STOPPED"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: given in every phase at least every 100 ms, and before a transaction.
+
+    Attributes:
+        now_ms: monotonic clock.
+        wall_ms: wall clock, read at the same moment.
+        server_fresh: the server's row was stamped lately.
+        holds_progress: every frame <= V at or above the floor is held (lost ones apart).
+        due_ms: w of the committed progress; None: there is none.
+        heard_ms: when another leader was last heard, or a vote given to one, by the monotonic
+            clock; None: never, or the connection to it broke.
+        hears_enough: R members are heard, itself counted. overtaken: another node has read what
+        this leader does not know (core/election/witnesses.py). unfit: why this node should not
+        lead, though it could (core/election/eligibility.py): its clock is off,
+            CLOCK_OFF, it lags, HANDED_OVER, or it is no part of the cluster any more, TAKEN_OUT.
+        votes: who else said, in this round of asking, that it hears no leader.
+        vote_round: see `votes`.
+        control_quiet_ms: for how long nothing new stands in the control topic.
+    """
+
+    now_ms: int
+    wall_ms: int
+    server_fresh: bool
+    holds_progress: bool = False
+    due_ms: int | None = None
+    heard_ms: int | None = None
+    hears_enough: bool = True
+    overtaken: bool = False
+    unfit: Reason | None = None
+    votes: frozenset[str] = frozenset()
+    vote_round: int = 0
+    control_quiet_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class InitsDone:
+    """Every transactional id has been inited."""
+
+    now_ms: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitFailed:
+    """Not every transactional id has been inited.
+
+    Attributes:
+        now_ms: monotonic clock.
+        token: of the candidacy.
+        verdict: what the calls meant, FENCED if one was.
+        touched: an id may have been inited. False only when nothing was even asked: Kafka did
+            not answer, or a check before the inits refused.
+    """
+
+    now_ms: int
+    token: str
+    verdict: Verdict
+    touched: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MarkReport:
+    """How the transaction with the leader record of one id ended."""
+
+    now_ms: int
+    token: str
+    index: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRead:
+    """The control topic, read to its last stable offset after the marks.
+
+    Attributes:
+        now_ms: monotonic clock.
+        token: of the candidacy.
+        state: what it says.
+        incomplete: nodes had read in it what it does not say, before it was read now.
+    """
+
+    now_ms: int
+    token: str
+    state: ControlState
+    incomplete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    """The control topic could not be read."""
+
+    now_ms: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionReport:
+    """How a transaction of a resting or leading leader ended.
+
+    Attributes:
+        now_ms: monotonic clock.
+        token: of the candidacy.
+        verdict: COMMITTED, ABORTED, UNKNOWN or FENCED.
+        commit_ms: how long the commit took; counts only when COMMITTED.
+    """
+
+    now_ms: int
+    token: str
+    verdict: Verdict
+    commit_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The process ends; its last transaction has been reported."""
+
+    now_ms: int
+
+
+Event = (
+    Tick | InitsDone | InitFailed | MarkReport | ControlRead | ReadFailed | TransactionReport | Stop
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InitProducers:
+    """Make the producers and init every id, in parallel; answer InitsDone or InitFailed."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitMark:
+    """Commit ``leader/<index>`` with this token, with this id; answer MarkReport."""
+
+    token: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadControl:
+    """Read the control topic to its last stable offset; answer ControlRead or ReadFailed."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class BecomeLeader:
+    """Leadership is taken: this is what the control topic says. Forward nothing yet."""
+
+    epoch: int
+    state: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class StartForwarding:
+    """All that counts as done is held, and its time is past."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCommit:
+    """Commit the progress record now, with whatever duties wait; answer TransactionReport."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyProducers:
+    """Destroy every producer; nothing more is sent in their epoch."""
+
+    reason: Reason
+
+
+Effect = (
+    InitProducers
+    | CommitMark
+    | ReadControl
+    | BecomeLeader
+    | StartForwarding
+    | IdleCommit
+    | DestroyProducers
+)
+
+TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
+    (Phase.STANDBY, Tick): frozenset({Phase.STANDBY, Phase.ASKING, Phase.INITIALISING}),
+    (Phase.STANDBY, Stop): frozenset({Phase.STOPPED}),
+    (Phase.ASKING, Tick): frozenset({Phase.ASKING, Phase.STANDBY, Phase.INITIALISING}),
+    (Phase.ASKING, Stop): frozenset({Phase.STOPPED}),
+    (Phase.INITIALISING, InitsDone): frozenset({Phase.MARKING}),
+    (Phase.INITIALISING, InitFailed): frozenset({Phase.STANDBY}),
+    (Phase.MARKING, MarkReport): frozenset({Phase.MARKING, Phase.READING, Phase.STANDBY}),
+    (Phase.READING, ControlRead): frozenset({Phase.RESTING, Phase.STANDBY}),
+    (Phase.READING, ReadFailed): frozenset({Phase.STANDBY}),
+    (Phase.RESTING, Tick): frozenset({Phase.RESTING, Phase.LEADING, Phase.STANDBY}),
+    (Phase.RESTING, TransactionReport): frozenset({Phase.RESTING, Phase.STANDBY}),
+    (Phase.LEADING, Tick): frozenset({Phase.LEADING, Phase.STANDBY}),
+    (Phase.LEADING, TransactionReport): frozenset({Phase.LEADING, Phase.STANDBY}),
+} | {(phase, Stop): frozenset({Phase.STOPPED}) for phase in (*CANDIDATE, *IN_OFFICE)}
+"""(phase, event) -> the phases that may follow. What is not listed changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What the end of a candidacy or leadership leads to.
+
+    Attributes:
+        doubles: the silence asked for doubles.
+        rivals: somebody else stands: the whole silence is waited for, even by a node alone.
+        stands_at_once: a leader that had lasted stands again without waiting.
+        yields: another one should lead: this node waits longer than those.
+    """
+
+    doubles: bool = True
+    rivals: bool = False
+    stands_at_once: bool = False
+    yields: bool = False
+
+
+ENDINGS: dict[Reason, Ending] = {
+    Reason.KAFKA_AWAY: Ending(doubles=False),
+    Reason.INIT_FAILED: Ending(),
+    Reason.MARK_FAILED: Ending(),
+    Reason.READ_FAILED: Ending(),
+    Reason.MARK_OVERWRITTEN: Ending(rivals=True),
+    Reason.CONTROL_INCOMPLETE: Ending(),
+    Reason.FENCED: Ending(rivals=True),
+    Reason.OVERTAKEN: Ending(rivals=True),
+    Reason.UNKNOWN_OUTCOME: Ending(stands_at_once=True),
+    Reason.COMMITS_TOO_OLD: Ending(),
+    Reason.SERVER_STALE: Ending(),
+    Reason.UNHEARD: Ending(),
+    Reason.CLOCK_JUMPED: Ending(yields=True),
+    Reason.CLOCK_OFF: Ending(doubles=False, yields=True),
+    Reason.HANDED_OVER: Ending(doubles=False, yields=True),
+    Reason.TAKEN_OUT: Ending(doubles=False, yields=True),
+}
+"""Kafka away doubles nothing: no id was touched, so nobody was disturbed, and a long outage
+must not be followed by a minute in which nobody dares to stand."""

@@ -1,0 +1,423 @@
+"""Leadership: one machine, driven by events, answering with effects.
+
+Safety is Kafka's fencing and nothing else. A candidate inits **all** transactional ids, then
+commits, one after another, a mark with each (its token is new for every candidacy), and reads
+the control topic to its end: only if its own token stands newest with every id does it lead.
+Whatever is unknown on the way (a time-out, a retry) ends the candidacy; any re-init is a whole
+new one. Liveness is the silence asked for: how long nobody is heard to lead before one stands,
+and how old a leader's last commit may be.
+
+Phases (transitions in `TRANSITIONS`):
+
+    STANDBY -> ASKING -> INITIALISING -> MARKING -> READING -> RESTING -> LEADING
+       ^         |            |             |          |          |          |
+       +---------+------------+-------------+----------+----------+----------+   STOPPED: for good
+
+ASKING is a pre-vote, as in Raft: a node that alone hears no leader must not disturb one that
+others hear. R nodes, itself counted, have to hear none; where R is no majority the control topic
+has to be silent as well. Whoever agrees has then heard a leader, in a way, and so has whoever
+stands: candidates do not follow each other at once. Where R is 1 nobody is asked.
+
+RESTING is a leader that forwards nothing yet: it makes idle commits until it holds every frame
+that the progress record counts as taken and its clock has passed w, for until then it could
+deliver twice.
+
+Invariants:
+- RESTING and LEADING only after every mark of this candidacy was reported committed and read
+  back as the newest.
+- Producers exist in no phase but INITIALISING to LEADING; leaving those always destroys them.
+- Nobody comes to lead on a control topic that lacks what nodes had read there before.
+- Events that name another candidacy's token change nothing.
+- The silence asked for stays within its bounds, doubles with every failed candidacy and every
+  leadership that ends unasked, and falls only under a leader that lasts, its own or another's.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+from zlib import crc32
+
+from delaywheel_replica.core.election.events import (
+    ENDINGS,
+    IN_OFFICE,
+    TRANSITIONS,
+    BecomeLeader,
+    CommitMark,
+    ControlRead,
+    DestroyProducers,
+    Effect,
+    Event,
+    IdleCommit,
+    InitFailed,
+    InitProducers,
+    InitsDone,
+    MarkReport,
+    Phase,
+    ReadControl,
+    ReadFailed,
+    Reason,
+    StartForwarding,
+    Stop,
+    Tick,
+    TransactionReport,
+)
+from delaywheel_replica.core.protocol.status_files import VoteWish
+from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, Verdict
+
+MIN_SILENCE_MS = 1_000
+MAX_SILENCE_MS = 64_000
+IDLE_COMMIT_MS = 300
+LASTING_MS = 10_000
+UNBROKEN_MS = 500
+"""A leader that is heard at least so often is heard without a break."""
+
+RECENT_COMMITS = 16
+PATIENCE = 2
+"""A leader may wait for a commit so many times as long as the longest of its recent ones took."""
+
+ASKING_MS = 1_000
+"""Who does not get enough votes within this time begins to wait anew."""
+
+RANK_MS = 150
+"""A node waits so much longer than the one before it, and up to so much by chance."""
+
+YIELDING = 3
+"""Whoever should not lead lets so many silences pass, in which another one may stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionConfig:
+    """What a node's machine is made with.
+
+    Attributes:
+        run: a text that no other run of any cleaner process has; tokens are made from it.
+        ids: how many transactional ids the cluster has; never changes.
+        nodes: how many nodes the cluster has.
+        required: R: so many have to hear no leader, itself counted.
+        rank: of this node among them, from 0.
+        max_clock_skew_ms: how far the wall clock may part from the monotonic one within one
+            candidacy and leadership.
+        max_clock_dispute_ms: how far two clocks may differ where there is no third one.
+    """
+
+    run: str
+    ids: int = 2
+    nodes: int = 1
+    required: int = 1
+    rank: int = 0
+    max_clock_skew_ms: int = 500
+    max_clock_dispute_ms: int = 10_000
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else can lead."""
+        return self.nodes == 1
+
+
+class Election:
+    """The machine of one node's cleaner."""
+
+    def __init__(self, config: ElectionConfig) -> None:
+        self._config = config
+        self._candidacies = 0
+        self._phase = Phase.STANDBY
+        self._token = ""
+        self._silence_ms = MIN_SILENCE_MS
+        # When this node last did something that counts as having heard a leader.
+        self._acted_ms: int | None = None
+        # How long after that it may stand.
+        self._wait_ms = 0 if config.alone else MIN_SILENCE_MS
+        # Since when nothing but its turn is waited for; None: something else is.
+        self._ready_ms: int | None = None
+        # Of the asking. Votes for what another run of the process asked must not count.
+        self._round = crc32(config.run.encode())
+        self._asked_ms = 0
+        # It stood though it lagged, for nobody else did.
+        self._stood_lagging = False
+        # Since when a leader is heard without a break.
+        self._led_since_ms: int | None = None
+        # The next mark to be reported.
+        self._mark = 0
+        # Wall clock minus monotonic clock when this candidacy began.
+        self._clock_offset_ms = 0
+        self._epoch: int | None = None
+        self._in_office_since_ms = 0
+        self._last_commit_ms = 0
+        self._recent_ms: tuple[int, ...] = ()
+
+    @property
+    def phase(self) -> Phase:
+        """Where this node stands."""
+        return self._phase
+
+    @property
+    def token(self) -> str:
+        """Of the current or last candidacy."""
+        return self._token
+
+    @property
+    def epoch(self) -> int | None:
+        """Of the current leadership."""
+        return self._epoch
+
+    @property
+    def silence_ms(self) -> int:
+        """The silence now asked for."""
+        return self._silence_ms
+
+    @property
+    def waits_until_ms(self) -> int:
+        """Until when a leader counts that waits for Kafka: its last commit is too old then."""
+        return self._last_commit_ms + self._patience_ms
+
+    @property
+    def _patience_ms(self) -> int:
+        """How old a leader's last commit may be.
+
+        Its marks are commits as well: who comes to lead on slow brokers knows how slow they are.
+        """
+        longest_ms = max(self._recent_ms, default=0)
+        return max(self._silence_ms, min(MAX_SILENCE_MS, PATIENCE * longest_ms))
+
+    @property
+    def vote_wish(self) -> VoteWish | None:
+        """What the others are to be asked now."""
+        if self._phase is not Phase.ASKING:
+            return None
+        return VoteWish(self._round, self._silence_ms)
+
+    def step(self, event: Event) -> list[Effect]:
+        """Takes one event; the effects are to be carried out in order.
+
+        What an event may lead to is in `TRANSITIONS`; an event that is not for this phase, or
+        that names another candidacy, changes nothing.
+        """
+        allowed = TRANSITIONS.get((self._phase, type(event)))
+        if allowed is None or self._is_stale(event):
+            return []
+        effects = self._take(event)
+        assert self._phase in allowed, (event, self._phase)
+        return effects
+
+    def _is_stale(self, event: Event) -> bool:
+        if isinstance(event, Tick | Stop):
+            return False
+        if event.token != self._token:
+            return True
+        return isinstance(event, MarkReport) and event.index != self._mark
+
+    def _take(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - one for each event
+        match event:
+            case Tick():
+                return self._tick(event)
+            case InitsDone():
+                self._phase = Phase.MARKING
+                self._mark = 0
+                self._last_commit_ms, self._recent_ms = event.now_ms, ()
+                return [CommitMark(self._token, 0)]
+            case InitFailed():
+                return self._end(_reason_of_init(event), event.now_ms)
+            case MarkReport():
+                return self._marked(event)
+            case ControlRead():
+                return self._read(event)
+            case ReadFailed():
+                return self._end(Reason.READ_FAILED, event.now_ms)
+            case TransactionReport():
+                return self._transacted(event)
+            case Stop():
+                return self._stop()
+            case _:
+                assert_never(event)
+
+    def _tick(self, tick: Tick) -> list[Effect]:
+        if self._phase is Phase.STANDBY:
+            self._follow(tick)
+            return self._call(tick) if self._may_stand(tick) else []
+        if self._phase is Phase.ASKING:
+            return self._count_votes(tick)
+        reason = self._why_not_in_office(tick)
+        if reason is not None:
+            return self._end(reason, tick.now_ms)
+        effects: list[Effect] = []
+        if self._phase is Phase.RESTING and self._may_forward(tick):
+            self._phase = Phase.LEADING
+            effects.append(StartForwarding())
+        if tick.now_ms - self._last_commit_ms >= IDLE_COMMIT_MS:
+            effects.append(IdleCommit(self._token))
+        return effects
+
+    def _follow(self, tick: Tick) -> None:
+        """A leader that is heard without a break shows that shorter silences are enough again.
+
+        Or one whose own candidacies failed would for ever be slower than those who should not lead.
+        """
+        is_heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < UNBROKEN_MS
+        if not is_heard:
+            self._led_since_ms = None
+        elif self._led_since_ms is None:
+            self._led_since_ms = tick.now_ms
+        elif tick.now_ms - self._led_since_ms >= LASTING_MS // 2:
+            self._silence_ms = MIN_SILENCE_MS
+
+    def _may_stand(self, tick: Tick) -> bool:
+        """Whether everything was as it has to be for as long as this node lets others go first."""
+        if not (self._has_waited(tick) and self._can_stand(tick)):
+            self._ready_ms = None
+            return False
+        if self._ready_ms is None:
+            self._ready_ms = tick.now_ms
+        return tick.now_ms - self._ready_ms >= self._stagger_ms(tick)
+
+    def _has_waited(self, tick: Tick) -> bool:
+        """Whether nobody leads, as far as this node knows."""
+        if self._acted_ms is None:
+            self._acted_ms = tick.now_ms
+        if tick.heard_ms is None:
+            return tick.now_ms - self._acted_ms >= self._wait_ms
+        if tick.heard_ms > self._acted_ms:
+            self._wait_ms = 0  # another one has stood: what this one waited for is over
+        is_silent = tick.now_ms - tick.heard_ms >= self._silence_ms
+        return is_silent and tick.now_ms - self._acted_ms >= self._wait_ms
+
+    def _can_stand(self, tick: Tick) -> bool:
+        is_fit = tick.unfit in {None, Reason.HANDED_OVER}
+        return tick.server_fresh and tick.hears_enough and is_fit
+
+    def _stagger_ms(self, tick: Tick) -> int:
+        """By rank, and by chance: a text that no other run has says which. Who lags is last."""
+        if self._config.alone:
+            return 0
+        chance = crc32(f"{self._config.run}-{self._candidacies}-{self._round}".encode())
+        lagging_ms = YIELDING * self._silence_ms if tick.unfit is Reason.HANDED_OVER else 0
+        return lagging_ms + self._config.rank * RANK_MS + chance % RANK_MS
+
+    def _call(self, tick: Tick) -> list[Effect]:
+        """Asks the others, if there is anybody to be asked."""
+        self._round += 1
+        self._asked_ms = tick.now_ms
+        self._ready_ms = None
+        self._stood_lagging = tick.unfit is Reason.HANDED_OVER
+        self._phase = Phase.ASKING
+        return self._count_votes(tick)
+
+    def _count_votes(self, tick: Tick) -> list[Effect]:
+        # A vote that was given just before the asking may be told only now.
+        heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < self._silence_ms
+        if heard or not self._can_stand(tick):
+            return self._stand_by(tick)
+        votes = tick.votes if tick.vote_round == self._round else frozenset()
+        config = self._config
+        is_majority = 2 * config.required > config.nodes
+        is_quiet = is_majority or tick.control_quiet_ms >= self._silence_ms
+        if len(votes) + 1 >= config.required and is_quiet:
+            return self._stand(tick)
+        return self._stand_by(tick) if tick.now_ms - self._asked_ms >= ASKING_MS else []
+
+    def _stand_by(self, tick: Tick) -> list[Effect]:
+        self._phase = Phase.STANDBY
+        self._acted_ms, self._wait_ms = tick.now_ms, 0
+        return []
+
+    def _stand(self, tick: Tick) -> list[Effect]:
+        """A candidacy begins."""
+        self._candidacies += 1
+        self._token = f"{self._config.run}-{self._candidacies}"
+        self._phase = Phase.INITIALISING
+        self._clock_offset_ms = tick.wall_ms - tick.now_ms
+        return [InitProducers(self._token)]
+
+    def _marked(self, report: MarkReport) -> list[Effect]:
+        if report.verdict is Verdict.FENCED:
+            return self._end(Reason.FENCED, report.now_ms)
+        if report.verdict is not Verdict.COMMITTED:
+            return self._end(Reason.MARK_FAILED, report.now_ms)
+        self._mark += 1
+        self._recent_ms = (*self._recent_ms, report.now_ms - self._last_commit_ms)
+        self._last_commit_ms = report.now_ms
+        if self._mark < self._config.ids:
+            return [CommitMark(self._token, self._mark)]
+        self._phase = Phase.READING
+        return [ReadControl(self._token)]
+
+    def _read(self, read: ControlRead) -> list[Effect]:
+        """Only own tokens, newest with every id, make a leader."""
+        leader = read.state.leader(self._config.ids)
+        if leader is None or read.state.leaders[0].token != self._token:
+            return self._end(Reason.MARK_OVERWRITTEN, read.now_ms)
+        if read.incomplete:
+            return self._end(Reason.CONTROL_INCOMPLETE, read.now_ms)
+        self._phase = Phase.RESTING
+        self._epoch = leader.epoch
+        self._in_office_since_ms = read.now_ms
+        # What was just read proves as much as a commit would.
+        self._last_commit_ms = read.now_ms
+        return [BecomeLeader(leader.epoch, read.state)]
+
+    def _why_not_in_office(self, tick: Tick) -> Reason | None:
+        """What a leader looks at before each transaction."""
+        drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
+        checks = (
+            (tick.overtaken, Reason.OVERTAKEN),
+            (tick.now_ms - self._last_commit_ms > self._patience_ms, Reason.COMMITS_TOO_OLD),
+            (not tick.server_fresh, Reason.SERVER_STALE),
+            (not tick.hears_enough, Reason.UNHEARD),
+            (abs(drift_ms) > self._config.max_clock_skew_ms, Reason.CLOCK_JUMPED),
+        )
+        return next((reason for failed, reason in checks if failed), self._why_unfit(tick))
+
+    def _why_unfit(self, tick: Tick) -> Reason | None:
+        """Who stood because nobody else did gets the time to catch up."""
+        if self._stood_lagging and tick.unfit is Reason.HANDED_OVER:
+            return tick.unfit if self._has_lasted(tick.now_ms) else None
+        return tick.unfit
+
+    def _may_forward(self, tick: Tick) -> bool:
+        return tick.due_ms is None or (tick.holds_progress and tick.wall_ms > tick.due_ms)
+
+    def _transacted(self, report: TransactionReport) -> list[Effect]:
+        match ACTIONS[report.verdict]:
+            case Action.STAND_BY:
+                return self._end(Reason.FENCED, report.now_ms)
+            case Action.NEW_CANDIDACY:
+                return self._end(Reason.UNKNOWN_OUTCOME, report.now_ms)
+            case Action.GO_ON:
+                if report.verdict is Verdict.COMMITTED:
+                    self._committed(report)
+                return []
+
+    def _committed(self, report: TransactionReport) -> None:
+        self._last_commit_ms = report.now_ms
+        self._recent_ms = (*self._recent_ms, report.commit_ms)[-RECENT_COMMITS:]
+        if self._has_lasted(report.now_ms):
+            enough_ms = max(MIN_SILENCE_MS, 4 * max(self._recent_ms))
+            self._silence_ms = min(self._silence_ms, enough_ms)
+
+    def _has_lasted(self, now_ms: int) -> bool:
+        return self._phase in IN_OFFICE and now_ms - self._in_office_since_ms >= LASTING_MS
+
+    def _end(self, reason: Reason, now_ms: int) -> list[Effect]:
+        ending = ENDINGS[reason]
+        if ending.doubles:
+            self._silence_ms = min(MAX_SILENCE_MS, 2 * self._silence_ms)
+        if ending.stands_at_once and self._has_lasted(now_ms):
+            self._wait_ms = 0
+        elif self._config.alone and not ending.rivals:
+            self._wait_ms = MIN_SILENCE_MS
+        else:
+            self._wait_ms = self._silence_ms * (YIELDING if ending.yields else 1)
+        self._acted_ms = now_ms
+        self._phase = Phase.STANDBY
+        self._epoch = None
+        return [DestroyProducers(reason)]
+
+    def _stop(self) -> list[Effect]:
+        had_producers = self._phase not in {Phase.STANDBY, Phase.ASKING}
+        self._phase = Phase.STOPPED
+        self._epoch = None
+        return [DestroyProducers(Reason.STOPPED)] if had_producers else []
+
+
+def _reason_of_init(failed: InitFailed) -> Reason:
+    if not failed.touched:
+        return Reason.KAFKA_AWAY
+    return Reason.FENCED if failed.verdict is Verdict.FENCED else Reason.INIT_FAILED

@@ -1,0 +1,147 @@
+"""Cancel: what may be answered, and when.
+
+A cancel is a frame, seq c, in the wheel of the leader's node; it counts if c <= V of the
+transaction that takes its message. So an answer is true only by a committed progress record, and
+once the frame is written, "too late" and "not found" are no longer true of anything.
+
+Before writing (`before_writing`), the first line that fits:
+
+| what is known | decision |
+|---|---|
+| this node does not lead, or its row is old | NO_LEADER |
+| its second lies below the floor: it is finished and deleted | TOO_LATE |
+| no copy, everything could be read | NOT_FOUND |
+| no copy, something could not be read | UNKNOWN |
+| a cancel of it lies there | as after writing |
+| a copy is done, everything could be read | ALREADY_DELIVERED |
+| a copy is done, something could not be read | UNKNOWN |
+| due within the next 100 ms | TOO_LATE |
+| else | WRITE |
+
+After writing (`after_writing`), for each committed progress seen:
+
+| a cancel with c <= V | the message | decision |
+|---|---|---|
+| yes | w < due, beyond all that was done ahead | CANCELLED |
+| yes | w < due, was not done ahead, everything could be read | CANCELLED |
+| yes | w < due, perhaps done ahead | UNKNOWN |
+| yes | w >= due | UNKNOWN |
+| no | done, everything could be read | ALREADY_DELIVERED |
+| no | done, something could not be read | UNKNOWN |
+| no | not done | WAIT |
+
+UNKNOWN stands where the progress record does not say which came first, or where a cancel that
+counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
+when the node holds every frame up to V of the progress that says so: a cancel may have been written
+and taken since the last scan. A WAIT goes on when its leader goes, for the next one's progress may
+decide; UNKNOWN, and a WAIT whose deadline goes, are answered UNAVAILABLE. Who is to answer
+NOT_FOUND asks the others first (`others_to_ask`): what was acknowledged after their last beats is
+not heard of yet.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.progress import Position, Progress
+
+TOO_LATE_MS = 100
+
+
+class CancelDecision(StrEnum):
+    """What to do about a cancel, or to answer."""
+
+    WRITE = "write"
+    """Write a cancel frame, scan the slot again, then follow `after_writing`."""
+    WAIT = "wait"
+    """Look again at the next committed progress."""
+    CANCELLED = "cancelled"
+    ALREADY_DELIVERED = "already delivered"
+    TOO_LATE = "too late"
+    NOT_FOUND = "not found"
+    NO_LEADER = "no leader"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelView:
+    """What a leader's node knows of one message, (id, due).
+
+    Attributes:
+        due_ms: of the message.
+        now_ms: wall clock.
+        leading: this node's cleaner leads, and its row is fresh.
+        progress: the committed one, None before the first leader.
+        copies: where the message lies in the slot files.
+        cancels: where cancels of it lie. After writing: found by a scan that began when the
+            own cancel was in its file, so that no cancel with a smaller seq is missing.
+        complete: every frame of the slot could be read, of every registered wheel, and the node
+            holds all that was acknowledged (`holding.knows_all`).
+    """
+
+    due_ms: int
+    now_ms: int
+    leading: bool
+    progress: Progress | None
+    copies: Collection[Position]
+    cancels: Collection[Position]
+    complete: bool
+
+
+def others_to_ask(wheels: Collection[WheelRecord]) -> int:
+    """So many other members must say that they find nothing either, before NOT_FOUND is answered.
+
+    Any R members include a holder of every acknowledged frame. Of a closed wheel no more is
+    acknowledged than the node was found to hold.
+    """
+    needed = [record.required_answers for record in wheels if record.closed_at is None]
+    return max(needed, default=1) - 1
+
+
+def before_writing(view: CancelView) -> CancelDecision:
+    """The decision while no cancel frame has been written for this request."""
+    if not view.leading or view.progress is None:
+        return CancelDecision.NO_LEADER
+    if view.due_ms // 1000 < view.progress.floor:
+        return CancelDecision.TOO_LATE
+    if not view.copies:
+        return CancelDecision.NOT_FOUND if view.complete else CancelDecision.UNKNOWN
+    return after_writing(view) if view.cancels else _before_any(view, view.progress)
+
+
+def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
+    """The same where a copy lies there, and no cancel of it."""
+    if _is_done(view, progress):
+        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
+    if view.due_ms <= view.now_ms + TOO_LATE_MS:
+        return CancelDecision.TOO_LATE
+    return CancelDecision.WRITE
+
+
+def after_writing(view: CancelView) -> CancelDecision:
+    """The decision by one committed progress, once a cancel frame lies there.
+
+    Progress records may be skipped: any later one is as good to ask.
+    """
+    progress = view.progress
+    if progress is None:
+        return CancelDecision.WAIT
+    if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
+        return CancelDecision.CANCELLED if _is_to_come(view, progress) else CancelDecision.UNKNOWN
+    if _is_done(view, progress):
+        return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
+    return CancelDecision.WAIT
+
+
+def _is_to_come(view: CancelView, progress: Progress) -> bool:
+    """Whether no transaction can have taken the message, whatever copies of it there are."""
+    if view.due_ms <= progress.due_ms:
+        return False
+    if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:
+        return True
+    return view.complete and not _is_done(view, progress)
+
+
+def _is_done(view: CancelView, progress: Progress) -> bool:
+    return any(progress.covers(view.due_ms, copy) for copy in view.copies)

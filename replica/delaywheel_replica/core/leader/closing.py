@@ -1,0 +1,173 @@
+"""Fence, recover, close: how a wheel that nobody writes any more gets its end.
+
+A registered wheel is to be closed when one of these holds:
+
+| a wheel is | when |
+|---|---|
+| left | its node's newest beat knows its number and uses it neither as open nor as spare |
+| replaced | its node has another storage by now |
+| silent | its node is heard by too few (core/leader/failure_detector.py) |
+| superseded | its node was given a later one with other members, or another W |
+
+Then its members promise to take no more of that node's wheels up to X, and answer with what they
+hold. Of enough answers the greatest is T, or V, or the committed fill, where one of those is
+greater. When enough members hold everything through T, the leader commits ``wheel/X closed at
+T``, and only what is committed counts. Until then it commits T as the wheel's fill, and then
+tells it: up to there, members that have fenced the wheel may take it after all. What they take
+so may be acknowledged; since no end is found below a committed fill, answers that were given
+before stay good, as old as they may be.
+
+| answers of members | hold all through T | result |
+|---|---|---|
+| fewer than R complete, not all N | any | `AnswersWanted` |
+| R complete, or all N | fewer than W | `HoldersWanted(T)` |
+| R complete, or all N | W, or all that were not replaced; or T = 0 | `Close(T)` |
+
+A member that was replaced holds nothing, and that is known without asking it: it counts only
+towards "all N". Another storage that merely answers under a member's name counts for nothing: the
+member's own may come back.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.holders import member_prefixes
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersWanted:
+    """Too few members have answered to know the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldersWanted:
+    """The end is known, but too few members hold everything through it."""
+
+    final_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The wheel may be closed at this seq."""
+
+    final_seq: int
+
+
+Closing = AnswersWanted | HoldersWanted | Close
+
+
+def wheels_to_close(
+    state: ControlState, beats: Mapping[str, Beat], silent: Collection[str] = ()
+) -> list[WheelId]:
+    """The open wheels that are to be closed, in order.
+
+    A wheel that was left waits while its node still uses one below it: promises are kept as one
+    highest number per node, so fencing it would fence the wheel in use.
+
+    Args:
+        state: what is committed.
+        beats: the newest beat of each node.
+        silent: nodes whose wheels are all given up.
+    """
+    newest: dict[str, WheelId] = {}
+    unclosed = sorted(wheel for wheel, record in state.wheels.items() if record.closed_at is None)
+    for wheel in unclosed:
+        newest[wheel.node] = wheel
+    return [
+        wheel
+        for wheel in unclosed
+        if wheel.node in silent
+        or wheel.node not in state.remaining(state.wheels[wheel])
+        or not _is_alike(state.wheels[wheel], state.wheels[newest[wheel.node]])
+        or _is_left(state, wheel, beats.get(wheel.node))
+    ]
+
+
+def _is_alike(record: WheelRecord, newest: WheelRecord) -> bool:
+    return record.members == newest.members and record.min_insync == newest.min_insync
+
+
+def _is_left(state: ControlState, wheel: WheelId, beat: Beat | None) -> bool:
+    if beat is None or not is_registered(state, beat):
+        return False
+    if any(named.number <= wheel.number for named in beat.named):
+        return False
+    return wheel.number <= beat.last_number
+
+
+def is_registered(state: ControlState, beat: Beat) -> bool:
+    """Whether the beat comes from the one storage that its node id stands for."""
+    known = state.nodes.get(beat.node)
+    return known is not None and known.storage == beat.storage
+
+
+def closing(
+    wheel: WheelId,
+    state: ControlState,
+    answers: Collection[FenceAnswer],
+    beats: Mapping[str, Beat],
+    *,
+    taken: int,
+) -> Closing:
+    """How far the closing of a wheel is.
+
+    Args:
+        wheel: to be closed.
+        state: what is committed, with what the same transaction has changed already.
+        answers: at most one of each node for one origin; a newer one replaces the older.
+        beats: the newest beat of each node.
+        taken: V of the wheel as the same transaction leaves it.
+    """
+    record = state.wheels[wheel]
+    remaining = state.remaining(record)
+    counted = [
+        answer
+        for answer in answers
+        if remaining.get(answer.node) == answer.storage and answer.covers(wheel)
+    ]
+    complete = sum(answer.is_complete(wheel) for answer in counted)
+    if complete < record.required_answers and len(counted) < len(remaining):
+        return AnswersWanted()
+    final_seq = max([taken, record.fill, *(answer.applied.get(wheel, 0) for answer in counted)])
+    prefixes = member_prefixes(state, wheel, record, beats)
+    holders = sum(prefix >= final_seq for prefix in prefixes)
+    if final_seq > 0 and holders < min(record.min_insync, len(remaining)):
+        return HoldersWanted(final_seq)
+    return Close(final_seq)
+
+
+def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
+    """One fence for each node whose wheels cannot be closed for lack of answers."""
+    upto: dict[str, int] = {}
+    for wheel, result in results.items():
+        if isinstance(result, AnswersWanted):
+            upto[wheel.node] = max(wheel.number, upto.get(wheel.node, 0))
+    return sorted(Fence(origin, number) for origin, number in upto.items())
+
+
+def fills_wanted(
+    state: ControlState, results: Mapping[WheelId, Closing]
+) -> dict[WheelId, WheelRecord]:
+    """The records to be committed before members may be told up to where they may fetch.
+
+    Args:
+        state: what is committed.
+        results: of the wheels that are to be closed.
+    """
+    return {
+        wheel: replace(state.wheels[wheel], fill=result.final_seq)
+        for wheel, result in results.items()
+        if isinstance(result, HoldersWanted) and result.final_seq > state.wheels[wheel].fill
+    }
+
+
+def fills_told(state: ControlState) -> dict[WheelId, int]:
+    """Wheel -> up to where members may take what they have fenced, as it is committed."""
+    return {
+        wheel: record.fill
+        for wheel, record in state.wheels.items()
+        if record.closed_at is None and record.fill > 0
+    }

@@ -1,0 +1,369 @@
+"""What a leader puts beside the messages in its next transaction.
+
+`duties` looks at what is committed, at the progress that the transaction will reach and at what
+the nodes tell, and says which control records go with it, in this order:
+
+1. the first progress of an empty cluster; w set back, as the operator wishes, in a transaction
+   without messages;
+2. nodes that the operator replaced get their new storage, those taken out `REMOVED`;
+3. frames that nobody can read are recorded as lost;
+4. wheels that nobody is to write any more are closed, where enough members answered and hold
+   them; where enough answered and too few hold, the end that was found is committed as a fill;
+5. closed wheels wholly below the floor are unregistered;
+6. the floor moves;
+7. nodes without a spare of today's members get one, sealed at that floor; and a member that was
+   never given a wheel is entered with its storage.
+
+Each looks at what those before it have changed. A wheel registered in this very transaction must
+not hold back its floor, and its first seal is the floor that the transaction commits. The
+progress record itself goes last. What no transaction can do, but the nodes can, is told beside:
+fences, fills and frames to be looked for.
+"""
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.closing import (
+    Close,
+    Closing,
+    HoldersWanted,
+    closing,
+    fences_wanted,
+    fills_told,
+    fills_wanted,
+    is_registered,
+    wheels_to_close,
+)
+from delaywheel_replica.core.leader.failure_detector import SILENT_MS
+from delaywheel_replica.core.leader.floor import (
+    FloorView,
+    FloorWatch,
+    floor_after,
+    ledger_told,
+    seals_told,
+    watch_seals,
+    wholly_below,
+)
+from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
+from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.protocol.control import (
+    REMOVED,
+    ControlRecord,
+    ControlState,
+    NodeRecord,
+    lost_records,
+    node_record,
+    progress_record,
+    unregister_records,
+    wheel_record,
+)
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal, first_progress
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """How the cluster is configured.
+
+    Attributes:
+        nodes: the ids of all nodes: the members of every new wheel.
+        min_insync: W of new wheels.
+        late_window_s: how long after its due a slot still takes frames.
+    """
+
+    nodes: tuple[str, ...]
+    min_insync: int
+    late_window_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a leader knows besides the control topic.
+
+    Attributes:
+        now_ms: its wall clock.
+        node: its own.
+        beats: the newest beat of each node, its own included.
+        answers: the newest fence answer of each member for each origin.
+        looked_for: frames that were looked for.
+        lacks: member -> those of them that it does not have.
+        silent: nodes that are heard by too few.
+        in_office_ms: for how long it has led: silence counts only after it could have heard.
+        replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
+        set_back_from: the operator wishes that w is set back to the clock, if it was so often by
+            now; None: no such wish.
+    """
+
+    now_ms: int
+    node: str
+    beats: Mapping[str, Beat]
+    answers: Collection[FenceAnswer] = ()
+    looked_for: FrameSet = NO_FRAMES
+    lacks: Mapping[str, FrameSet] = field(default_factory=dict)
+    silent: AbstractSet[str] = frozenset()
+    in_office_ms: int = 0
+    replacements: Mapping[str, str] = field(default_factory=dict)
+    set_back_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What the next transaction carries, and what to ask for meanwhile.
+
+    Attributes:
+        records: control records, to be produced before the progress record.
+        progress: what to commit, last.
+        watch: to be given to the next call.
+        fences: to be asked of every member now.
+        fills: wheel -> up to where members may fetch what they have fenced, as committed before.
+        missing: frames that must be there and that no member shows: to be looked for.
+        lost: the frames that the transaction gives up.
+        closed: the wheels that the transaction closes, with their final seqs.
+        unregistered: the wheels that the transaction removes.
+        refused: nodes that want a wheel and get none.
+    """
+
+    records: list[ControlRecord]
+    progress: Progress
+    watch: FloorWatch
+    fences: list[Fence] = field(default_factory=list)
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    missing: FrameSet = NO_FRAMES
+    lost: FrameSet = NO_FRAMES
+    closed: Mapping[WheelId, int] = field(default_factory=dict)
+    unregistered: frozenset[WheelId] = frozenset()
+    refused: Mapping[str, Refusal] = field(default_factory=dict)
+
+    @property
+    def all_records(self) -> list[ControlRecord]:
+        """The control records of the transaction in order, the progress record last."""
+        return [*self.records, progress_record(self.progress)]
+
+
+def duties(
+    state: ControlState,
+    progress: Progress | None,
+    watch: FloorWatch,
+    cluster: Cluster,
+    situation: Situation,
+) -> Duties:
+    """What goes with a transaction that moves the committed progress on to `progress`.
+
+    Args:
+        state: what is committed.
+        progress: what is done once the transaction is; its floor is not looked at. For an idle
+            commit, the committed one.
+        watch: from the call before; a new leader's is empty.
+        cluster: how it is configured.
+        situation: what else is known.
+    """
+    progress = _set_back(_begun(state, progress, cluster, situation), state, situation)
+    records = _replaced(state, situation)
+    endings = _endings(state.apply_all(records), progress, situation)
+    records += endings.records
+    after = state.apply_all(records)
+    unregistered = _unregistered(state, after, progress, situation)
+    for wheel in sorted(unregistered):
+        records += unregister_records(after, wheel)
+    progress = progress.without(unregistered)
+    after = state.apply_all(records)
+
+    view = FloorView(
+        progress=progress,
+        wheels=after.wheels,
+        told=seals_told(situation.beats.values()),
+        published=ledger_told(situation.beats.values()),
+        lost=after.lost,
+    )
+    watch = watch_seals(watch, view)
+    floor = floor_after(view, watch, late_window_s=cluster.late_window_s)
+    registrations, refused = _registered(after, floor, cluster, situation)
+    return Duties(
+        records=records + registrations,
+        progress=replace(progress, floor=floor),
+        watch=watch,
+        fences=fences_wanted(endings.closings),
+        fills=fills_told(state),
+        missing=frames_missing(after, endings.ends, situation.beats),
+        lost=endings.lost,
+        closed=endings.closed,
+        unregistered=unregistered,
+        refused=refused,
+    )
+
+
+def _begun(
+    state: ControlState, progress: Progress | None, cluster: Cluster, situation: Situation
+) -> Progress:
+    """The progress to reach, with the committed floor; an empty cluster's first."""
+    if progress is None:
+        return first_progress(situation.now_ms, cluster.late_window_s)
+    return progress if state.progress is None else replace(progress, floor=state.progress.floor)
+
+
+def _set_back(progress: Progress, state: ControlState, situation: Situation) -> Progress:
+    """Never with messages: they would go out, and not be done."""
+    if progress != state.progress or progress.set_backs != situation.set_back_from:
+        return progress
+    after = progress.set_back(situation.now_ms)
+    return progress if isinstance(after, SetBackRefusal) else after
+
+
+def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
+    """The number goes on: a name that the old storage has used is never given again.
+
+    Nobody takes itself out: it might be the last one that could take the operator's next word.
+    """
+    return [
+        node_record(node, replace(state.nodes[node], storage=storage))
+        for node, storage in sorted(situation.replacements.items())
+        if node in state.nodes
+        and state.nodes[node].storage != storage
+        and (storage, node) != (REMOVED, situation.node)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Endings:
+    """What is given up and what is ended."""
+
+    records: list[ControlRecord]
+    closings: Mapping[WheelId, Closing]
+    ends: Mapping[WheelId, int]
+    lost: FrameSet
+    closed: Mapping[WheelId, int]
+
+
+def _endings(state: ControlState, progress: Progress, situation: Situation) -> _Endings:
+    """A frame that is lost is waited for no more: the ends are looked at again then."""
+    closings = _closings(state, progress, situation)
+    ends = _ends(state, progress, closings)
+    lost = _lost(state, ends, situation)
+    records = lost_records(state, lost)
+    if lost:
+        closings = _closings(state.apply_all(records), progress, situation)
+    closed = {w: result.final_seq for w, result in closings.items() if isinstance(result, Close)}
+    records += [
+        wheel_record(wheel, replace(state.wheels[wheel], closed_at=final_seq))
+        for wheel, final_seq in closed.items()
+    ]
+    records += [wheel_record(*filled) for filled in fills_wanted(state, closings).items()]
+    return _Endings(records, closings, ends, lost, closed)
+
+
+def _closings(
+    state: ControlState, progress: Progress, situation: Situation
+) -> dict[WheelId, Closing]:
+    """How far each wheel is that is to be closed."""
+    silent = situation.silent if situation.in_office_ms >= SILENT_MS else frozenset()
+    return {
+        wheel: closing(wheel, state, situation.answers, situation.beats, taken=progress.seq(wheel))
+        for wheel in wheels_to_close(state, situation.beats, silent)
+    }
+
+
+def _ends(
+    state: ControlState, progress: Progress, closings: Mapping[WheelId, Closing]
+) -> dict[WheelId, int]:
+    """Up to where each wheel's frames have to be there."""
+    ends: dict[WheelId, int] = {}
+    for wheel, record in state.wheels.items():
+        result = closings.get(wheel)
+        found = result.final_seq if isinstance(result, HoldersWanted | Close) else 0
+        ends[wheel] = max(progress.seq(wheel), found, record.closed_at or 0)
+    return ends
+
+
+def _lost(state: ControlState, ends: Mapping[WheelId, int], situation: Situation) -> FrameSet:
+    if not situation.looked_for:
+        return NO_FRAMES
+    sought = Sought(
+        situation.node,
+        situation.beats,
+        situation.answers,
+        situation.looked_for,
+        situation.lacks,
+    )
+    return frames_lost(state, ends, sought)
+
+
+def _unregistered(
+    state: ControlState, after: ControlState, progress: Progress, situation: Situation
+) -> frozenset[WheelId]:
+    """Closed wheels that are done with; not while a millisecond is being split: V rests then.
+
+    Not those that are closed just now: their members are to learn it.
+    """
+    if progress.position is not None:
+        return frozenset()
+    return frozenset(
+        wheel
+        for wheel, record in state.wheels.items()
+        if record.closed_at is not None
+        and progress.seq(wheel) >= record.closed_at
+        and wholly_below(wheel, after, progress.floor, situation.beats)
+    )
+
+
+def _registered(
+    state: ControlState, floor: int, cluster: Cluster, situation: Situation
+) -> tuple[list[ControlRecord], dict[str, Refusal]]:
+    records: list[ControlRecord] = []
+    refused: dict[str, Refusal] = {}
+    members = _members(state, cluster, situation)
+    if members is None:
+        return records, refused
+    after = state
+    for node, beat in sorted(situation.beats.items()):
+        if node not in members or node in situation.silent:
+            continue
+        if not _wants_wheel(state, beat, members, cluster):
+            continue
+        answer = register(
+            after,
+            node,
+            beat.storage,
+            beat.last_number,
+            members=members,
+            min_insync=cluster.min_insync,
+            floor=floor,
+        )
+        if isinstance(answer, Refusal):
+            refused[node] = answer
+        else:
+            records += answer.records
+            after = after.apply_all(answer.records)
+    records += [
+        node_record(node, NodeRecord(storage, 0))
+        for node, storage in sorted(members.items())
+        if node not in after.nodes
+    ]
+    return records, refused
+
+
+def _wants_wheel(
+    state: ControlState, beat: Beat, members: Mapping[str, str], cluster: Cluster
+) -> bool:
+    """Whether a node has no spare, or one of which others are members than today's."""
+    if beat.draining:
+        return False
+    if beat.spare is None or not is_registered(state, beat):
+        return True
+    spare = state.wheels.get(beat.spare)
+    return spare is not None and (spare.members, spare.min_insync) != (members, cluster.min_insync)
+
+
+def _members(state: ControlState, cluster: Cluster, situation: Situation) -> dict[str, str] | None:
+    """Every node with its storage; None until each was heard of once."""
+    members: dict[str, str] = {}
+    for node in cluster.nodes:
+        if node in state.nodes:
+            members[node] = state.nodes[node].storage
+        elif node in situation.beats:
+            members[node] = situation.beats[node].storage
+        else:
+            return None
+    return members

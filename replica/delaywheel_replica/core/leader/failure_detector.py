@@ -1,0 +1,80 @@
+"""Which nodes are silent: their wheels, open or not, are to be closed.
+
+A node is silent when nobody heard it for `SILENT_MS`, or so few that, itself counted, they are
+fewer than R: it could not acknowledge anything to the others, and nothing would be lost with it.
+Who heard whom is told by the nodes' beats, and those are relayed. So each beat has an age, which
+is found as the shortest way to it:
+
+| the newest word of | is so old |
+|---|---|
+| this node | 0 |
+| a node that this one heard | since then |
+| a node that another one heard | as the other's word, and what that says of the hearing |
+
+A beat that was relayed says who relayed it, for the relaying node says when it heard its author.
+"""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+
+SILENT_MS = 10_000
+
+
+def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
+    """How old the newest word is that came here of each node; who was never heard is left out.
+
+    Args:
+        server: the newest row of this node's server.
+        now_ms: the monotonic clock.
+    """
+    ages: dict[str, int] = {}
+    found = [(0, server.beat.node)]
+    while found:
+        age_ms, node = heappop(found)
+        if node in ages:
+            continue
+        ages[node] = age_ms
+        for heard, ago_ms in _heard_by(server, node, now_ms).items():
+            heappush(found, (age_ms + ago_ms, heard))
+    return ages
+
+
+def silent_nodes(
+    server: ServerStatus, nodes: Iterable[str], *, required: int, now_ms: int
+) -> frozenset[str]:
+    """Which of these nodes are silent. The own node never is.
+
+    A server that has just started has heard nobody: what is done about silence must wait until
+    it could have.
+
+    Args:
+        server: the newest row of this node's server.
+        nodes: to be judged.
+        required: R, of the cluster as it is configured.
+        now_ms: the monotonic clock.
+    """
+    ages = ages_ms(server, now_ms)
+    hearers = dict.fromkeys(nodes, 0)
+    for hearer, age_ms in ages.items():
+        for heard, ago_ms in _heard_by(server, hearer, now_ms).items():
+            if heard in hearers and age_ms + ago_ms < SILENT_MS:
+                hearers[heard] += 1
+    return frozenset(
+        node
+        for node, count in hearers.items()
+        if node != server.beat.node and (count == 0 or count + 1 < required)
+    )
+
+
+def _heard_by(server: ServerStatus, node: str, now_ms: int) -> dict[str, int]:
+    """Whom a node heard directly, and how long before its newest word."""
+    if node == server.beat.node:
+        return {
+            peer: max(0, now_ms - sight.heard_ms)
+            for peer, sight in server.peers.items()
+            if sight.heard_ms is not None
+        }
+    sight = server.peers.get(node)
+    return {} if sight is None else {peer: h.ago_ms for peer, h in sight.beat.heard.items()}

@@ -1,0 +1,165 @@
+"""The floor: below it everything is done, and every slot file may go.
+
+It passes a slot when w is past the slot's late window and, for every registered wheel, all that
+the wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is
+known from its end T once it is closed, and from its seals (s, q) before: all of it below slot s
+lies in frames <= q. `FRAME_GATES` lists what a frame must have passed.
+
+Under load the newest seal's q is always a little ahead of what has passed the gates. So of each
+wheel one seal is held until its q has passed; it then counts for good, and the newest one told is
+held next.
+
+Invariants:
+- The floor never goes back.
+- It never passes the newest counted seal of a registered wheel that is not wholly past the
+  gates, spares included: a frame that such a wheel may still take lies at or above the floor.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.holders import held_prefix, member_prefixes
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.progress import Progress, time_floor
+from delaywheel_replica.core.protocol.seal import Seal
+
+
+@dataclass(frozen=True, slots=True)
+class FloorView:
+    """What the gates look at.
+
+    Attributes:
+        progress: as the transaction will leave it, but for the floor.
+        wheels: the registered ones.
+        told: the newest seal that was told of each.
+        published: up to which seq the ledger of each is published.
+        lost: frames that nobody can read.
+    """
+
+    progress: Progress
+    wheels: Mapping[WheelId, WheelRecord]
+    told: Mapping[WheelId, Seal]
+    published: Mapping[WheelId, int]
+    lost: FrameSet = NO_FRAMES
+
+
+FrameGate = Callable[[FloorView, WheelId], int]
+"""Up to which seq a wheel's frames have passed."""
+
+
+def _taken(view: FloorView, wheel: WheelId) -> int:
+    return view.progress.seq(wheel)
+
+
+def _published(view: FloorView, wheel: WheelId) -> int:
+    """A lost frame has no ledger: it counts as published, as a gap."""
+    return view.lost.seqs(wheel).end_from(view.published.get(wheel, 0))
+
+
+FRAME_GATES: dict[str, FrameGate] = {"taken": _taken, "published": _published}
+
+
+def passed_seq(view: FloorView, wheel: WheelId) -> int:
+    """Up to which seq a wheel's frames have passed every gate."""
+    return min(gate(view, wheel) for gate in FRAME_GATES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class FloorWatch:
+    """What a leader has seen of seals. A new leader begins with an empty one.
+
+    Attributes:
+        sealed: wheel -> every frame for a slot below has passed the gates.
+        held: the seal whose seq has not passed yet.
+    """
+
+    sealed: Mapping[WheelId, int] = field(default_factory=dict)
+    held: Mapping[WheelId, Seal] = field(default_factory=dict)
+
+    def sealed_slot(self, wheel: WheelId, record: WheelRecord) -> int:
+        """The registration is the first seal: (its slot, 0)."""
+        return self.sealed.get(wheel, record.seal_slot)
+
+
+def watch_seals(watch: FloorWatch, view: FloorView) -> FloorWatch:
+    """The watch after another look; wheels that are unregistered are forgotten."""
+    sealed: dict[WheelId, int] = {}
+    held: dict[WheelId, Seal] = {}
+    for wheel, record in view.wheels.items():
+        slot = watch.sealed_slot(wheel, record)
+        for seal in (watch.held.get(wheel), view.told.get(wheel)):
+            if seal is None or seal.slot <= slot:
+                continue
+            if passed_seq(view, wheel) >= seal.seq:
+                slot = seal.slot
+            else:
+                held.setdefault(wheel, seal)
+        sealed[wheel] = slot
+    return FloorWatch(sealed, held)
+
+
+def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> int:
+    """The floor that may be committed with `view.progress`."""
+    limits = [time_floor(view.progress.due_ms, late_window_s)]
+    limits += [
+        watch.sealed_slot(wheel, record)
+        for wheel, record in view.wheels.items()
+        if record.closed_at is None or passed_seq(view, wheel) < record.closed_at
+    ]
+    return max(view.progress.floor, min(limits))
+
+
+def seals_told(beats: Iterable[Beat]) -> dict[WheelId, Seal]:
+    """Of each wheel the seal that promises most, whoever told it, and however long ago.
+
+    A seal is never broken: what an old beat tells, or one of another storage, is as true.
+    """
+    told: dict[WheelId, Seal] = {}
+    for beat in beats:
+        for wheel, wheel_beat in beat.wheels.items():
+            seal = wheel_beat.seal
+            known = told.get(wheel)
+            if known is None or (seal.slot, -seal.seq) > (known.slot, -known.seq):
+                told[wheel] = seal
+    return told
+
+
+def ledger_told(beats: Iterable[Beat]) -> dict[WheelId, int]:
+    """Of each wheel the greatest published seq, whoever told it."""
+    published: dict[WheelId, int] = {}
+    for beat in beats:
+        for wheel, wheel_beat in beat.wheels.items():
+            published[wheel] = max(wheel_beat.ledger_seq, published.get(wheel, 0))
+    return published
+
+
+def wholly_below(
+    wheel: WheelId, state: ControlState, floor: int, beats: Mapping[str, Beat]
+) -> bool:
+    """Whether a closed wheel has nothing at or above the floor.
+
+    It takes the word of one member who holds all of it, since only that one knows the slot of
+    every frame; and that of everyone who tells of it, so that nobody is left with files of it
+    that the floor has not passed.
+
+    Args:
+        wheel: a registered one.
+        state: what is committed.
+        floor: every slot below is done.
+        beats: the newest beat of each node.
+    """
+    record = state.wheels[wheel]
+    if record.closed_at is None:
+        return False
+    told = [beat.wheels[wheel].top_slot for beat in beats.values() if wheel in beat.wheels]
+    if any(top_slot >= floor for top_slot in told):
+        return False
+    if state.remaining(record):
+        prefixes = member_prefixes(state, wheel, record, beats)
+    else:
+        # Nobody's word is missing: what no node has counts once it is committed to be lost.
+        prefixes = [held_prefix(state, wheel, beat) for beat in beats.values()]
+    return record.closed_at == 0 or any(prefix >= record.closed_at for prefix in prefixes)

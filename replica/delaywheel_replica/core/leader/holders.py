@@ -1,0 +1,138 @@
+"""Who holds how much of a wheel, and so what a leader may take.
+
+Only frames that the leader's node holds and knows to be held by W members, or that lie within a
+committed end T, may enter V. A leader forwards nothing until it holds everything up to V: what it
+lacks it could not tell from a retry.
+
+| wheel | may be taken up to |
+|---|---|
+| not held here | nothing |
+| not closed | what is held here, and by W members: by their word, anyone's HW, or V |
+| closed at T | what is held here, and T |
+
+V <= T always: an end is never found below what was taken account of (core/leader/closing.py). "Held
+up to a seq" means every frame up to there; those that are committed as lost, or whose slots are
+finished, are not lacking.
+"""
+
+from collections.abc import Mapping
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.quorum import held_by
+
+_NOTHING = WheelBeat(0, 0, 0, 0, 0, -1)
+
+
+def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
+    """Up to which seq a node holds every frame of a wheel, lost ones apart."""
+    told, lost = beat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
+    lacking = told.lacking - lost
+    return lacking.first - 1 if lacking else lost.end_from(told.applied)
+
+
+def member_beats(
+    state: ControlState, record: WheelRecord, beats: Mapping[str, Beat]
+) -> dict[str, Beat]:
+    """The beats of a wheel's members, from the storages that it was registered with."""
+    return {
+        node: beats[node]
+        for node, storage in state.remaining(record).items()
+        if node in beats and beats[node].storage == storage
+    }
+
+
+def member_prefixes(
+    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+) -> list[int]:
+    """Up to which seq each member is known to hold a wheel; one not heard of is left out."""
+    members = member_beats(state, record, beats)
+    return [held_prefix(state, wheel, beat) for beat in members.values()]
+
+
+def takeable(state: ControlState, own: Beat, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
+    """Up to which seq each registered wheel may be taken.
+
+    Args:
+        state: what is committed.
+        own: beat of the leader's own node.
+        beats: the newest beat of each node.
+    """
+    everyone = {**beats, own.node: own}
+    return {
+        wheel: min(held_prefix(state, wheel, own), _limit(state, wheel, record, everyone))
+        for wheel, record in state.wheels.items()
+    }
+
+
+def holds_progress(state: ControlState, own: Beat) -> bool:
+    """Whether the leader's node holds every frame that the committed progress takes account of.
+
+    Args:
+        state: what is committed.
+        own: beat of the leader's own node.
+    """
+    if state.progress is None:
+        return True
+    return all(
+        wheel in state.wheels and held_prefix(state, wheel, own) >= seq
+        for wheel, seq in state.progress.seqs.items()
+    )
+
+
+def knows_all(state: ControlState, own: Beat, heard: Mapping[str, Beat]) -> bool:
+    """Whether a node holds all that was acknowledged until these beats were told.
+
+    | a wheel | then the node must hold of it |
+    |---|---|
+    | closed at T | everything through T |
+    | not closed, which it writes | nothing: it is its own |
+    | not closed, R complete members are heard | all that any of these has |
+    | not closed, fewer are heard | more than it can know |
+
+    A leader hears R members by today's settings; an older wheel may need more of them.
+
+    Args:
+        state: what is committed: the wheels and what is lost.
+        own: beat of the node.
+        heard: the newest beats of the other nodes that are heard.
+    """
+    everyone = {**heard, own.node: own}
+    return all(
+        _knows(state, wheel, record, own, everyone)
+        for wheel, record in state.wheels.items()
+        if wheel != own.open
+    )
+
+
+def _knows(
+    state: ControlState,
+    wheel: WheelId,
+    record: WheelRecord,
+    own: Beat,
+    everyone: Mapping[str, Beat],
+) -> bool:
+    held = held_prefix(state, wheel, own)
+    if record.closed_at is not None:
+        return held >= record.closed_at
+    members = member_beats(state, record, everyone)
+    complete = [beat for beat in members.values() if beat.complete]
+    applied = [beat.wheels.get(wheel, _NOTHING).applied for beat in complete]
+    return len(complete) >= record.required_answers and held >= max(applied)
+
+
+def _limit(
+    state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+) -> int:
+    if record.closed_at is not None:
+        return record.closed_at
+    # What was taken stays so, though by now fewer may be known to hold it: no end is below V.
+    taken = 0 if state.progress is None else state.progress.seq(wheel)
+    told = [
+        wheel_beat.high_watermark
+        for beat in beats.values()
+        if (wheel_beat := beat.wheels.get(wheel)) is not None
+    ]
+    held = held_by(member_prefixes(state, wheel, record, beats), record.min_insync)
+    return max([taken, held, *told])

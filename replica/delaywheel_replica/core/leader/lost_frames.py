@@ -1,0 +1,126 @@
+"""Frames that nobody can read any more.
+
+Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
+has said that it lacks it. A member that was replaced lacks everything; with one member, its own
+word is enough. Then a record ``lost/<wheel>/<seq>`` says so: the frame is skipped, whoever leads,
+and holds back neither V nor an end nor the floor.
+
+| a frame | is |
+|---|---|
+| that a member's newest beat shows as held | not lost, whatever was said before |
+| of a wheel that a member is verifying | not lost: what it said before may be true no more |
+| that was never written, as far as anyone knows | not lost: it may still come |
+| that all members lack otherwise | lost |
+
+What was taken account of, or belongs below an end, but that no member shows, has to be asked for:
+nobody would fetch it by itself, so nobody would say that it is lacking.
+
+All of it goes by ranges: a million frames in a row are given up as quickly as one.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.leader.holders import member_beats
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat, FenceAnswer
+
+MAX_LOST: Final = 1_000
+"""Ranges that one transaction gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """What is known of frames that were looked for.
+
+    Attributes:
+        own: the leader's own node; its beat and what it lacks were told together.
+        beats: the newest beat of each node.
+        answers: to fences: they tell what was written.
+        frames: that were looked for.
+        lacks: node -> those of them that it said it lacks.
+    """
+
+    own: str
+    beats: Mapping[str, Beat]
+    answers: Collection[FenceAnswer]
+    frames: FrameSet
+    lacks: Mapping[str, FrameSet]
+
+
+def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought) -> FrameSet:
+    """The frames that are lost and not recorded as such, so many at once as are recorded quickly.
+
+    Args:
+        state: what is committed.
+        ends: of each registered wheel V, or T where that is known.
+        sought: what is known of frames that were looked for.
+    """
+    lost: dict[WheelId, SeqSet] = {}
+    left = MAX_LOST
+    for wheel, looked_for in sought.frames.items():
+        if wheel not in state.wheels or not left:
+            continue
+        written = looked_for.within(1, _written_to(state, wheel, ends, sought))
+        seqs = written - state.lost.seqs(wheel)
+        lost[wheel] = (_lacked_by_all(state, wheel, seqs, sought) if seqs else seqs).head(left)
+        left -= len(lost[wheel].spans)
+    return FrameSet.of_wheels(lost)
+
+
+def _written_to(
+    state: ControlState, wheel: WheelId, ends: Mapping[WheelId, int], sought: Sought
+) -> int:
+    """Up to where the wheel was written, as far as anyone knows.
+
+    A committed fill says it, too: an earlier leader heard of a member that held them. So does the
+    node that writes it, and nobody else's beat: one wrong number would give up all that is still
+    to come. What others hold of a wheel that is not in use any more, their answers to fences tell.
+    """
+    told = sought.beats.get(wheel.node)
+    record = state.wheels[wheel]
+    is_origins = told is not None and told.storage == record.members.get(wheel.node)
+    written = told.wheels.get(wheel) if told is not None and is_origins else None
+    return max(
+        ends.get(wheel, 0),
+        record.fill,
+        0 if written is None else written.applied,
+        *(answer.applied.get(wheel, 0) for answer in sought.answers),
+    )
+
+
+def _lacked_by_all(state: ControlState, wheel: WheelId, seqs: SeqSet, sought: Sought) -> SeqSet:
+    record = state.wheels[wheel]
+    for node in state.remaining(record):
+        seqs &= sought.lacks.get(node, NO_FRAMES).seqs(wheel)
+    for node, beat in member_beats(state, record, sought.beats).items():
+        if node == sought.own:
+            continue
+        if wheel in beat.verifying:
+            return NO_SEQS
+        if wheel in beat.wheels:
+            seqs -= beat.wheels[wheel].shown
+    return seqs
+
+
+def frames_missing(
+    state: ControlState, ends: Mapping[WheelId, int], beats: Mapping[str, Beat]
+) -> FrameSet:
+    """The frames of each wheel that must be there, and that no member shows; of many the first.
+
+    Args:
+        state: what is committed.
+        ends: of each registered wheel V, or T where that is known.
+        beats: the newest beat of each node.
+    """
+    missing: dict[WheelId, SeqSet] = {}
+    for wheel, record in state.wheels.items():
+        members = member_beats(state, record, beats).values()
+        shown = max((b.wheels[wheel].applied for b in members if wheel in b.wheels), default=0)
+        wanted = NO_SEQS.with_span(shown + 1, ends.get(wheel, 0)) - state.lost.seqs(wheel)
+        missing[wheel] = wanted.head(MAX_SOUGHT)
+    return FrameSet.of_wheels(missing)

@@ -1,0 +1,97 @@
+"""How much goes into one transaction, and how far they are apart.
+
+Every transaction costs the broker 5 to 9 ms of CPU and the leader 2, whatever it holds. So the next
+one begins, after the last one began,
+
+=============================================  =================================================
+when                                           after
+=============================================  =================================================
+nothing is due                                 as long as the office lasts without: an idle commit
+the last commits took 5 ms or less             `LEAST_PAUSE_MS`
+they took longer (the median of the last 16)   twice as long: at most half of the time is spent in
+                                               transactions, and the slower they are, the fewer
+they took 12.5 ms or more, or there were none  `MOST_PAUSE_MS`, or once the last one has ended
+=============================================  =================================================
+
+and what falls due after a longer rest than that goes out at once. Below `LEAST_PAUSE_MS` two ids in
+turn are used again before the broker has written their markers, which costs 20 ms each time.
+
+A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
+doubles while its transactions are full and quick. The cap is halved only when a commit takes
+300 ms more than twice the shortest recent one, and never goes below one frame.
+"""
+
+from dataclasses import dataclass
+from statistics import median_low
+
+LEAST_PAUSE_MS = 10
+MOST_PAUSE_MS = 25
+RECENT_COMMITS = 16
+SLOW_COMMIT_MARGIN_MS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class CapLimits:
+    """The least and the most that a transaction may hold.
+
+    Attributes:
+        frame_messages: the most messages that a frame may have; no cap is below.
+        frame_bytes: the most bytes that a frame may have; no cap is below.
+        max_messages: configured.
+        max_bytes: configured.
+    """
+
+    frame_messages: int
+    frame_bytes: int
+    max_messages: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The cap of the next transaction, and when it may begin.
+
+    Attributes:
+        limits: within which the cap moves.
+        cap_messages: the most messages of the next transaction.
+        cap_bytes: the most bytes of the next transaction.
+        recent_ms: how long the last commits took.
+    """
+
+    limits: CapLimits
+    cap_messages: int
+    cap_bytes: int
+    recent_ms: tuple[int, ...] = ()
+
+    @property
+    def pause_ms(self) -> int:
+        """From the begin of one transaction to that of the next, at least."""
+        if not self.recent_ms:
+            return MOST_PAUSE_MS
+        return min(max(LEAST_PAUSE_MS, 2 * median_low(self.recent_ms)), MOST_PAUSE_MS)
+
+    def after_commit(self, duration_ms: int, *, full: bool) -> "Pace":
+        """The cap after one more committed transaction.
+
+        Args:
+            duration_ms: of the commit.
+            full: the transaction was as large as the cap let it be.
+        """
+        recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
+        messages, length_bytes = self.cap_messages, self.cap_bytes
+        if duration_ms > 2 * min(recent_ms) + SLOW_COMMIT_MARGIN_MS:
+            messages, length_bytes = messages // 2, length_bytes // 2
+        elif full:
+            messages, length_bytes = messages * 2, length_bytes * 2
+        limits = self.limits
+        return Pace(
+            limits,
+            max(limits.frame_messages, min(messages, limits.max_messages)),
+            max(limits.frame_bytes, min(length_bytes, limits.max_bytes)),
+            recent_ms,
+        )
+
+
+def first_pace(limits: CapLimits) -> Pace:
+    """The cap of a new leader: one frame."""
+    return Pace(limits, limits.frame_messages, limits.frame_bytes)

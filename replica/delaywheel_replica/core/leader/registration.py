@@ -1,0 +1,101 @@
+"""Registering wheels: a wheel exists once the leader has committed its record.
+
+The leader gives the number, one above the last that was ever given to this node id, whatever
+happened to the node's disk since: so no name is ever used twice. A node names the last number
+of its own that it knows; an unclosed wheel above that one was registered for it before and the
+answer was lost, so a repeated request gets the same answer and no wheel is left unused.
+
+| node id | storage | unclosed wheel above its number, with today's members | answer |
+|---|---|---|---|
+| unknown | any | none | number 1, or one above what the node says it has used |
+| known | the same | one | that wheel again, no record |
+| known | the same | none | the next number |
+| known | the same | none, and the node has its share of `MAX_WHEELS` | refused: TOO_MANY_WHEELS |
+| known | another | any | refused: STORAGE_REPLACED |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.control import (
+    ControlRecord,
+    ControlState,
+    NodeRecord,
+    WheelRecord,
+    node_record,
+    wheel_record,
+)
+
+MAX_WHEELS = 900
+"""So many a cluster may have; each node an equal share. Rows and beats name every wheel."""
+
+
+class Refusal(StrEnum):
+    """Why a node gets no wheel."""
+
+    STORAGE_REPLACED = "STORAGE_REPLACED"
+    """Another disk answers under this node id: it takes no part until the operator replaces
+    the node."""
+    TOO_MANY_WHEELS = "TOO_MANY_WHEELS"
+    """The node started or broke very often, and messages of each of its wheels are pending: it
+    gets the next one when one of these is done with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The answer to a registration: this wheel, once these records are committed."""
+
+    wheel: WheelId
+    records: list[ControlRecord]
+
+
+def wheels_of_a_node(nodes: int) -> int:
+    """How many wheels each of so many nodes may have."""
+    return max(2, MAX_WHEELS // max(nodes, 1))
+
+
+def register(
+    state: ControlState,
+    node: str,
+    storage: str,
+    last_number: int,
+    *,
+    members: Mapping[str, str],
+    min_insync: int,
+    floor: int,
+) -> Registered | Refusal:
+    """Gives a node its next wheel.
+
+    Args:
+        state: what is committed, with what the same transaction has changed already.
+        node: the node that asks.
+        storage: the uuid of its data folder.
+        last_number: the last number of its own that the node knows, 0 for none.
+        members: node -> storage uuid of those that will hold the wheel.
+        min_insync: W.
+        floor: as of the same transaction; the new wheel never takes a frame below it.
+    """
+    known = state.nodes.get(node, NodeRecord(storage, 0))
+    if known.storage != storage:
+        return Refusal.STORAGE_REPLACED
+    waiting = [
+        wheel
+        for wheel, record in state.wheels.items()
+        if wheel.node == node
+        and wheel.number > last_number
+        and record.closed_at is None
+        and dict(record.members) == dict(members)
+        and record.min_insync == min_insync
+    ]
+    if waiting:
+        return Registered(max(waiting), [])
+    if sum(wheel.node == node for wheel in state.wheels) >= wheels_of_a_node(len(members)):
+        return Refusal.TOO_MANY_WHEELS
+    wheel = WheelId(node, max(known.last_number, last_number) + 1)
+    record = WheelRecord(members=dict(members), min_insync=min_insync, seal_slot=floor)
+    return Registered(
+        wheel,
+        [node_record(node, NodeRecord(storage, wheel.number)), wheel_record(wheel, record)],
+    )

@@ -1,0 +1,58 @@
+"""What it means to replace a node's storage, or to take a node out, before it is done.
+
+The wheels that count on its storage are closed without it: it holds nothing of them any more, and
+never will. What no other member is known to hold is given up then, told as lost
+(core/leader/lost_frames.py).
+
+| of a wheel that counts on it | at risk |
+|---|---|
+| frames up to V, the fill, or what anyone tells of it; to T | those beyond what one other holds |
+| frames that are committed as lost | none: they are lost already |
+| frames of which nobody was told | unknown: they vanish |
+
+A frame at risk may have been forwarded before: nobody can tell by its number alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.holders import member_prefixes
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat
+
+
+def frames_at_risk(state: ControlState, node: str, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
+    """Each wheel that counts on a node's storage -> how many of its frames only that may hold.
+
+    Args:
+        state: what is committed.
+        node: to be replaced or taken out.
+        beats: the newest beat of each node that was heard of.
+    """
+    after = _without(state, node)
+    return {
+        wheel: _at_risk(after, wheel, record, beats)
+        for wheel, record in sorted(state.wheels.items())
+        if node in state.remaining(record)
+    }
+
+
+def _without(state: ControlState, node: str) -> ControlState:
+    known = state.nodes.get(node)
+    if known is None:
+        return state
+    return replace(state, nodes={**state.nodes, node: replace(known, storage=REMOVED)})
+
+
+def _at_risk(
+    after: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
+) -> int:
+    taken = 0 if after.progress is None else after.progress.seq(wheel)
+    told = [beat.wheels[wheel].applied for beat in beats.values() if wheel in beat.wheels]
+    marks = [beat.wheels[wheel].high_watermark for beat in beats.values() if wheel in beat.wheels]
+    end = max([taken, record.fill, *told, *marks])
+    if record.closed_at is not None:
+        end = record.closed_at  # nothing beyond it counts
+    held = max(member_prefixes(after, wheel, record, beats), default=0)
+    return max(0, end - held - len(after.lost.seqs(wheel).within(held + 1, end)))

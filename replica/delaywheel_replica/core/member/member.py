@@ -1,0 +1,604 @@
+"""The member machine: what a node's server decides, for any number of nodes.
+
+It is told events and answers with effects (core/node/events.py), does no I/O and knows no clock
+but the one in the events. It is level-triggered: what nodes tell are whole states, repeated; what
+is durable is what was `Saved`; what is differs from what should be until it does not. So a lost
+message or a failed effect is made good by a later tick.
+
+| part | decides |
+|---|---|
+| own_wheels.py, wheels/node_file.py | node.json, and how it gets there: promises, own wheels |
+| open_wheel.py | the own wheel in hand: callers, mirrors, high watermark |
+| wheels/mirrors.py | what is taken, fetched, closed and deleted of all others |
+| fencing.py | what may not be taken, and what is answered |
+| verifying.py | what an earlier life has left, and nothing is known of yet |
+| completeness.py | what may have been lost |
+| prevote.py | who is heard to lead, and votes |
+| heard_heartbeats.py, inventory.py | what is known of the others, and of the own folder |
+| own_heartbeat.py | what the beat says |
+
+Invariants, and what keeps them:
+
+- A promise is durable before it is answered; from being asked for it binds (fencing.py), and of
+  own wheels it is saved only when none that it covers is in hand (own_wheels.py): so every answer
+  tells of all that was ever taken or written.
+- A wheel is named open durably before its folder is made, once, and written only between `Opened`
+  and the decision to leave it (open_wheel.py).
+- Beats tell what is durable: a wheel as open or spare, a spare's seal, a promise, `complete`. Of
+  the open wheel they tell what is written, for what a mirror could hold was written before.
+- A frame is acknowledged when the high watermark passes it, and nothing once its wheel is left.
+- At most one `Save` is under way, so nothing is saved over what is not known yet.
+
+| event | durable before | then told |
+|---|---|---|
+| a fence | `Save(fenced)` | `Promise`, `Refused` |
+| a registered wheel | `Save(spare)` | the beat's `spare` |
+| no wheel in hand | `Save(open)`, `OpenWheel` | the beat's `open` |
+| a second passed | `Save(spare's seal)` | the beat's seal of the spare |
+| frames | `Mirror` | `Applied`, the beat's `applied` |
+| a wheel of an earlier life | `VerifyWheel` | the beat's wheel; `Promise` of its origin |
+| a wheel is got back | `Save(incomplete)` | the beat's `complete`, `Promise` |
+
+The effects of a step stand in this order: what cannot fail, then what is answered with an event,
+then the rest. What cannot fail is done at once, by whoever steps: nothing in it hangs on what is
+not durable yet. What is answered is done one after another, and when one fails, those behind it
+are dropped, for they are asked for again (awaiting.py). The rest stands alone, each for itself: a
+full disk that takes no `Save` must not keep `Sweep` from freeing it. So do `DeleteWheel` and
+`VerifyWheel`, though they are answered: all three are about any number of files, in steps between
+other jobs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
+from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.node.awaiting import Awaited, Awaiting
+from delaywheel_replica.core.node.events import (
+    Acknowledge,
+    Broken,
+    CleanerTold,
+    Closed,
+    CloseWheel,
+    Deleted,
+    DeleteWheel,
+    Disconnected,
+    DiskState,
+    DiskTold,
+    Drain,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    Held,
+    Left,
+    MemberConfig,
+    Mirror,
+    Mirrored,
+    Opened,
+    Published,
+    Received,
+    Repair,
+    Saved,
+    Send,
+    Serve,
+    Started,
+    Sweep,
+    Tell,
+    Tick,
+    Unreadable,
+    Verified,
+    VerifyWheel,
+    Written,
+)
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
+from delaywheel_replica.core.node.known import Known, Registry
+from delaywheel_replica.core.node.plausible import known_number, tempered
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+)
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.wheels.completeness import Completeness
+from delaywheel_replica.core.wheels.fencing import Fencing, answer
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.node_file import Keeping
+from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.verifying import Verifying
+
+
+class MemberRefusal(StrEnum):
+    """Why a node takes no messages now; the names are those of `delaywheel.reasons`."""
+
+    NO_WHEEL = "NO_WHEEL"
+    DRAINING = "DRAINING"
+    NOT_ENOUGH_REPLICAS = "NOT_ENOUGH_REPLICAS"
+    DISK_FULL = "DISK_FULL"
+    DISK_STALLED = "DISK_STALLED"
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Messages may be written.
+
+    Attributes:
+        wheel: into this one.
+        seal_slot: none of them for a slot below.
+    """
+
+    wheel: WheelId
+    seal_slot: int
+
+
+class Member:
+    """One node's server."""
+
+    def __init__(self, config: MemberConfig, started: Started) -> None:
+        """Begins with what the data folder has.
+
+        Args:
+            config: of the node.
+            started: what was recovered.
+        """
+        known = Known(config, started.state, started.now_ms)
+        self._known = known
+        self._awaiting = Awaiting()
+        self._hearing = HeardHeartbeats(config)
+        self._prevote = Prevote(config.node, started.now_ms)
+        self._fencing = Fencing()
+        self._completeness = Completeness(config.node, started.state.boot_id)
+        self._inventory = Inventory(started.held)
+        self._verifying = Verifying(started.unverified, self._awaiting)
+        self._line = Line(known, self._hearing)
+        self._keeping = Keeping(
+            known,
+            self._fencing,
+            self._completeness,
+            self._inventory,
+            self._line,
+            self._awaiting,
+        )
+        self._mirrors = Mirrors(
+            known,
+            self._hearing,
+            self._fencing,
+            self._inventory,
+            self._line,
+            self._awaiting,
+            self._verifying,
+        )
+        self._telling = OwnHeartbeat(
+            known, self._hearing, self._keeping, self._inventory, self._line, self._verifying
+        )
+        self._swept: int | None = None
+        self._forgotten = NO_FRAMES
+
+    # --- what the commit loop and the row ask
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for; none while no wheel is written."""
+        return self._line.in_sync
+
+    def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
+        """Whether a group may be written now; if so, `Written` must follow, whatever was."""
+        admission = self.admits(now_ms, cancels=cancels)
+        if isinstance(admission, Admission):
+            self._line.begin_group()
+        return admission
+
+    def admits(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
+        """Whether messages, or cancels, may be written now."""
+        if self._keeping.is_draining:
+            return MemberRefusal.DRAINING
+        disk = self._known.disk
+        if disk is DiskState.DISK_STALLED:
+            return MemberRefusal.DISK_STALLED
+        if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and not cancels):
+            return MemberRefusal.DISK_FULL
+        writing = self._line.writing
+        if writing is None:
+            return MemberRefusal.NO_WHEEL
+        if not self._line.in_sync_enough(now_ms):
+            return MemberRefusal.NOT_ENOUGH_REPLICAS
+        return Admission(writing.wheel, writing.seal.slot)
+
+    def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
+        """The server's row."""
+        known = self._known
+        known.now_ms, known.wall_ms = now_ms, wall_ms
+        office = known.office
+        own_answers = [] if office is None else self._answers(office.fences)
+        looked_for, lacks = self._mirrors.looked_for()
+        return ServerStatus(
+            beat=self._telling.beat(),
+            pid=pid,
+            monotonic_ms=now_ms,
+            peers=self._hearing.sights(),
+            leader_heard_ms=self._prevote.leader_heard_ms,
+            answers=(*own_answers, *self._fencing.answers()),
+            votes=self._prevote.votes,
+            vote_round=self._prevote.round,
+            looked_for=looked_for,
+            lacks=lacks,
+            implausible_beats=self._hearing.implausible,
+        )
+
+    # --- events
+
+    def step(self, event: Event) -> list[Effect]:
+        """Takes one event; the effects are to be carried out in order."""
+        match event:
+            case Tick() | Received() | CleanerTold():
+                self._known.now_ms, self._known.wall_ms = event.now_ms, event.wall_ms
+            case Written() | Mirrored() | Disconnected():
+                self._known.now_ms = event.now_ms
+            case _:
+                pass
+        effects = self._take(event)
+        effects += self._tell_move()
+        effects += self._keeping.settle(is_tick=isinstance(event, Tick))
+        effects.sort(key=_rank)
+        self._awaiting.asked(effects)
+        return effects
+
+    def _take(self, event: Event) -> list[Effect]:  # noqa: C901, PLR0911, PLR0912 - one for each
+        match event:
+            case Tick():
+                return self._tick()
+            case Received():
+                return self._received(event.sender, event.message)
+            case Disconnected():
+                self._hearing.disconnected(event.peer)
+                self._prevote.gone(event.peer)
+                return [Tell()]
+            case CleanerTold():
+                return self._cleaner_told(event.status)
+            case Saved():
+                return self._saved(event.state)
+            case Opened():
+                self._keeping.opened(event.wheel)
+                return [Tell()]
+            case Written():
+                self._line.written(event)
+                return self._line.pushes()
+            case Broken():
+                self._keeping.must_leave(event.wheel)
+                return []
+            case Mirrored():
+                return self._mirrored(event.held)
+            case Left():
+                told = self._keeping.left(event.wheel, None)
+                self._verifying.left(event.wheel, told, self._known.now_ms)
+                return [Tell()]
+            case Verified():
+                return self._verified(event.held)
+            case Unreadable():
+                self._inventory.unreadable(event.wheel, event.seqs)
+                self._unreadable_own(event.wheel, event.seqs)
+                return []
+            case Closed():
+                self._awaiting.done(CloseWheel, wheel=event.held.card.wheel)
+                self._inventory.put(event.held)
+                return [Tell()]
+            case Deleted():
+                self._awaiting.done(DeleteWheel, wheel=event.wheel)
+                self._mirrors.deleted(event.wheel)
+                return [Tell()]
+            case Published():
+                self._line.published(event.wheel, event.seq)
+                self._inventory.published(event.wheel, event.seq)
+                return []
+            case Drain():
+                self._keeping.drain()
+                return []
+            case DiskTold():
+                return self._disk_told(event.state)
+            case Failed():
+                self._failed(event.effect)
+                return []
+
+    def _tick(self) -> list[Effect]:
+        known = self._known
+        known.leader_clock_ms = self._leader_clock_ms()
+        self._line.tick()
+        cleaner = known.living_cleaner
+        self._prevote.wished(None if cleaner is None else cleaner.vote_wish)
+        return [
+            *self._line.pushes(),
+            *self._mirrors.tick(),
+            *self._verifying.tick(known.now_ms),
+            *self._forget_lost(),
+            *self._sweep(),
+            *self._ask_votes(),
+            *self._telling.tick(),
+        ]
+
+    def _received(  # noqa: C901, PLR0911 - one for each message
+        self, sender: str, message: PeerMessage
+    ) -> list[Effect]:
+        if sender not in self._hearing.others:
+            return []
+        self._hearing.message(sender, self._known.now_ms)
+        match message:
+            case Gossip():
+                return self._gossiped(sender, message)
+            case Frames():
+                return self._mirrors.came(sender, message)
+            case Applied():
+                self._line.applied(sender, message)
+                return self._line.pushes()
+            case Refused():
+                self._refused(message)
+                return []
+            case Fetch():
+                return self._serve(sender, message)
+            case Lacks():
+                self._mirrors.told_lacks(sender, message)
+                return self._mirrors.fetch()
+            case Promise():
+                return self._promised(sender, message.answer)
+            case VoteAsk():
+                return self._asked_vote(sender, message)
+            case Vote():
+                return [Tell()] if self._prevote.voted(sender, message) else []
+
+    def _disk_told(self, state: DiskState) -> list[Effect]:
+        """Origins should not wait for a mirror whose disk takes nothing: they are told at once."""
+        known = self._known
+        was_out, known.disk = known.disk.is_out, state
+        if was_out == state.is_out:
+            return []
+        self._keeping.changed()
+        return [Tell(), *self._telling.gossip()]
+
+    # --- what is durable
+
+    def _saved(self, state: NodeState) -> list[Effect]:
+        effects = self._keeping.saved(state)
+        for beat in self._hearing.offices(self._known.now_ms):
+            effects += self._answer_leader(beat)
+        return [Tell(), *effects]
+
+    def _failed(self, effect: Effect) -> None:
+        """What is still wanted is asked for again at the next tick."""
+        self._swept = None
+        self._forgotten = NO_FRAMES
+        for dropped in self._awaiting.failed(effect):
+            if isinstance(dropped, Mirror | Repair):
+                self._mirrors.failed(dropped.card.wheel)
+            elif isinstance(dropped, VerifyWheel):
+                self._verifying.failed(dropped.wheel, self._known.now_ms)
+            else:
+                self._keeping.dropped(dropped)
+
+    # --- own wheels
+
+    def _unreadable_own(self, wheel: WheelId, seqs: SeqSet) -> None:
+        """An origin that cannot serve a frame of its own goes on with its spare."""
+        writing = self._line.writing
+        if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
+            self._keeping.must_leave(wheel)
+
+    def _refused(self, message: Refused) -> None:
+        """One member is enough: what it does not take may never be acknowledged."""
+        node = self._known.node
+        if message.origin == node:
+            upto = min(message.upto, self._known_number(node))
+            self._asked([Fence(node, upto)])
+
+    def _known_number(self, origin: str) -> int:
+        """No promise is given about wheels beyond: it would bind for ever."""
+        known = self._known
+        registered = () if known.registry is None else known.registry.wheels
+        held = {*self._inventory, *self._verifying.wheels}
+        number = known_number(origin, registered, held, self._hearing.beats())
+        return max(number, known.state.last_number) if origin == known.node else number
+
+    def _asked(self, fences: Iterable[Fence]) -> None:
+        if self._fencing.asked(fences, self._known.state):
+            self._keeping.changed()
+
+    def _mirrored(self, held: Held) -> list[Effect]:
+        wheel = held.card.wheel
+        if wheel == self._line.wheel:
+            self._keeping.left(wheel, held)
+            return [Tell()]
+        return [*self._mirrors.mirrored(held), *self._tell_leader()]
+
+    def _verified(self, held: Held) -> list[Effect]:
+        """From now on it is a wheel like all others; what was finished meanwhile is swept."""
+        told = self._verifying.done(held.card.wheel)
+        self._inventory.put(held)
+        if told is not None:
+            self._inventory.left(held.card.wheel, told)
+        self._swept = None
+        return [Tell()]
+
+    def _tell_move(self) -> list[Effect]:
+        """Of what is due soon it is told at once: the precision of short delays hangs on it."""
+        move = self._line.take_move()
+        if move is None:
+            return []
+        acknowledge = Acknowledge(move.wheel, move.to)
+        return [acknowledge, Tell(), *self._telling.gossip()] if move.is_near else [acknowledge]
+
+    # --- what others say
+
+    def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
+        known, now_ms = self._known, self._known.now_ms
+        effects: list[Effect] = []
+        most_slot = known.wall_ms // 1000 - known.config.late_window_s
+        beats = [tempered(beat, most_slot) for beat in (gossip.beat, *gossip.others)]
+        news = self._hearing.gossip(sender, Gossip(beats[0], tuple(beats[1:])), now_ms)
+        self._hearing.message(sender, now_ms)
+        for each in news:
+            effects += self._heard(each)
+        if news and news[0].is_direct:
+            effects += self._line.pushes()
+        return effects
+
+    def _heard(self, news: News) -> list[Effect]:
+        beat, known = news.beat, self._known
+        effects = self._tell_leader() if self._inventory.heard(beat) else []
+        if news.is_direct:
+            self._completeness.heard(beat)
+            self._line.heard(beat)
+            effects += self._refuse_named(beat)
+        is_waited_for = beat.stands or beat.office is not None
+        if news.is_direct and is_waited_for:
+            self._prevote.leader_heard(beat.node, known.now_ms)
+        elif news.is_direct and self._prevote.gone(beat.node):
+            effects.append(Tell())  # the cleaner may stand at once
+        if beat.office is None:
+            return effects
+        self._fencing.filled(beat.office.fills)
+        self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
+        return [*effects, *self._answer_leader(beat)]
+
+    def _refuse_named(self, beat: Beat) -> list[Effect]:
+        """Who uses what was promised away learns it before a caller's frames are at stake."""
+        upto = self._known.state.fenced.get(beat.node, 0)
+        if all(wheel.number > upto for wheel in beat.named):
+            return []
+        return [Send(beat.node, Refused(beat.node, upto))]
+
+    def _answer_leader(self, beat: Beat) -> list[Effect]:
+        fences = () if beat.office is None else beat.office.fences
+        return [Send(beat.node, Promise(found)) for found in self._answers(fences)]
+
+    def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
+        """Of those promises that are durable, at most one for each node."""
+        state = self._known.state
+        found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
+        return [each for each in found if each is not None]
+
+    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
+        """Answers are kept for each origin: of nodes that nobody knows they are not."""
+        origin = given.fence.origin
+        is_configured = origin in {self._known.node, *self._hearing.others}
+        if not is_configured and self._known_number(origin) == 0:
+            return []
+        return [Tell()] if self._fencing.answered(sender, given) else []
+
+    def _tell_leader(self) -> list[Effect]:
+        return [] if self._known.office is None else [Tell()]
+
+    def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
+        """Of what was never written, or is not told yet, nothing is read."""
+        if fetch.wheel in self._verifying:
+            return []  # who asks will ask another, and again
+        writing, held = self._line.writing, self._inventory.get(fetch.wheel)
+        if writing is not None and writing.wheel == fetch.wheel:
+            end = writing.last_seq
+        elif fetch.wheel == self._line.wheel:
+            return []
+        else:
+            end = 0 if held is None else held.applied
+        if fetch.first_seq <= end:
+            last_seq = min(fetch.last_seq, end)
+            return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
+        lacks = Lacks(
+            fetch.request, fetch.wheel, self._known.storage, fetch.first_seq, fetch.last_seq
+        )
+        return [Send(sender, lacks)]
+
+    def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
+        known = self._known
+        cleaner = known.living_cleaner
+        stands = known.office is not None or (
+            cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
+        )
+        vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
+        return [] if vote is None else [Send(sender, vote), Tell()]
+
+    def _ask_votes(self) -> list[Effect]:
+        ask = self._prevote.ask()
+        return [] if ask is None else [Send(peer, ask) for peer in self._hearing.others]
+
+    # --- what the cleaner says
+
+    def _cleaner_told(self, status: CleanerStatus | None) -> list[Effect]:
+        known = self._known
+        if status is not None and status.boot != known.state.boot_id:
+            return []
+        stood, known.cleaner = _standing(known), status
+        effects: list[Effect] = []
+        if stood != _standing(known):
+            effects += self._telling.gossip()  # who stands for it should not wait for the tick
+        if self._prevote.wished(None if status is None else status.vote_wish):
+            effects += self._ask_votes()
+        if status is None:
+            return effects
+        if status.control_offset >= 0:
+            self._follow(status)
+        self._fencing.asked(status.fences, known.state)
+        self._fencing.filled(status.fills)
+        unreadable = status.unreadable - known.lost
+        for wheel, seqs in unreadable.items():
+            self._unreadable_own(wheel, seqs)
+        if status.has_office:  # nobody else reads
+            self._inventory.reported(unreadable, known.now_ms)
+        self._keeping.changed()
+        return effects
+
+    def _follow(self, status: CleanerStatus) -> None:
+        """What is committed stays true, also when the cleaner does not live any more."""
+        known = self._known
+        known.has_read(status.progress)
+        if status.lost != known.lost:
+            known.lost = status.lost
+            self._inventory.lost(status.lost)
+        registry = known.registry
+        if registry is not None and registry.wheels is status.wheels:
+            registry.floor = status.floor
+            return
+        known.registry = Registry(status.wheels, status.floor)
+        self._completeness.forget(known.registry)
+        self._fencing.filled({wheel: record.fill for wheel, record in status.wheels.items()})
+
+    def _leader_clock_ms(self) -> int | None:
+        office = self._known.office
+        if office is not None:
+            # Not the own clock, which may have jumped just now: w was checked before it was moved.
+            return None if office.progress is None else office.progress.due_ms
+        return self._hearing.leader_clock_ms(self._known.now_ms)
+
+    def _forget_lost(self) -> list[Effect]:
+        new = self._known.lost - self._forgotten
+        self._forgotten = self._known.lost
+        return [ForgetLost(new)] if new else []
+
+    def _sweep(self) -> list[Effect]:
+        floor = self._known.floor
+        if floor is None or floor == self._swept:
+            return []
+        self._swept = floor
+        return [Sweep(floor)]
+
+
+def _standing(known: Known) -> tuple[bool, bool]:
+    """What the others wait for: a candidate, or a leader."""
+    return known.stands, known.office is not None
+
+
+def _rank(effect: Effect) -> int:
+    """What cannot fail, what is answered, the rest."""
+    if isinstance(effect, Awaited):
+        return 1
+    return 0 if isinstance(effect, Acknowledge | Send | Tell) else 2

@@ -1,0 +1,116 @@
+"""What a node tells of itself: its beat, made anew each time from what the parts know.
+
+Only what is durable is told, and of the open wheel what is written: who reads it may act on it
+although this node has crashed meanwhile.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.node.events import Effect, Send
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.heartbeat import Beat, Office, WheelBeat
+from delaywheel_replica.core.protocol.messages import Gossip
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.node_file import Keeping
+from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.verifying import Verifying
+
+ALL_EVERY: Final = 5
+"""Of so many beats one goes with all that is known of the others."""
+
+
+class OwnHeartbeat:
+    """Makes the beats of one node."""
+
+    def __init__(
+        self,
+        known: Known,
+        hearing: HeardHeartbeats,
+        keeping: Keeping,
+        holdings: Inventory,
+        line: Line,
+        verifying: Verifying,
+    ) -> None:
+        """Nothing was told yet.
+
+        Args:
+            known: what the parts of the machine know.
+            hearing: what is heard of the others.
+            keeping: the durable state.
+            holdings: what is held.
+            line: the own wheel in hand.
+            verifying: wheels that nothing is known of yet.
+        """
+        self._known = known
+        self._hearing = hearing
+        self._keeping = keeping
+        self._inventory = holdings
+        self._line = line
+        self._verifying = verifying
+        self._count = 0
+        self._turn = 0
+
+    def beat(self) -> Beat:
+        """What the node tells now; the next one is later in order."""
+        known, state = self._known, self._known.state
+        self._count += 1
+        return Beat(
+            node=state.node,
+            storage=state.storage,
+            boot=state.boot_id,
+            wall_ms=known.wall_ms,
+            open=self._line.told_open,
+            spare=None if state.spare is None else state.spare.wheel,
+            last_number=state.last_number,
+            draining=self._keeping.is_draining,
+            complete=known.is_complete and not self._verifying.wheels,
+            wheels=self._wheels(),
+            start=state.starts,
+            count=self._count,
+            floor=known.floor,
+            reached=known.reached,
+            stands=known.stands,
+            office=self._office(),
+            heard=self._hearing.told(known.now_ms),
+            disk_out=known.disk.is_out,
+            verifying=self._verifying.wheels,
+        )
+
+    def gossip(self) -> list[Effect]:
+        """The own beat to every other node, at once."""
+        if not self._hearing.others:
+            return []
+        gossip = Gossip(self.beat())
+        return [Send(peer, gossip) for peer in self._hearing.others]
+
+    def tick(self) -> list[Effect]:
+        """The same, with what each of them may not have heard of the others."""
+        hearing, now_ms = self._hearing, self._known.now_ms
+        if not hearing.others:
+            return []
+        tells_all, self._turn = self._turn == 0, (self._turn + 1) % ALL_EVERY
+        alone = Gossip(self.beat())
+        whole = replace(alone, others=tuple(hearing.beats().values())) if tells_all else alone
+        sent: list[Effect] = []
+        for peer in hearing.others:
+            unheard = () if tells_all else hearing.unheard_by(peer, now_ms)
+            sent.append(Send(peer, replace(alone, others=unheard) if unheard else whole))
+        return sent
+
+    def _wheels(self) -> dict[WheelId, WheelBeat]:
+        beats = dict(self._inventory.beats())
+        spare, wheel = self._known.state.spare, self._line.wheel
+        if wheel is not None:
+            beats[wheel] = self._line.beat()
+        if spare is not None:
+            beats[spare.wheel] = WheelBeat(0, 0, spare.seal_slot, 0, 0, -1)
+        return beats
+
+    def _office(self) -> Office | None:
+        office = self._known.office
+        if office is None or office.epoch is None:
+            return None
+        return Office(office.epoch, office.fences, office.fills)

@@ -1,0 +1,131 @@
+"""Whether others hear no leader either: votes given and got before one stands.
+
+A node agrees when all of these hold:
+
+| | |
+|---|---|
+| it hears no leader | but the asker, for the silence asked for, from its start at the earliest |
+| it leads or stands not itself | standing is a vote for itself |
+| it has voted for no other node | for that silence |
+| it asks not itself | or the other comes before it in order: then its own round is given up |
+
+Having agreed counts as having heard a leader, for this node and so for whoever asks it next; the
+same round of the same node is answered again, for the answer may be lost, without counting anew.
+A leader that asks has left office, and nobody is disturbed if it stands again. Of two that ask at
+once one gives way, and a node that asks in vain blocks the others no longer than once per round.
+"""
+
+from dataclasses import dataclass
+
+from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
+from delaywheel_replica.core.protocol.status_files import VoteWish
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    node: str
+    round: int
+    at_ms: int
+
+
+class Prevote:
+    """What one node knows of leaders, and its votes."""
+
+    def __init__(self, node: str, now_ms: int) -> None:
+        """No leader was heard yet.
+
+        Args:
+            node: this one.
+            now_ms: monotonic clock, when it starts.
+        """
+        self._node = node
+        # None: the leader is gone, which is as good as any silence.
+        self._quiet_since_ms: int | None = now_ms
+        self._leader: str | None = None
+        self._leader_ms: int | None = None
+        self._given: _Given | None = None
+        self._wish: VoteWish | None = None
+        self._gave_way = False
+        self.votes: frozenset[str] = frozenset()
+
+    @property
+    def leader_heard_ms(self) -> int | None:
+        """When a leader was heard last, or a vote given."""
+        times = [self._leader_ms, None if self._given is None else self._given.at_ms]
+        return max((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    @property
+    def round(self) -> int:
+        """Which round of asking `votes` are of; 0: none."""
+        return 0 if self._wish is None else self._wish.round
+
+    def leader_heard(self, node: str, now_ms: int) -> None:
+        """A node said directly that it leads."""
+        self._leader = node
+        self._leader_ms = self._quiet_since_ms = now_ms
+
+    def gone(self, peer: str) -> bool:
+        """The connection to a node broke, or it says itself that it does not lead.
+
+        Returns whether it was the leader.
+        """
+        if peer != self._leader:
+            return False
+        self._leader = self._leader_ms = self._quiet_since_ms = None
+        return True
+
+    def wished(self, wish: VoteWish | None) -> bool:
+        """The cleaner says whether it asks for votes; returns whether a new round begins."""
+        if wish == self._wish:
+            return False
+        self._wish = wish
+        self._gave_way = False
+        self.votes = frozenset()
+        return wish is not None
+
+    def ask(self) -> VoteAsk | None:
+        """What to ask the others now."""
+        wish = self._wish
+        if wish is None or self._gave_way:
+            return None
+        return VoteAsk(wish.round, wish.silence_ms)
+
+    def voted(self, sender: str, vote: Vote) -> bool:
+        """Another node agrees; returns whether that is news."""
+        is_asked = self._wish is not None and not self._gave_way
+        if not is_asked or vote.round != self.round or sender in self.votes:
+            return False
+        self.votes |= {sender}
+        return True
+
+    def asked(self, sender: str, ask: VoteAsk, now_ms: int, *, stands: bool) -> Vote | None:
+        """Another node asks; the answer, if this one agrees.
+
+        Args:
+            sender: who asks.
+            ask: what it asks.
+            now_ms: monotonic clock.
+            stands: this node's cleaner leads, or is on its way to.
+        """
+        if stands or self._is_asking_before(sender):
+            return None
+        if sender != self._leader and not self._is_quiet(ask.silence_ms, now_ms):
+            return None
+        given = self._given
+        if given is not None and now_ms - given.at_ms < ask.silence_ms:
+            if given.node != sender:
+                return None
+            if given.round == ask.round:
+                return Vote(ask.round)
+        self._given = _Given(sender, ask.round, now_ms)
+        if self._wish is not None:
+            self._gave_way = True
+            self.votes = frozenset()
+        return Vote(ask.round)
+
+    def _is_asking_before(self, sender: str) -> bool:
+        return self._wish is not None and not self._gave_way and self._node < sender
+
+    def _is_quiet(self, silence_ms: int, now_ms: int) -> bool:
+        since_ms = self._quiet_since_ms
+        return since_ms is None or now_ms - since_ms >= silence_ms

@@ -1,0 +1,90 @@
+"""Effects whose outcome the member machine waits for.
+
+An effect that fails takes those behind it in its list with it, but for what is done with all of a
+wheel, to delete or to verify it: that takes long, is done beside everything else, and stands alone.
+So what was asked for together is remembered together: of a failure the machine learns everything
+that will not happen, and asks for it again when it is still wanted.
+"""
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.node.events import (
+    CloseWheel,
+    DeleteWheel,
+    Effect,
+    LeaveWheel,
+    Mirror,
+    OpenWheel,
+    Repair,
+    Save,
+    VerifyWheel,
+)
+
+Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | DeleteWheel | VerifyWheel
+"""Each of them is answered with an event, or with Failed."""
+
+
+def wheel_of(effect: Awaited) -> WheelId | None:
+    """The wheel that an effect is about; None: it is about none."""
+    match effect:
+        case Save():
+            return None
+        case OpenWheel():
+            return effect.spare.wheel
+        case Mirror() | Repair():
+            return effect.card.wheel
+        case _:
+            return effect.wheel
+
+
+class Awaiting:
+    """What was asked for and is not answered yet, oldest first."""
+
+    def __init__(self) -> None:
+        self._lists = 0
+        self._asked: list[tuple[int, Awaited]] = []
+
+    def asked(self, effects: list[Effect]) -> None:
+        """Notes the effects of one list that are answered; each that takes long by itself."""
+        self._lists += 1
+        together = self._lists
+        for effect in effects:
+            if isinstance(effect, DeleteWheel | VerifyWheel):
+                self._lists += 1
+                self._asked.append((self._lists, effect))
+            elif isinstance(effect, Awaited):
+                self._asked.append((together, effect))
+
+    def has(self, kind: type[Awaited], wheel: WheelId | None = None) -> bool:
+        """Whether an effect of this kind, about this wheel, is still to be answered."""
+        for _, effect in self._asked:  # mostly none: a generator would cost more than the look
+            if isinstance(effect, kind) and wheel_of(effect) == wheel:
+                return True
+        return False
+
+    def is_writing(self, wheel: WheelId) -> bool:
+        """Whether frames of this wheel are on their way into their files."""
+        return bool(self._asked) and (self.has(Mirror, wheel) or self.has(Repair, wheel))
+
+    def done(self, *kinds: type[Awaited], wheel: WheelId | None = None) -> Awaited | None:
+        """Takes out the oldest effect of one of these kinds about this wheel."""
+        for index, (_, effect) in enumerate(self._asked):
+            if isinstance(effect, kinds) and wheel_of(effect) == wheel:
+                del self._asked[index]
+                return effect
+        return None
+
+    def failed(self, failed: Effect) -> list[Awaited]:
+        """Takes out an effect that failed and those that fell with it."""
+        number = next((number for number, effect in self._asked if effect is failed), None)
+        if number is None:
+            return []
+        gone: list[Awaited] = []
+        kept: list[tuple[int, Awaited]] = []
+        for entry in self._asked:
+            falls = entry[0] == number and (gone or entry[1] is failed)
+            if falls:
+                gone.append(entry[1])
+            else:
+                kept.append(entry)
+        self._asked = kept
+        return gone

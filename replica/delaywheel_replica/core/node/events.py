@@ -1,0 +1,471 @@
+"""The words of the member machine: what a node's server is told, and what it is to do.
+
+The machine (core/member/member.py) decides; its driver carries effects out in their order, one
+after the other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
+`Deleted`. An effect that fails is told with `Failed`; if it is one that is answered, those of its
+list that are answered too are dropped with it. The machine is level-triggered: each tick compares
+what is with what should be, and asks again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.messages import Frames, PeerMessage, WheelCard
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: at least every 100 ms.
+
+    Attributes:
+        now_ms: monotonic clock.
+        wall_ms: wall clock, read at the same moment.
+    """
+
+    now_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of another node."""
+
+    sender: str
+    message: PeerMessage
+    now_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection to another node broke."""
+
+    peer: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerTold:
+    """The newest row of this node's cleaner; None: it does not live."""
+
+    status: CleanerStatus | None
+    now_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """`Save` was carried out: this is durable."""
+
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`OpenWheel` was carried out: this wheel may be written."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Frames were appended to the open wheel, or after all none were: a group is at its end.
+
+    Attributes:
+        wheel: the open one.
+        last_seq: the last frame that counts now.
+        top_slot: the greatest slot of a frame of the wheel.
+        now_ms: monotonic clock.
+        least_due_ms: of what was appended; 0: somebody waits for a commit, as with a cancel.
+    """
+
+    wheel: WheelId
+    last_seq: int
+    top_slot: int
+    now_ms: int
+    least_due_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The medium refused the open wheel: it takes no more."""
+
+    wheel: WheelId
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a data folder has of a wheel that this node does not write (any more).
+
+    Attributes:
+        card: who the wheel is.
+        applied: the greatest seq of which there is a row.
+        top_slot: the greatest slot of a frame; -1: none.
+        lacking: seqs up to `applied` that cannot be read.
+        final_seq: T once it is closed.
+    """
+
+    card: WheelCard
+    applied: int
+    top_slot: int
+    lacking: SeqSet = NO_SEQS
+    final_seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """`Mirror` or `Repair` was carried out, or a dropped wheel was looked at: this is held."""
+
+    held: Held
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """`LeaveWheel` was carried out, but the medium does not tell what is held: to be verified."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """`VerifyWheel` was carried out: this is held."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Frames were found to be damaged; those up to `applied` count."""
+
+    wheel: WheelId
+    seqs: SeqSet
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """`CloseWheel` was carried out."""
+
+    held: Held
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """`DeleteWheel` was carried out."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The ledger of a wheel's frames up to here is published."""
+
+    wheel: WheelId
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """The node stops cleanly: it takes no more messages, leaves its open wheel, keeps the spare."""
+
+
+class DiskState(StrEnum):
+    """What a node's disk takes.
+
+    | state | callers' messages | cancels | others' frames | saves, deletions |
+    |---|---|---|---|---|
+    | ROOM | yes | yes | yes | yes |
+    | DISK_FULL | no | yes | yes | yes |
+    | DISK_OUT | no | no | no | yes |
+    | DISK_STALLED | no | no | no | when it moves again |
+
+    Callers are told DISK_FULL of both of the middle ones.
+
+    Others' frames are taken for longer than callers' messages: where all disks fill alike, what was
+    written last still gets its copies, or the floor would rest for want of them.
+    """
+
+    ROOM = "ROOM"
+    """There is room."""
+    DISK_FULL = "DISK_FULL"
+    """It is at its reserve."""
+    DISK_OUT = "DISK_OUT"
+    """It is at the last of its reserve, which is for what frees space; or it refused a write."""
+    DISK_STALLED = "DISK_STALLED"
+    """It hangs: what was asked of it last is not done."""
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it takes no frames of others."""
+        return self in {DiskState.DISK_OUT, DiskState.DISK_STALLED}
+
+
+@dataclass(frozen=True, slots=True)
+class DiskTold:
+    """How the disk stands."""
+
+    state: DiskState
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An effect could not be carried out; what is answered behind it in its list was dropped."""
+
+    effect: "Effect"
+    cause: str
+
+
+Event = (
+    Tick
+    | Received
+    | Disconnected
+    | CleanerTold
+    | Saved
+    | Opened
+    | Written
+    | Broken
+    | Mirrored
+    | Left
+    | Verified
+    | Unreadable
+    | Closed
+    | Deleted
+    | Published
+    | Drain
+    | DiskTold
+    | Failed
+)
+
+# --- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message; it may be dropped."""
+
+    peer: str
+    message: PeerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make this the durable content of node.json; answer Saved."""
+
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class OpenWheel:
+    """Make the folder of a wheel that node.json names as open; answer Opened."""
+
+    spare: Spare
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWheel:
+    """The open wheel is written no more.
+
+    Callers that wait for frames beyond what was acknowledged are answered: unknown outcome.
+    Answer Mirrored with what it holds, or Left.
+    """
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Every caller whose frames lie up to here may be told."""
+
+    wheel: WheelId
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """Write frames behind what is held of a wheel, exactly as they are; answer Mirrored.
+
+    A frame whose checksum or place is wrong ends the list; what came before it is written.
+    """
+
+    card: WheelCard
+    frames: FrameBundle
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Put frames that are lacking below `applied` in their places; answer Mirrored."""
+
+    card: WheelCard
+    frames: FrameBundle
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Read frames `first_seq` to `last_seq` of a wheel, within one message's bounds, and send.
+
+    As `Frames` with this request number (0: pushed). If the first cannot be read, or is not
+    there, and request is not 0, send `Lacks` of the leading ones that cannot be read instead;
+    one that turned out to be damaged is told with Unreadable as well. Below the floor, a frame
+    is sent without content.
+    """
+
+    peer: str
+    wheel: WheelId
+    first_seq: int
+    last_seq: int
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CloseWheel:
+    """Note durably that a wheel is closed, and cut everything beyond; answer Closed."""
+
+    wheel: WheelId
+    final_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLost:
+    """These frames are committed to be lost: nothing is looked for any more."""
+
+    frames: FrameSet
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Delete every slot file below the floor, and index segments that speak of no other."""
+
+    floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteWheel:
+    """Delete a wheel's folder; answer Deleted."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyWheel:
+    """Make a wheel whole that an earlier life has left; answer Verified."""
+
+    wheel: WheelId
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The status row says something new: write it now, and have the cleaner look at it."""
+
+
+Effect = (
+    Send
+    | Save
+    | OpenWheel
+    | LeaveWheel
+    | Acknowledge
+    | Mirror
+    | Repair
+    | Serve
+    | CloseWheel
+    | ForgetLost
+    | Sweep
+    | DeleteWheel
+    | VerifyWheel
+    | Tell
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberConfig:
+    """How a node takes part.
+
+    Attributes:
+        node: its id.
+        nodes: the ids of all nodes, its own included.
+        min_insync: W of the cluster as configured; R of it says how many must hear a leader.
+        late_window_s: how long after its due a slot still takes frames.
+        insync_timeout_ms: a mirror that lacks what was the end so long ago leaves the set.
+        fetch_timeout_ms: a fetch that was not answered for so long is asked of another.
+        in_flight_frames: at most so many pushed frames wait for one mirror's answer.
+        batch_frames: at most so many frames in one message.
+    """
+
+    node: str
+    nodes: tuple[str, ...]
+    min_insync: int
+    late_window_s: int
+    insync_timeout_ms: int = 1_000
+    fetch_timeout_ms: int = 1_000
+    in_flight_frames: int = 4_096
+    batch_frames: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a node begins with, read from its recovered data folder.
+
+    Attributes:
+        state: of node.json, with this start counted and this boot's id, saved already.
+        held: wheels of the folder that are whole; none of them is written any more.
+        now_ms: monotonic clock.
+        unverified: all others of the folder.
+    """
+
+    state: NodeState
+    held: Mapping[WheelId, Held] = field(default_factory=dict)
+    now_ms: int = 0
+    unverified: frozenset[WheelId] = frozenset()
+
+
+__all__ = [
+    "Acknowledge",
+    "Broken",
+    "CleanerTold",
+    "CloseWheel",
+    "Closed",
+    "DeleteWheel",
+    "Deleted",
+    "Disconnected",
+    "DiskState",
+    "DiskTold",
+    "Drain",
+    "Effect",
+    "Event",
+    "Failed",
+    "ForgetLost",
+    "Frames",
+    "Held",
+    "LeaveWheel",
+    "Left",
+    "MemberConfig",
+    "Mirror",
+    "Mirrored",
+    "OpenWheel",
+    "Opened",
+    "Published",
+    "Received",
+    "Repair",
+    "Save",
+    "Saved",
+    "Send",
+    "Serve",
+    "Started",
+    "Sweep",
+    "Tell",
+    "Tick",
+    "Unreadable",
+    "Verified",
+    "VerifyWheel",
+    "WheelCard",
+    "Written",
+]

@@ -1,0 +1,234 @@
+"""What a node hears of the others: their newest beats, who is heard, what time a leader has.
+
+| a beat | counts as newest when |
+|---|---|
+| of the storage that is known, direct | its (start, count) is greater |
+| the same, but less than that of a relayed one | that one came `HEARD_MS` ago: the node itself |
+|   | should have come to it by now, so it was not the node's |
+| of the storage that is known, relayed | its (start, count) is greater, by no more than can be; |
+|   | and no beat came directly for `RELAYED_AFTER_MS` |
+| of another storage, direct | always: the node itself says so |
+| of another storage, relayed | likewise, and who relays it heard that very boot later than this |
+|   | node heard any |
+
+Relayed is to each node what it has not heard for `RELAYING_MS`, and now and then everything: a node
+may be heard, and its beats yet not come (core/member/own_heartbeat.py).
+
+So a wrong number that somebody relays is forgotten again: the node itself cannot be kept from being
+heard. Only direct messages make a node *heard*; only a direct beat tells its boot, its open wheel's
+end for completeness, and that it leads. A beat that came by a relay first is still news when it
+comes directly.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard
+from delaywheel_replica.core.protocol.messages import Gossip
+from delaywheel_replica.core.protocol.status_files import PeerSight
+
+HEARD_MS = 1_000
+"""A node of which nothing came directly for so long is not heard."""
+
+RELAYED_AFTER_MS = 300
+"""What others relay of a node counts once three of its own beats are missing."""
+
+RELAYING_MS = 200
+"""What is known of a node is relayed to those who have not heard it for so long: sooner than they
+take it, and not in vain while all hear one another."""
+
+BEATS_AT_ONCE = 100_000
+BEATS_A_MS = 10
+"""No node tells more: ten a second, and one more for some of its groups."""
+
+START_MS = 100
+"""No start takes less."""
+
+MOST_DELAY_MS = 60_000
+"""For so long a beat may have been on its way when it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A beat that says something new.
+
+    Attributes:
+        beat: the beat.
+        is_direct: it came from its own node.
+    """
+
+    beat: Beat
+    is_direct: bool
+
+
+@dataclass(slots=True)
+class _Peer:
+    newest: Beat
+    told_ms: int
+    direct: Beat | None = None
+    direct_ms: int = 0
+    heard_ms: int | None = None
+    is_connected: bool = True
+
+
+class HeardHeartbeats:
+    """What one node hears of the configured others."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        """Nothing was heard yet.
+
+        Attributes:
+            implausible: so many relayed beats were none of their nodes'.
+        """
+        self.others = tuple(sorted(set(config.nodes) - {config.node}))
+        self._peers: dict[str, _Peer] = {}
+        self.implausible = 0
+
+    def message(self, sender: str, now_ms: int) -> None:
+        """Something came directly."""
+        peer = self._peers.get(sender)
+        if peer is not None:
+            peer.heard_ms, peer.is_connected = now_ms, True
+
+    def gossip(self, sender: str, gossip: Gossip, now_ms: int) -> list[News]:
+        """Beats came; returns those that are news, the sender's own first."""
+        news: list[News] = []
+        if gossip.beat.node == sender and self._take_direct(gossip.beat, now_ms):
+            news.append(News(gossip.beat, is_direct=True))
+        news += [
+            News(beat, is_direct=False)
+            for beat in gossip.others
+            if beat.node in self.others
+            and beat.node != sender
+            and self._take_relayed(beat, gossip.beat.heard.get(beat.node), now_ms)
+        ]
+        return news
+
+    def disconnected(self, peer: str) -> None:
+        """The connection broke: nothing reaches that node until it is heard again."""
+        if peer in self._peers:
+            self._peers[peer].is_connected = False
+
+    def reachable(self, now_ms: int) -> list[str]:
+        """The nodes that are heard, in order."""
+        return [node for node in self.others if self._is_heard(node, now_ms)]
+
+    def beats(self) -> Mapping[str, Beat]:
+        """The newest beat of each node that was heard of, in order."""
+        return {node: self._peers[node].newest for node in self.others if node in self._peers}
+
+    def unheard_by(self, peer: str, now_ms: int) -> tuple[Beat, ...]:
+        """The newest beats of those whom a node, as its own beat says, has not heard lately."""
+        told = self._peers.get(peer)
+        heard: Mapping[str, Heard] = {}
+        since_ms = 0
+        if told is not None and told.direct is not None:
+            heard, since_ms = told.direct.heard, now_ms - told.direct_ms
+        return tuple(
+            beat
+            for node, beat in self.beats().items()
+            if node != peer and (node not in heard or heard[node].ago_ms + since_ms >= RELAYING_MS)
+        )
+
+    def direct(self, node: str) -> Beat | None:
+        """The newest beat that came from the node itself."""
+        peer = self._peers.get(node)
+        return None if peer is None else peer.direct
+
+    def told(self, now_ms: int) -> dict[str, Heard]:
+        """Whom this node heard directly, for its beat."""
+        return {
+            node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms))
+            for node in self.others
+            if (peer := self._peers.get(node)) is not None
+            and peer.direct is not None
+            and peer.heard_ms is not None
+        }
+
+    def sights(self) -> dict[str, PeerSight]:
+        """What is known of each other node, for the row."""
+        return {
+            node: PeerSight(peer.newest, peer.heard_ms)
+            for node in self.others
+            if (peer := self._peers.get(node)) is not None
+        }
+
+    def offices(self, now_ms: int) -> list[Beat]:
+        """The newest beats of those that say they lead, and said so lately."""
+        return [
+            peer.newest
+            for node in self.others
+            if (peer := self._peers.get(node)) is not None
+            and peer.newest.office is not None
+            and now_ms - peer.told_ms < HEARD_MS
+        ]
+
+    def leader_clock_ms(self, now_ms: int) -> int | None:
+        """The wall clock of the newest leader, as it reads by now at least; None: none is heard."""
+        newest = max(self.offices(now_ms), key=_epoch, default=None)
+        if newest is None:
+            return None
+        return newest.wall_ms + now_ms - self._peers[newest.node].told_ms
+
+    def _take_direct(self, beat: Beat, now_ms: int) -> bool:
+        if beat.node not in self.others:
+            return False
+        peer = self._peers.setdefault(beat.node, _Peer(beat, now_ms))
+        if peer.direct is not None and not _replaces(beat, peer.direct):
+            return False
+        peer.direct, peer.direct_ms = beat, now_ms
+        if _replaces(beat, peer.newest):
+            peer.newest, peer.told_ms = beat, now_ms
+        elif now_ms - peer.told_ms >= HEARD_MS:
+            self.implausible += 1
+            peer.newest, peer.told_ms = beat, now_ms
+        return True
+
+    def _take_relayed(self, beat: Beat, heard: Heard | None, now_ms: int) -> bool:
+        """`heard`: what the one who relays it says of having heard its node."""
+        peer = self._peers.get(beat.node)
+        if peer is None:
+            self._peers[beat.node] = _Peer(beat, now_ms)
+            return True
+        is_silent = peer.direct is None or now_ms - peer.direct_ms >= RELAYED_AFTER_MS
+        if peer.is_connected and not is_silent:
+            return False
+        if beat.storage == peer.newest.storage:
+            is_newer = beat.order > peer.newest.order
+            if is_newer and not _may_follow(peer.newest, beat, now_ms - peer.told_ms):
+                self.implausible += 1
+                return False
+        elif heard is None or heard.boot != beat.boot:
+            is_newer = False
+        else:
+            is_newer = peer.heard_ms is None or heard.ago_ms < now_ms - peer.heard_ms
+        if is_newer:
+            peer.newest, peer.told_ms = beat, now_ms
+        return is_newer
+
+    def _is_heard(self, node: str, now_ms: int) -> bool:
+        peer = self._peers.get(node)
+        return (
+            peer is not None
+            and peer.is_connected
+            and peer.heard_ms is not None
+            and now_ms - peer.heard_ms < HEARD_MS
+        )
+
+
+def _may_follow(known: Beat, beat: Beat, elapsed_ms: int) -> bool:
+    """Whether a node can have started so often, and told so much, since it told a beat."""
+    elapsed_ms += MOST_DELAY_MS
+    count = beat.count - (known.count if beat.start == known.start else 0)
+    starts = beat.start - known.start
+    return starts <= elapsed_ms // START_MS and count <= BEATS_AT_ONCE + elapsed_ms * BEATS_A_MS
+
+
+def _replaces(beat: Beat, known: Beat) -> bool:
+    return beat.storage != known.storage or beat.order > known.order
+
+
+def _epoch(beat: Beat) -> int:
+    assert beat.office is not None
+    return beat.office.epoch

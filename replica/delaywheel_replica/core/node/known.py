@@ -1,0 +1,136 @@
+"""What the parts of the member machine all know: clocks, what is durable, what the cleaner says.
+
+One value of it is shared by the parts; the machine itself (core/member/member.py) writes it, but
+for what is durable (core/wheels/node_file.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.node.events import DiskState, MemberConfig
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress, Reached
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+
+
+@dataclass(slots=True)
+class Registry:
+    """What the control topic says, as the cleaner read it to an end in this boot.
+
+    Wheels and floor are of one moment: a wheel that is registered later takes no frame for a slot
+    below that floor.
+
+    Attributes:
+        wheels: the registered ones.
+        floor: the committed floor; None: before the first leader.
+    """
+
+    wheels: Mapping[WheelId, WheelRecord]
+    floor: int | None
+
+    def is_gone(self, wheel: WheelId) -> bool:
+        """Whether a wheel was registered and is so no more.
+
+        Numbers ascend. A wheel that is missing, beside a later one of its node, is not just to
+        be read yet.
+        """
+        if wheel in self.wheels:
+            return False
+        return any(w.node == wheel.node and w.number > wheel.number for w in self.wheels)
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known at one moment.
+
+    Attributes:
+        config: of the node.
+        state: durable, as it was saved last.
+        now_ms: monotonic clock.
+        wall_ms: wall clock.
+        cleaner: what the cleaner told last; None: it does not live.
+        registry: None until the control topic was read to an end in this boot.
+        floor: the greatest committed one that was heard of.
+        reached: likewise how far progress has come.
+        lost: frames that are committed to be lost.
+        leader_clock_ms: the leader's wall clock, as it read at least at the last tick; None: no
+            leader was heard.
+        disk: what the node's disk takes.
+    """
+
+    config: MemberConfig
+    state: NodeState
+    now_ms: int
+    wall_ms: int = 0
+    cleaner: CleanerStatus | None = None
+    registry: Registry | None = None
+    floor: int | None = None
+    reached: Reached | None = None
+    lost: FrameSet = NO_FRAMES
+    leader_clock_ms: int | None = None
+    disk: DiskState = DiskState.ROOM
+
+    @property
+    def node(self) -> str:
+        """This node's id."""
+        return self.config.node
+
+    @property
+    def storage(self) -> str:
+        """The uuid of its data folder."""
+        return self.state.storage
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the node holds all that it ever acknowledged."""
+        return not self.state.all_incomplete and not self.state.incomplete
+
+    @property
+    def living_cleaner(self) -> CleanerStatus | None:
+        """What the cleaner told, if it lives."""
+        cleaner = self.cleaner
+        return cleaner if cleaner is not None and cleaner.is_fresh(self.now_ms) else None
+
+    @property
+    def office(self) -> CleanerStatus | None:
+        """What the cleaner told, if it lives and leads."""
+        cleaner = self.cleaner
+        return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
+
+    @property
+    def stands(self) -> bool:
+        """Whether the cleaner lives, and is a candidate whom Kafka has answered."""
+        cleaner = self.living_cleaner
+        return cleaner is not None and cleaner.stands
+
+    @property
+    def ahead_slot(self) -> int | None:
+        """An own wheel that is sealed beyond this slot takes less than a new one would.
+
+        A clock that was ahead has sealed it so, and w was set back since; None: it was not, or
+        has passed again what was done ahead.
+        """
+        progress = None if self.cleaner is None else self.cleaner.progress
+        if progress is None or not progress.ahead:
+            return None
+        return max(progress.floor, self.wall_ms // 1000)
+
+    def record(self, wheel: WheelId) -> WheelRecord | None:
+        """Of a wheel, as far as it is known to be registered."""
+        return None if self.registry is None else self.registry.wheels.get(wheel)
+
+    def has_read(self, progress: Progress | None) -> None:
+        """A committed progress was heard of. One that is older than what is known changes nothing.
+
+        Kafka may have lost what was read before: then somebody has to know it still.
+        """
+        if progress is None:
+            return
+        reached = progress.reached
+        if self.floor is None or progress.floor > self.floor:
+            self.floor = progress.floor
+        if self.reached is None or reached.order > self.reached.order:
+            self.reached = reached

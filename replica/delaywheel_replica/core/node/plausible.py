@@ -1,0 +1,277 @@
+"""What a node believes of its peers' messages, and what it does not.
+
+Members are trusted in what they say of themselves: which frames they hold, what they promised. A
+mistake or a damaged process must not be able to say more than that, least of all what deletes
+messages on other nodes.
+
+| a message says | what is done |
+|---|---|
+| what no node can ever mean (`check`) | it is malformed: the connection is closed |
+| a floor | nothing is deleted by it: only the node's own cleaner's reading of Kafka does that |
+| progress that Kafka has not | nobody leads as long as it is told (`witnesses.py`) |
+| a relayed beat that is more starts, or beats, ahead than can be | it is ignored (see there) |
+| a relayed beat that its own node, heard directly, does not come to | likewise, a second later |
+| a seal or floor above the own clock less the late window | it is taken as that (`tempered`) |
+| pushed frames of another node's wheel | malformed: only an origin pushes |
+| frames with a card that is not the wheel's | they are dropped (`mirrors.py`) |
+| fetched frames of a wheel that this node does not mirror | they are dropped (`mirrors.py`) |
+| frames without content at or above the floor | they are dropped (`mirrors.py`) |
+| a fence for wheels that nobody knows | it is ignored until somebody does (`member.py`) |
+
+To temper is to weaken: a seal (s, q) says the same of every slot below s, and a floor too. So a
+clock that was set back makes this node believe less, and late; it never cuts it off from the
+others, nor makes it delete anything sooner.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from operator import lt
+from typing import Final
+
+from delaywheel.identity import NameInvalidError, WheelId, check_name
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.heartbeat import (
+    MAX_LACKING,
+    Beat,
+    Fence,
+    FenceAnswer,
+    WheelBeat,
+)
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+    WheelCard,
+)
+from delaywheel_replica.core.protocol.progress import Reached
+
+MOST: Final = 1 << 53
+"""No number that is counted grows beyond this; it is exact in every reader of the rows' JSON."""
+
+MOST_SLOT: Final = (1 << 32) - 1
+"""Slots are 32 bits wide in frames and index rows."""
+
+MOST_NUMBER: Final = 10**18 - 1
+"""Of a wheel: its name has at most 18 digits for it."""
+
+MOST_STARTS: Final = 10**9
+"""Of a node: one a second for thirty years."""
+
+MOST_BEATS: Final = 10**13
+"""Since a start: ten a millisecond for thirty years."""
+
+MOST_WHEELS: Final = 1 << 16
+"""Told in one beat or promise."""
+
+MOST_MEMBERS: Final = 1_000
+MOST_TEXT: Final = 256
+MOST_SPAN_SECONDS: Final = 366 * 86_400
+
+
+def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for each message
+    """Refuses what no node can mean, whatever has happened to it.
+
+    Raises:
+        MalformedError: the message is not to be looked at any further.
+    """
+    match message:
+        case Gossip():
+            if message.beat.node != sender:
+                raise MalformedError(f"a beat of {message.beat.node!r} as {sender}'s own")
+            _at_most("beats of others", len(message.others), MOST_MEMBERS)
+            for beat in (message.beat, *message.others):
+                _check_beat(beat)
+        case Frames():
+            _check_frames(sender, message)
+        case Applied():
+            _check_texts(message.storage, message.boot)
+            _check_number("prefix", message.prefix)
+        case Refused():
+            _check_fence(Fence(message.origin, message.upto))
+        case Fetch():
+            _check_number("request", message.request, least=1)
+            _check_number("first seq", message.first_seq, least=1)
+            _check_number("last seq", message.last_seq, least=message.first_seq)
+        case Lacks():
+            _check_texts(message.storage)
+            _check_number("request", message.request, least=1)
+            _check_number("first seq", message.first_seq, least=1)
+            _check_number("last seq", message.last_seq, least=message.first_seq)
+        case Promise():
+            _check_answer(sender, message.answer)
+        case VoteAsk():
+            _check_number("silence", message.silence_ms)
+        case Vote():
+            _check_number("round", message.round)
+
+
+def tempered(beat: Beat, most_slot: int) -> Beat:
+    """The beat, with no seal or floor beyond what can be promised and committed by now.
+
+    Args:
+        beat: as it was told.
+        most_slot: the own clock less the late window.
+    """
+    too_late = {
+        wheel: replace(told, seal_slot=most_slot)
+        for wheel, told in beat.wheels.items()
+        if told.seal_slot > most_slot
+    }
+    floor = beat.floor
+    if not too_late and (floor is None or floor <= most_slot):
+        return beat
+    return replace(
+        beat,
+        wheels={**beat.wheels, **too_late},
+        floor=None if floor is None else min(floor, most_slot),
+    )
+
+
+def known_number(
+    origin: str,
+    registered: Iterable[WheelId],
+    held: Iterable[WheelId],
+    beats: Mapping[str, Beat],
+) -> int:
+    """The greatest number of a node's wheels that anything here tells of; 0: none.
+
+    Args:
+        origin: the node.
+        registered: wheels of the control topic, as far as it was read.
+        held: wheels of which there are files here.
+        beats: the newest of the other nodes.
+    """
+    told = beats.get(origin)
+    numbers = [0 if told is None else told.last_number]
+    for wheels in (registered, held, *(beat.wheels for beat in beats.values())):
+        numbers += [wheel.number for wheel in wheels if wheel.node == origin]
+    return max(numbers)
+
+
+def _check_beat(beat: Beat) -> None:
+    _check_node(beat.node)
+    _check_texts(beat.storage, beat.boot)
+    _check_number("clock", beat.wall_ms)
+    _check_number("last number", beat.last_number, most=MOST_NUMBER)
+    _check_number("start", beat.start, most=MOST_STARTS)
+    _check_number("count", beat.count, most=MOST_BEATS)
+    if beat.floor is not None:
+        _check_number("floor", beat.floor, least=-MOST)
+    if beat.reached is not None:
+        _check_reached(beat.reached)
+    for wheel in beat.named:
+        if wheel.node != beat.node or wheel.number > beat.last_number:
+            raise MalformedError(f"{beat.node} names {wheel}, and was given {beat.last_number}")
+    _at_most("wheels", len(beat.wheels), MOST_WHEELS)
+    for wheel, told in beat.wheels.items():
+        _check_wheel(wheel, told)
+    _at_most("wheels to be verified", len(beat.verifying), MOST_WHEELS)
+    _at_most("nodes heard", len(beat.heard), MOST_MEMBERS)
+    for node, heard in beat.heard.items():
+        _check_node(node)
+        _check_texts(heard.boot)
+        _check_number("silence", heard.ago_ms)
+    if beat.office is not None:
+        _check_number("epoch", beat.office.epoch)
+        _at_most("fences", len(beat.office.fences), MOST_WHEELS)
+        for fence in beat.office.fences:
+            _check_fence(fence)
+        _at_most("fills", len(beat.office.fills), MOST_WHEELS)
+        for wheel, seq in beat.office.fills.items():
+            _check_number(f"fill of {wheel}", seq)
+
+
+def _check_reached(reached: Reached) -> None:
+    _check_number("times that w was set back", reached.set_backs)
+    _check_number("w", reached.due_ms)
+    if reached.position is not None:
+        _check_number("seq of a position", reached.position.seq)
+        _check_number("row of a position", reached.position.row)
+
+
+def _check_wheel(wheel: WheelId, told: WheelBeat) -> None:
+    # In one expression: a node tells of each of its wheels ten times a second.
+    if not (
+        0 <= told.applied <= MOST
+        and 0 <= told.high_watermark <= MOST
+        and 0 <= told.seal_seq <= MOST
+        and 0 <= told.ledger_seq <= MOST
+        and -MOST <= told.seal_slot <= MOST
+        and -1 <= told.top_slot <= MOST_SLOT
+    ):
+        raise MalformedError(f"{wheel}: {told} has numbers that no wheel has")
+    lacking = told.lacking
+    if not lacking:
+        return
+    _at_most("spans of lacking frames", len(lacking.spans), MAX_LACKING)
+    if lacking.first < 1 or lacking.last > told.applied:
+        raise MalformedError(f"lacking frames of {wheel} are none up to {told.applied}")
+
+
+def _check_frames(sender: str, message: Frames) -> None:
+    card = message.card
+    _check_card(card)
+    _check_number("request", message.request)
+    if message.request == 0 and card.wheel.node != sender:
+        raise MalformedError(f"{sender} pushes frames of {card.wheel}, which is not its own")
+    seqs: list[int] = message.frames.seqs.tolist()
+    if not seqs:
+        return
+    if not 1 <= seqs[0] <= seqs[-1] <= MOST or not all(map(lt, seqs, seqs[1:])):
+        raise MalformedError(f"frames of {card.wheel} that do not ascend from 1 to {MOST}")
+
+
+def _check_card(card: WheelCard) -> None:
+    _at_most("members", len(card.members), MOST_MEMBERS)
+    for node, storage in card.members.items():
+        _check_node(node)
+        _check_texts(storage)
+    if not 1 <= card.min_insync <= len(card.members):
+        raise MalformedError(f"{card.wheel}: {card.min_insync} of {len(card.members)} members")
+    _check_number("span", card.span_seconds, least=1, most=MOST_SPAN_SECONDS)
+
+
+def _check_answer(sender: str, answer: FenceAnswer) -> None:
+    if answer.node != sender:
+        raise MalformedError(f"a promise of {answer.node!r} as {sender}'s own")
+    _check_texts(answer.storage)
+    _check_fence(answer.fence)
+    _at_most("wheels", len(answer.applied) + len(answer.incomplete), 2 * MOST_WHEELS)
+    for wheel, seq in answer.applied.items():
+        _check_number(f"end of {wheel}", seq)
+    if not all(map(answer.covers, [*answer.applied, *answer.incomplete])):
+        raise MalformedError(f"a promise about {answer.fence.origin} tells of others' wheels")
+
+
+def _check_fence(fence: Fence) -> None:
+    _check_node(fence.origin)
+    _check_number("wheel number", fence.upto, least=1, most=MOST_NUMBER)
+
+
+def _check_node(node: str) -> None:
+    try:
+        check_name(node, what="node id")
+    except NameInvalidError as error:
+        raise MalformedError(str(error)) from error
+
+
+def _check_texts(*texts: str) -> None:
+    for text in texts:
+        _at_most("characters", len(text), MOST_TEXT)
+
+
+def _check_number(name: str, number: int, *, least: int = 0, most: int = MOST) -> None:
+    if not least <= number <= most:
+        raise MalformedError(f"{name}: {number} is not from {least} to {most}")
+
+
+def _at_most(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise MalformedError(f"{count} {what}: no message has more than {most}")

@@ -1,0 +1,322 @@
+"""The control topic: what the cluster has agreed on.
+
+One compacted partition; every record is written in a leader's transaction, so the log's order
+decides and the newest record of a key counts. `ControlState` is what one gets by applying the
+records in order; it is a value, so a leader applies the records of a transaction only when
+that transaction is known to be committed.
+
+| key | value | removed |
+|---|---|---|
+| ``progress`` | what is done (`Progress`) | never |
+| ``leader/<i>`` | who committed with transactional id i last | never |
+| ``node/<id>`` | a node's storage and the last number it was given | never |
+| ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
+| ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError, dump, parse_wheel
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.quorum import required_answers
+
+ControlRecord = tuple[str, bytes | None]
+"""Key and value of a record to be written; no value removes the key."""
+
+REMOVED = "removed"
+"""Stands for the storage of a node that was taken out for good: no disk has it."""
+
+_LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
+_LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
+
+
+class ControlRecordMalformedError(Exception):
+    """A control record with a key of ours holds what we never write."""
+
+    def __init__(self, key: str, offset: int, why: str) -> None:
+        super().__init__(f"control record {key!r} at offset {offset}: {why}")
+        self.key = key
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """The last candidate that committed with one transactional id."""
+
+    node: str
+    token: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, as the control topic says; the epoch grows with every leader."""
+
+    node: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node id's storage, or `REMOVED`, and the last wheel number it was given. Kept for ever."""
+
+    storage: str
+    last_number: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"storage": self.storage, "last_number": self.last_number}
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        return cls(fields.text("storage"), fields.integer("last_number", at_least=0))
+
+
+@dataclass(frozen=True, slots=True)
+class WheelRecord:
+    """A registered wheel.
+
+    Attributes:
+        members: node -> storage uuid; a node that comes back with another storage is no
+            member of this wheel.
+        min_insync: W.
+        seal_slot: the floor at registration, which is the wheel's first seal: no frame of it
+            is ever for a slot below.
+        closed_at: T. The wheel is closed, and no frame beyond T counts. None: not closed.
+        fill: no end is found below; members that have fenced the wheel may take it up to here.
+    """
+
+    members: Mapping[str, str]
+    min_insync: int
+    seal_slot: int
+    closed_at: int | None = None
+    fill: int = 0
+
+    @property
+    def required_answers(self) -> int:
+        """R."""
+        return required_answers(len(self.members), self.min_insync)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "members": dict(self.members),
+            "min_insync": self.min_insync,
+            "seal_slot": self.seal_slot,
+            "closed_at": self.closed_at,
+            "fill": self.fill,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        members = fields.object("members")
+        record = cls(
+            members={name: members.text(name) for name in members.names()},
+            min_insync=fields.integer("min_insync", at_least=1),
+            seal_slot=fields.integer("seal_slot"),
+            closed_at=fields.optional_integer("closed_at", at_least=0),
+            fill=fields.integer("fill", at_least=0),
+        )
+        if record.min_insync > len(record.members):
+            raise MalformedError(f"min_insync {record.min_insync} of {len(record.members)}")
+        return record
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """What the records so far say.
+
+    Attributes:
+        progress: what is done; None before the first leader.
+        leaders: transactional id -> who committed with it last.
+        nodes: every node that was ever given a wheel, or taken out.
+        wheels: the registered ones.
+        lost: frames that no member can read.
+        lost_records: first frame of each record of lost ones -> last seq: what is to be removed
+            with the wheel. Ranges of several records may touch, and overlap.
+    """
+
+    progress: Progress | None = None
+    leaders: Mapping[int, LeaderRecord] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
+    lost: FrameSet = NO_FRAMES
+    lost_records: Mapping[FrameName, int] = field(default_factory=dict)
+
+    def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
+        """The state after one more record.
+
+        Unknown keys are left alone, so that an older node can follow a newer one's topic.
+
+        Args:
+            key: as it stands in the topic.
+            value: None: the key is removed.
+            offset: of the record.
+
+        Raises:
+            ControlRecordMalformedError: a known key with a value that is none of ours.
+        """
+        if key is None:
+            return self
+        text = key if isinstance(key, str) else key.decode(errors="replace")
+        try:
+            return _apply(self, text, value, offset)
+        except MalformedError as error:
+            raise ControlRecordMalformedError(text, offset, str(error)) from error
+
+    def apply_all(self, records: "list[ControlRecord]", offset: int = -1) -> "ControlState":
+        """The state once these records are committed, when their offsets do not matter."""
+        state = self
+        for key, value in records:
+            state = state.apply(key, value, offset)
+        return state
+
+    def remaining(self, record: WheelRecord) -> dict[str, str]:
+        """A wheel's members with their storages, without those that were replaced or taken out.
+
+        A leader with the settings of before names one that was taken out for new wheels still.
+        """
+        return {
+            node: storage
+            for node, storage in record.members.items()
+            if storage != REMOVED
+            and (node not in self.nodes or self.nodes[node].storage == storage)
+        }
+
+    def marked(self, token: str) -> frozenset[int]:
+        """The transactional ids with which a candidacy's mark is the newest."""
+        return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
+
+    def leader(self, ids: int) -> Leader | None:
+        """Who leads: the one candidate whose token stands newest with every id.
+
+        Args:
+            ids: the number of transactional ids.
+        """
+        records = [self.leaders.get(index) for index in range(ids)]
+        marks = [record for record in records if record is not None]
+        if len(marks) < ids or len({mark.token for mark in marks}) != 1:
+            return None
+        return Leader(marks[0].node, max(mark.offset for mark in marks))
+
+
+def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> ControlState:
+    kind, _, rest = key.partition("/")
+    if key == "progress":
+        return replace(state, progress=Progress.from_json(_fields(value)))
+    if match := _LEADER_KEY.fullmatch(key):
+        leader = _leader(_fields(value), offset)
+        return replace(state, leaders={**state.leaders, int(match[1]): leader})
+    if kind == "node" and rest:
+        return replace(state, nodes={**state.nodes, rest: NodeRecord.from_json(_fields(value))})
+    if kind == "wheel" and rest:
+        return _apply_wheel(state, parse_wheel(rest), value)
+    if match := _LOST_KEY.fullmatch(key):
+        return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
+    return state
+
+
+def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> ControlState:
+    """The first close counts: a closed wheel never opens again nor ends elsewhere."""
+    before = state.wheels.get(wheel)
+    if value is None:
+        wheels = {known: record for known, record in state.wheels.items() if known != wheel}
+        return replace(state, wheels=wheels)
+    record = WheelRecord.from_json(_fields(value))
+    if before is not None and before.closed_at is not None:
+        record = replace(record, closed_at=before.closed_at)
+    return replace(state, wheels={**state.wheels, wheel: record})
+
+
+def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> ControlState:
+    """A record without a last seq, as older programs wrote it, is about one frame."""
+    wheel, seq = first
+    if value is None:
+        records = {known: last for known, last in state.lost_records.items() if known != first}
+        left = FrameSet(FrameRange(*known, last) for known, last in records.items())
+        return replace(state, lost=left, lost_records=records)
+    fields = Fields.from_bytes(value)
+    last_seq = fields.integer("last_seq", at_least=seq) if "last_seq" in fields.names() else seq
+    return replace(
+        state,
+        lost=state.lost.with_range(FrameRange(wheel, seq, last_seq)),
+        lost_records={**state.lost_records, first: last_seq},
+    )
+
+
+def _fields(value: bytes | None) -> Fields:
+    if value is None:
+        raise MalformedError("this key is never removed")
+    return Fields.from_bytes(value)
+
+
+def _leader(fields: Fields, offset: int) -> LeaderRecord:
+    return LeaderRecord(fields.text("node"), fields.text("token"), offset)
+
+
+def progress_record(progress: Progress) -> ControlRecord:
+    """The record that goes last in every transaction."""
+    return "progress", dump(progress.to_json())
+
+
+def leader_record(index: int, node: str, token: str) -> ControlRecord:
+    """A candidate's mark with one transactional id."""
+    return f"leader/{index}", dump({"node": node, "token": token})
+
+
+def node_record(node: str, record: NodeRecord) -> ControlRecord:
+    """A node's storage and last number."""
+    return f"node/{node}", dump(record.to_json())
+
+
+def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
+    """A registered wheel."""
+    return f"wheel/{wheel}", dump(record.to_json())
+
+
+def lost_record(lost: FrameRange) -> ControlRecord:
+    """Frames that no member can read any more."""
+    return f"lost/{lost.wheel}/{lost.first_seq}", dump({"last_seq": lost.last_seq})
+
+
+def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
+    """Frames that no member can read any more, one record a range.
+
+    What touches a range that is recorded is recorded with it, so millions in a row are one record
+    however they come to be known.
+    """
+    joined = state.lost | lost
+    ranges = dict.fromkeys(joined.range_of(found.first) for found in lost.ranges())
+    records: list[ControlRecord] = []
+    for found in filter(None, ranges):
+        records.append(lost_record(found))
+        records += [
+            (f"lost/{wheel}/{seq}", None)
+            for wheel, seq in sorted(state.lost_records)
+            if wheel == found.wheel and found.first_seq < seq <= found.last_seq
+        ]
+    return records
+
+
+def unregister_records(state: ControlState, wheel: WheelId) -> list[ControlRecord]:
+    """What removes a wheel and all that was said of it."""
+    gone: list[ControlRecord] = [(f"wheel/{wheel}", None)]
+    gone += [(f"lost/{of}/{seq}", None) for of, seq in sorted(state.lost_records) if of == wheel]
+    return gone

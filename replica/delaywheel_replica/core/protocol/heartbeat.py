@@ -1,0 +1,371 @@
+"""What nodes tell one another of themselves.
+
+A `Beat` is what a node's server tells: its wheels and how far it holds each. It goes to every peer,
+and with its process' stamp into the row that its cleaner reads (core/protocol/status_files.py). It
+is a whole state, never a change: a reader that missed some loses nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Self
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError, Unchanged, parse_wheel
+from delaywheel_replica.core.protocol.progress import Reached
+from delaywheel_replica.core.protocol.seal import Seal
+
+_NUMBERS_OF_A_WHEEL = 6  # the spans of those that are lacking follow
+
+MAX_LACKING = 50
+"""Of one wheel, lacking frames are told in so many spans: rows and beats have bounded sizes."""
+
+MAX_SOUGHT = 512
+"""Of one wheel, so many spans of frames are looked for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WheelBeat:
+    """How far a node holds one wheel.
+
+    Attributes:
+        applied: the greatest seq of which the node has a row; with an origin's own open wheel,
+            the last seq written.
+        high_watermark: the greatest seq that the node knows to be held by W members.
+        seal_slot: with `seal_seq` the newest seal known of it; at first (first slot, 0).
+        seal_seq: see `seal_slot`.
+        ledger_seq: frames up to here are in the published ledger.
+        top_slot: the greatest slot that one of its frames has; -1: it has none.
+        lacking: seqs up to `applied` that cannot be read here and are not known to be lost or
+            finished. Of more than `MAX_LACKING` spans the last one told takes in all behind it,
+            so that what is not told to be lacking is held.
+    """
+
+    applied: int
+    high_watermark: int
+    seal_slot: int
+    seal_seq: int
+    ledger_seq: int
+    top_slot: int
+    lacking: SeqSet = NO_SEQS
+
+    @property
+    def prefix(self) -> int:
+        """Every frame up to here is held: what counts for "W members hold it"."""
+        return self.lacking.first - 1 if self.lacking else self.applied
+
+    @property
+    def shown(self) -> SeqSet:
+        """What it says that is held."""
+        return NO_SEQS.with_span(1, self.applied) - self.lacking
+
+    def shows(self, seq: int) -> bool:
+        """Whether it says that a frame is held."""
+        return seq <= self.applied and seq not in self.lacking
+
+    @property
+    def seal(self) -> Seal:
+        """The newest seal known."""
+        return Seal(self.seal_slot, self.seal_seq)
+
+    def to_json(self) -> list[int]:
+        """As a JSON list: a row names every wheel several times."""
+        return [
+            self.applied,
+            self.high_watermark,
+            self.seal_slot,
+            self.seal_seq,
+            self.ledger_seq,
+            self.top_slot,
+            *chain.from_iterable(self.lacking.spans),
+        ]
+
+    @classmethod
+    def from_json(cls, document: Any) -> "WheelBeat":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        if not isinstance(document, list) or len(document) < _NUMBERS_OF_A_WHEEL:
+            raise MalformedError(f"a list of numbers was expected, not {document!r}")
+        if len(document) % 2:
+            raise MalformedError(f"{document!r} has half a span")
+        if set(map(type, document)) != {int}:
+            raise MalformedError(f"{document!r} is no list of integers")
+        return _wheel_beat(tuple(document))
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Fence:
+    """Asks every member: promise to take no more of this node's wheels up to `upto`."""
+
+    origin: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What a leader tells while it leads. All of it is repeated with every beat.
+
+    Attributes:
+        epoch: of its leadership.
+        fences: promises that it wants of every member.
+        fills: wheel -> the seq up to which members that have fenced it may still fetch it, from
+            anyone, so that it can be closed there.
+    """
+
+    epoch: int
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "epoch": self.epoch,
+            "fences": [[fence.origin, fence.upto] for fence in self.fences],
+            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        fills = fields.object("fills")
+        return cls(
+            epoch=fields.integer("epoch", at_least=0),
+            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
+            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """That a node heard another one directly.
+
+    Attributes:
+        boot: the boot id that the newest beat heard said: answers of an older boot no longer
+            count with whoever says this.
+        ago_ms: how long ago, when this was told.
+    """
+
+    boot: str
+    ago_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a node tells of itself.
+
+    Of two beats of one storage the one with the greater (start, count) is newer; see `order`.
+
+    Attributes:
+        node: who.
+        storage: uuid of its data folder.
+        boot: the machine's boot id.
+        wall_ms: its wall clock when this was told.
+        open: the wheel that it accepts into.
+        spare: the wheel that it opens next.
+        last_number: the greatest number of its own wheels that it knows of.
+        draining: it takes no more messages and wants no wheel.
+        complete: it holds all that it ever acknowledged, and tells of all that it holds.
+        wheels: every wheel of which it has files, its own and others', and its spare.
+        start: how often the node has started on this storage.
+        count: of its beats since that start.
+        floor: the greatest committed floor it knows of; None before the first.
+        reached: how far the latest committed progress has come that it knows of; None before the
+            first.
+        stands: its cleaner is a candidate that waits for Kafka, which has answered it; told only
+            while both of its processes live.
+        office: told only while its cleaner is in office and both of its processes live.
+        heard: every other node that it ever heard directly since its start.
+        disk_out: its disk takes no frames now: it has no room, or hangs.
+        verifying: wheels of which it has files, and does not know yet what they hold.
+    """
+
+    node: str
+    storage: str
+    boot: str
+    wall_ms: int
+    open: WheelId | None
+    spare: WheelId | None
+    last_number: int
+    draining: bool
+    complete: bool
+    wheels: Mapping[WheelId, WheelBeat] = field(default_factory=dict)
+    start: int = 0
+    count: int = 0
+    floor: int | None = None
+    reached: Reached | None = None
+    stands: bool = False
+    office: Office | None = None
+    heard: Mapping[str, Heard] = field(default_factory=dict)
+    disk_out: bool = False
+    verifying: frozenset[WheelId] = frozenset()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Grows from beat to beat of one storage."""
+        return self.start, self.count
+
+    @property
+    def named(self) -> tuple[WheelId, ...]:
+        """The own wheels that are in use: neither may be closed."""
+        if self.open is None:
+            return () if self.spare is None else (self.spare,)
+        return (self.open,) if self.spare is None else (self.open, self.spare)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "node": self.node,
+            "storage": self.storage,
+            "boot": self.boot,
+            "wall_ms": self.wall_ms,
+            "open": _text(self.open),
+            "spare": _text(self.spare),
+            "last_number": self.last_number,
+            "draining": self.draining,
+            "complete": self.complete,
+            "wheels": {str(wheel): beat.to_json() for wheel, beat in self.wheels.items()},
+            "start": self.start,
+            "count": self.count,
+            "floor": self.floor,
+            "reached": None if self.reached is None else self.reached.to_json(),
+            "stands": self.stands,
+            "office": None if self.office is None else self.office.to_json(),
+            "heard": {node: [heard.boot, heard.ago_ms] for node, heard in self.heard.items()},
+            "disk_out": self.disk_out,
+            "verifying": sorted(map(str, self.verifying)),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
+        """Reads what `to_json` wrote.
+
+        Args:
+            document: what was written.
+            known: of the node's beats before: parts that are as they were are the same objects.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        known = known or Unchanged()
+        heard = fields.object("heard")
+        return cls(
+            node=fields.text("node"),
+            storage=fields.text("storage"),
+            boot=fields.text("boot"),
+            wall_ms=fields.integer("wall_ms"),
+            open=fields.optional_wheel("open"),
+            spare=fields.optional_wheel("spare"),
+            last_number=fields.integer("last_number", at_least=0),
+            draining=fields.boolean("draining"),
+            complete=fields.boolean("complete"),
+            wheels=known.of("wheels", fields.value("wheels"), _wheels),
+            start=fields.integer("start", at_least=0),
+            count=fields.integer("count", at_least=0),
+            floor=fields.optional_integer("floor"),
+            reached=known.of("reached", fields.value("reached"), _reached),
+            stands=fields.boolean("stands"),
+            office=known.of("office", fields.value("office"), _office),
+            heard={name: Heard(*heard.pair(name)) for name in heard.names()},
+            disk_out=fields.boolean("disk_out"),
+            verifying=frozenset(map(parse_wheel, fields.texts("verifying"))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FenceAnswer:
+    """A member's promise, saved before it was told, and what it holds.
+
+    Attributes:
+        node: the member.
+        storage: uuid of its data folder.
+        fence: what it promised.
+        applied: wheel -> the greatest seq of it that the member has; a wheel not named: nothing.
+        incomplete: those of these wheels, or wheels it does not hold, of which the member may
+            have lost what it acknowledged.
+        all_incomplete: that is so of every wheel.
+    """
+
+    node: str
+    storage: str
+    fence: Fence
+    applied: Mapping[WheelId, int] = field(default_factory=dict)
+    incomplete: frozenset[WheelId] = frozenset()
+    all_incomplete: bool = False
+
+    def covers(self, wheel: WheelId) -> bool:
+        """Whether the promise is about this wheel."""
+        return wheel.node == self.fence.origin and wheel.number <= self.fence.upto
+
+    def is_complete(self, wheel: WheelId) -> bool:
+        """Whether the member holds all that it ever acknowledged of this wheel."""
+        return not self.all_incomplete and wheel not in self.incomplete
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "node": self.node,
+            "storage": self.storage,
+            "fence": [self.fence.origin, self.fence.upto],
+            "applied": {str(wheel): seq for wheel, seq in self.applied.items()},
+            "incomplete": sorted(str(wheel) for wheel in self.incomplete),
+            "all_incomplete": self.all_incomplete,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        applied = fields.object("applied")
+        origin, upto = fields.pair("fence")
+        return cls(
+            node=fields.text("node"),
+            storage=fields.text("storage"),
+            fence=Fence(origin, upto),
+            applied={
+                parse_wheel(name): applied.integer(name, at_least=0) for name in applied.names()
+            },
+            incomplete=frozenset(map(parse_wheel, fields.texts("incomplete"))),
+            all_incomplete=fields.boolean("all_incomplete"),
+        )
+
+
+def _wheels(document: Any) -> dict[WheelId, WheelBeat]:
+    fields = Fields(document)
+    return {parse_wheel(name): WheelBeat.from_json(fields.value(name)) for name in fields.names()}
+
+
+def _reached(document: Any) -> Reached | None:
+    return None if document is None else Reached.from_json(Fields(document))
+
+
+def _office(document: Any) -> Office | None:
+    return None if document is None else Office.from_json(document)
+
+
+@lru_cache(maxsize=4_096)
+def _wheel_beat(numbers: tuple[int, ...]) -> WheelBeat:
+    """A row names every wheel several times, ten times a second, mostly with the same numbers."""
+    applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = numbers
+    if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
+        raise MalformedError(f"{list(numbers)} has a number that is too small")
+    spans = SeqSet(zip(lacking[::2], lacking[1::2], strict=True))
+    return WheelBeat(applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, spans)
+
+
+def _text(wheel: WheelId | None) -> str | None:
+    return None if wheel is None else str(wheel)

@@ -1,0 +1,85 @@
+"""How often something took how long: counts in fixed buckets, since a process started.
+
+Everything is an integer number of microseconds, so that it goes into a row as it is, and so that
+sums neither round nor drift.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, Self
+
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError
+
+_MS: Final = 1_000
+
+_UP_TO_A_SECOND_MS: Final = (5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000)
+_OUTAGES_MS: Final = (2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
+
+LATENESS_BOUNDS_US: Final = tuple(ms * _MS for ms in (*_UP_TO_A_SECOND_MS, *_OUTAGES_MS))
+"""Of forwarded messages: dense where a healthy cluster is, and up to the length of an outage."""
+
+COMMIT_BOUNDS_US: Final = tuple(ms * _MS for ms in (*_UP_TO_A_SECOND_MS, 2_500, 5_000, 10_000))
+"""Of transactions, from begin to the answer to the commit; a call lasts 10 s at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts in buckets.
+
+    Attributes:
+        bounds_us: upper bounds of the buckets, each inclusive, ascending.
+        counts: of each bucket by itself, and behind them what lies beyond the last bound.
+        sum_us: of all that was counted.
+    """
+
+    bounds_us: tuple[int, ...]
+    counts: tuple[int, ...]
+    sum_us: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "bounds_us": list(self.bounds_us),
+            "counts": list(self.counts),
+            "sum_us": self.sum_us,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        bounds_us, counts = fields.integers("bounds_us"), fields.integers("counts")
+        if len(counts) != len(bounds_us) + 1:
+            raise MalformedError(f"counts: {len(counts)} for {len(bounds_us)} bounds")
+        if any(low >= high for low, high in pairwise(bounds_us)):
+            raise MalformedError("bounds_us: not ascending")
+        return cls(bounds_us, counts, fields.integer("sum_us", at_least=0))
+
+
+class Tally:
+    """Counts into a histogram. One thread counts; any may read."""
+
+    def __init__(self, bounds_us: tuple[int, ...]) -> None:
+        self.bounds_us = bounds_us
+        self._counts = [0] * (len(bounds_us) + 1)
+        self._sum_us = 0
+
+    def add(self, value_us: int) -> None:
+        """Counts one; what is below 0 (a clock was set back) counts as 0."""
+        value_us = max(0, value_us)
+        self._counts[bisect_left(self.bounds_us, value_us)] += 1
+        self._sum_us += value_us
+
+    def add_counted(self, counts: Sequence[int], sum_us: int) -> None:
+        """Adds what somebody else put into these buckets."""
+        self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
+        self._sum_us += sum_us
+
+    def read(self) -> Histogram:
+        """As counted until now."""
+        return Histogram(self.bounds_us, tuple(self._counts), self._sum_us)

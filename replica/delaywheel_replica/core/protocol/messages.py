@@ -1,0 +1,156 @@
+"""What nodes send one another. Any message may be lost, repeated, late or out of order.
+
+| message | from, to | meaning |
+|---|---|---|
+| Gossip | each to each | own beat, every 100 ms and at once when a high watermark passes what |
+|   |   | is due soon; with it, the newest known of those whom the receiver does |
+|   |   | not hear, and of all others twice a second |
+| Frames | origin to mirror | pushed frames of one wheel, consecutive and ascending |
+|   | holder to fetcher | frames that were asked for |
+| Applied | mirror to origin | answer to pushed frames: up to where it holds the wheel |
+| Refused | member to origin | it promised to take no more of these wheels |
+| Fetch | any to any | asks for frames by seq |
+| Lacks | holder to fetcher | of these it has nothing |
+| Promise | member to leader | answer to a fence in the leader's beat |
+| VoteAsk, Vote | standby and others | whether others hear no leader either |
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Gossip:
+    """A node's own beat, and the newest it knows of each other: one link down hides nothing."""
+
+    beat: Beat
+    others: tuple[Beat, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WheelCard:
+    """Who a wheel is, for a mirror that has nothing of it yet."""
+
+    wheel: WheelId
+    members: Mapping[str, str]
+    min_insync: int
+    span_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames of one wheel.
+
+    Attributes:
+        card: of which wheel.
+        frames: ascending; of the answer to a Fetch perhaps fewer than were asked for.
+        request: of the Fetch that is answered; 0: pushed by the origin.
+    """
+
+    card: WheelCard
+    frames: FrameBundle
+    request: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A mirror holds everything up to here.
+
+    Attributes:
+        wheel: of which wheel.
+        storage: of the mirror.
+        boot: of the mirror: an answer given before its machine started anew no longer counts.
+        prefix: every frame up to here is held.
+    """
+
+    wheel: WheelId
+    storage: str
+    boot: str
+    prefix: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A member promised to take no more of `origin`'s wheels up to `upto`."""
+
+    origin: str
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Asks for frames.
+
+    Attributes:
+        request: by this number the answer is known.
+        wheel: of which wheel.
+        first_seq: with `last_seq` the frames asked for; as many as fit one answer are sent.
+        last_seq: see `first_seq`. They may be millions.
+    """
+
+    request: int
+    wheel: WheelId
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lacks:
+    """The holder has nothing readable of these, though they may have been written.
+
+    Attributes:
+        request: of the Fetch.
+        wheel: of which wheel.
+        storage: of the node that answers.
+        first_seq: with `last_seq` those it lacks: the first of what was asked for, in a row.
+        last_seq: see `first_seq`.
+    """
+
+    request: int
+    wheel: WheelId
+    storage: str
+    first_seq: int
+    last_seq: int
+
+    @property
+    def seqs(self) -> SeqSet:
+        """Those it lacks."""
+        return NO_SEQS.with_span(self.first_seq, self.last_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """A member's answer to a fence."""
+
+    answer: FenceAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class VoteAsk:
+    """Asks whether the other hears no leader.
+
+    Attributes:
+        round: of the asking.
+        silence_ms: the other agrees if it has heard of none for so long.
+    """
+
+    round: int
+    silence_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """It hears none either. Having said so counts as having heard a leader."""
+
+    round: int
+
+
+ABOUT_FRAMES = (Frames, Applied, Fetch, Lacks)
+"""They may be long, or wait for a disk: they go apart from those that must be heard quickly."""
+
+PeerMessage = Gossip | Frames | Applied | Refused | Fetch | Lacks | Promise | VoteAsk | Vote

@@ -1,0 +1,342 @@
+"""Progress: the one record that says what is done.
+
+``(w, p, V, floor)``: every message in frames <= V[wheel] with due <= w is done, and of
+millisecond w + 1 those up to position p, in the order of positions. It is committed last in
+every transaction, which holds exactly the messages between the old state and the new one: so
+what is visible in Kafka and what is recorded as done are one thing.
+
+A leader whose clock was ahead leaves w in the future, and nobody goes on until the clock has passed
+it. An operator may set w back (`Progress.set_back`); what was done then stays done, as another
+(w, p, V) that is kept until w has passed it: *done ahead*.
+
+Invariants, all in `violations`: nothing goes back but w, and that only so; V rests while one
+millisecond is being split; a wheel leaves V only when it is unregistered.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError, parse_wheel
+
+MOST_AHEAD: Final = 4
+"""So often w may be set back before it has passed what was done ahead: progress has its bound."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Position:
+    """The place of one message; messages of one millisecond are taken in this order."""
+
+    wheel: WheelId
+    seq: int
+    row: int
+
+    def __str__(self) -> str:
+        return f"{self.wheel}/{self.seq}/{self.row}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads ``<wheel>/<seq>/<row>``.
+
+        Raises:
+            MalformedError: it is none.
+        """
+        match text.split("/"):
+            case [wheel, seq, row] if seq.isdecimal() and row.isdecimal():
+                return cls(parse_wheel(wheel), int(seq), int(row))
+        raise MalformedError(f"{text!r} is not <wheel>/<seq>/<row>")
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far progress has come: what tells two progress records of one cluster apart.
+
+    Attributes:
+        set_backs: how often w was set back.
+        due_ms: w.
+        position: p; None: none.
+    """
+
+    set_backs: int
+    due_ms: int
+    position: Position | None
+
+    def __str__(self) -> str:
+        split = "" if self.position is None else f" and {self.position}"
+        back = f", set back {self.set_backs} times" if self.set_backs else ""
+        return f"{self.due_ms}{split}{back}"
+
+    @property
+    def order(self) -> tuple[int, int, tuple[Position, ...]]:
+        """Grows with everything that is done; w alone does not, for it can be set back."""
+        return self.set_backs, self.due_ms, () if self.position is None else (self.position,)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "set_backs": self.set_backs,
+            "due_ms": self.due_ms,
+            "position": None if self.position is None else str(self.position),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        position = fields.optional_text("position")
+        return cls(
+            fields.integer("set_backs", at_least=0),
+            fields.integer("due_ms"),
+            None if position is None else Position.parse(position),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Messages that are done.
+
+    Attributes:
+        due_ms: w. Due milliseconds up to here are done, as far as `seqs` go.
+        position: p. Within millisecond w + 1, done up to and with this message; None: none.
+        seqs: V. Frames up to this seq are taken account of; a wheel not named: 0.
+    """
+
+    due_ms: int
+    position: Position | None
+    seqs: Mapping[WheelId, int] = field(default_factory=dict)
+
+    @property
+    def last_due_ms(self) -> int:
+        """The last due of which anything is done."""
+        return self.due_ms + (self.position is not None)
+
+    def seq(self, wheel: WheelId) -> int:
+        """V of one wheel."""
+        return self.seqs.get(wheel, 0)
+
+    def includes(self, due_ms: int, position: Position) -> bool:
+        """Whether the message at this place, due then, is one of them."""
+        if position.seq > self.seq(position.wheel):
+            return False
+        if due_ms <= self.due_ms:
+            return True
+        return due_ms == self.due_ms + 1 and self.position is not None and position <= self.position
+
+    def includes_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
+        """Whether all messages of a frame are, the last of which is due then."""
+        return seq <= self.seq(wheel) and due_ms <= self.due_ms
+
+    def but_for(self, wheels: Collection[WheelId]) -> Self:
+        """The same, without these wheels."""
+        return replace(self, seqs={w: seq for w, seq in self.seqs.items() if w not in wheels})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "due_ms": self.due_ms,
+            "position": None if self.position is None else str(self.position),
+            "seqs": {str(wheel): seq for wheel, seq in self.seqs.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        position = fields.optional_text("position")
+        seqs = fields.object("seqs")
+        return cls(
+            due_ms=fields.integer("due_ms"),
+            position=None if position is None else Position.parse(position),
+            seqs={parse_wheel(name): seqs.integer(name, at_least=0) for name in seqs.names()},
+        )
+
+
+class SetBackRefusal(StrEnum):
+    """Why w is not set back; the names are those of `delaywheel.reasons`."""
+
+    NOTHING_TO_SET_BACK = "NOTHING_TO_SET_BACK"
+    SET_BACK_TOO_OFTEN = "SET_BACK_TOO_OFTEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress(Done):
+    """What is done: what it says as `Done`, and what was done ahead of w.
+
+    Attributes:
+        floor: every slot below is done and may be deleted.
+        ahead: done ahead of w, under clocks that were ahead; newest last, so with w falling and V
+            growing.
+        set_backs: how often w was set back.
+    """
+
+    floor: int = 0
+    ahead: tuple[Done, ...] = ()
+    set_backs: int = 0
+
+    @property
+    def reached(self) -> Reached:
+        """How far it has come."""
+        return Reached(self.set_backs, self.due_ms, self.position)
+
+    @property
+    def order(self) -> tuple[int, int, tuple[Position, ...], int]:
+        """Grows with everything that is committed."""
+        return *self.reached.order, self.floor
+
+    @property
+    def ahead_ms(self) -> int | None:
+        """The last due of which anything was done ahead; None: nothing is."""
+        return max((done.last_due_ms for done in self.ahead), default=None)
+
+    def covers(self, due_ms: int, position: Position) -> bool:
+        """Whether the message at this place, due then, is done."""
+        return self.includes(due_ms, position) or any(
+            done.includes(due_ms, position) for done in self.ahead
+        )
+
+    def covers_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
+        """Whether all messages of a frame are done, the last of which is due then."""
+        return self.includes_all(wheel, seq, due_ms) or any(
+            done.includes_all(wheel, seq, due_ms) for done in self.ahead
+        )
+
+    def moved(
+        self, due_ms: int, position: Position | None, seqs: Mapping[WheelId, int]
+    ) -> "Progress":
+        """The same with more done; what w has passed was done ahead no more."""
+        ahead = tuple(done for done in self.ahead if done.last_due_ms > due_ms)
+        return replace(self, due_ms=due_ms, position=position, seqs=seqs, ahead=ahead)
+
+    def set_back(self, now_ms: int) -> "Progress | SetBackRefusal":
+        """The same with w where the clock is, and all that is done done ahead."""
+        if now_ms >= self.due_ms:
+            return SetBackRefusal.NOTHING_TO_SET_BACK
+        if len(self.ahead) >= MOST_AHEAD:
+            return SetBackRefusal.SET_BACK_TOO_OFTEN
+        done = Done(self.due_ms, self.position, self.seqs)
+        return replace(
+            self,
+            due_ms=now_ms,
+            position=None,
+            ahead=(*self.ahead, done),
+            set_backs=self.set_backs + 1,
+        )
+
+    def without(self, wheels: Collection[WheelId]) -> "Progress":
+        """The same, when these wheels are unregistered."""
+        if not wheels:
+            return self
+        ahead = tuple(done.but_for(wheels) for done in self.ahead)
+        return replace(self.but_for(wheels), ahead=ahead)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            **Done.to_json(self),
+            "floor": self.floor,
+            "ahead": [done.to_json() for done in self.ahead],
+            "set_backs": self.set_backs,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote, or a program that knew of nothing done ahead.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        done = Done.from_json(fields)
+        floor = fields.integer("floor")
+        if "set_backs" not in fields.names():
+            return cls(done.due_ms, done.position, done.seqs, floor)
+        return cls(
+            done.due_ms,
+            done.position,
+            done.seqs,
+            floor,
+            ahead=tuple(map(Done.from_json, fields.items("ahead"))),
+            set_backs=fields.integer("set_backs", at_least=0),
+        )
+
+
+def first_progress(now_ms: int, late_window_s: int) -> Progress:
+    """What the first leader of an empty cluster commits."""
+    return Progress(due_ms=now_ms, position=None, seqs={}, floor=time_floor(now_ms, late_window_s))
+
+
+def time_floor(due_ms: int, late_window_s: int) -> int:
+    """The floor that w alone would allow: slots whose late window w has passed are below it."""
+    return due_ms // 1000 - late_window_s
+
+
+def violations(before: Progress, after: Progress, leaving: Collection[WheelId] = ()) -> list[str]:
+    """Why `after` may not be committed over `before`; empty: it may.
+
+    Args:
+        before: the committed progress.
+        after: what a transaction would commit.
+        leaving: the wheels that the same transaction unregisters.
+    """
+    if after.set_backs == before.set_backs:
+        found = _violations_of_a_step(before, after, leaving)
+    else:
+        found = _violations_of_a_set_back(before, after, leaving)
+    if after.floor < before.floor:
+        found.append(f"floor goes back from {before.floor} to {after.floor}")
+    for wheel, seq in before.seqs.items():
+        if wheel not in after.seqs and wheel in leaving:
+            continue
+        if after.seq(wheel) < seq:
+            found.append(f"seq of {wheel} goes back from {seq} to {after.seq(wheel)}")
+    found += [f"{wheel} leaves but is named" for wheel in leaving if wheel in after.seqs]
+    return found
+
+
+def _violations_of_a_step(
+    before: Progress, after: Progress, leaving: Collection[WheelId]
+) -> list[str]:
+    """What must hold from one transaction to the next."""
+    found = []
+    if after.due_ms < before.due_ms:
+        found.append(f"due goes back from {before.due_ms} to {after.due_ms}")
+    if after.due_ms == before.due_ms and before.position is not None:
+        found += _violations_of_a_split(before, before.position, after, leaving)
+    ahead = before.without(leaving).ahead
+    if after.ahead != tuple(done for done in ahead if done.last_due_ms > after.due_ms):
+        found.append(f"done ahead was {ahead} and is {after.ahead} at {after.due_ms}")
+    return found
+
+
+def _violations_of_a_set_back(
+    before: Progress, after: Progress, leaving: Collection[WheelId]
+) -> list[str]:
+    """What must hold when w is set back: all else stays, and all that is done."""
+    expected = before.without(leaving).set_back(after.due_ms)
+    if isinstance(expected, SetBackRefusal):
+        return [f"set back from {before.due_ms} to {after.due_ms}: {expected}"]
+    if replace(after, floor=expected.floor) != expected:
+        return [f"set back to {after} instead of {expected}"]
+    return []
+
+
+def _violations_of_a_split(
+    before: Progress, position: Position, after: Progress, leaving: Collection[WheelId]
+) -> list[str]:
+    """What must hold from one transaction to the next within one millisecond."""
+    found = []
+    if after.position is None or after.position < position:
+        found.append(f"position goes back from {position} to {after.position}")
+    if dict(after.seqs) != dict(before.without(leaving).seqs):
+        found.append("seqs move while one millisecond is being split")
+    return found

@@ -1,0 +1,340 @@
+"""What the two processes of a node tell each other: one row each, always a whole state.
+
+`ServerStatus` is the server's row: its node's beat, and what it knows of the other nodes.
+`CleanerStatus` is the cleaner's: what the control topic says, how forwarding goes, and what a
+leader or candidate wants of the other nodes. A reader that missed some loses nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.control import ControlState, Leader, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.fields import Fields, Unchanged, parse_wheel
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.core.protocol.progress import Progress
+
+SERVER_FRESH_MS = 500
+"""A server that has not stamped its row for so long does not count as living."""
+
+CLEANER_FRESH_MS = 1_000
+"""A cleaner that has not stamped its row for so long is not believed to be in office."""
+
+
+class Role(StrEnum):
+    """What a cleaner does now."""
+
+    STANDBY = "standby"
+    CANDIDATE = "candidate"
+    RESTING = "resting"
+    LEADING = "leading"
+
+
+@dataclass(frozen=True, slots=True)
+class VoteWish:
+    """A standby asks whether the others hear no leader either.
+
+    Attributes:
+        round: of this node's asking, ascending since its cleaner started.
+        silence_ms: a node agrees that has heard no leader for so long.
+    """
+
+    round: int
+    silence_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSight:
+    """What is known of another node.
+
+    Attributes:
+        beat: its newest, of the storage heard last; perhaps relayed by others.
+        heard_ms: when it was last heard directly, by this node's monotonic clock; None: never.
+    """
+
+    beat: Beat
+    heard_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """The server's row: what its node tells, and what it knows of the others.
+
+    Attributes:
+        beat: what it tells, made anew for this row.
+        pid: the server process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written; the same clock in all processes of
+            one machine.
+        peers: the other nodes, as far as they were heard of.
+        leader_heard_ms: when another node was last heard to be in office, or a vote was given
+            to one, by the monotonic clock; None: never, or its connection broke since.
+        answers: the newest answers to fences, own ones included: at most one for each member
+            and origin.
+        votes: who agreed to this node's newest round of asking; `vote_round` says which.
+        vote_round: see `votes`; 0: none.
+        looked_for: frames that are looked for; of many ranges some of each wheel.
+        lacks: member, this node included -> those of them that it does not have. One of the
+            others is named only after it said so.
+        implausible_beats: of the others, relayed, that cannot have been theirs; since the start.
+    """
+
+    beat: Beat
+    pid: int
+    monotonic_ms: int
+    peers: Mapping[str, PeerSight] = field(default_factory=dict)
+    leader_heard_ms: int | None = None
+    answers: tuple[FenceAnswer, ...] = ()
+    votes: frozenset[str] = frozenset()
+    vote_round: int = 0
+    looked_for: FrameSet = NO_FRAMES
+    lacks: Mapping[str, FrameSet] = field(default_factory=dict)
+    implausible_beats: int = 0
+
+    def is_fresh(self, now_monotonic_ms: int) -> bool:
+        """Whether the server lives, as far as its row tells."""
+        return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return self.beat.to_json() | {
+            "pid": self.pid,
+            "monotonic_ms": self.monotonic_ms,
+            "peers": {
+                node: {"beat": sight.beat.to_json(), "heard_ms": sight.heard_ms}
+                for node, sight in self.peers.items()
+            },
+            "leader_heard_ms": self.leader_heard_ms,
+            "answers": [answer.to_json() for answer in self.answers],
+            "votes": sorted(self.votes),
+            "vote_round": self.vote_round,
+            "looked_for": self.looked_for.to_json(),
+            "lacks": {node: frames.to_json() for node, frames in self.lacks.items()},
+            "implausible_beats": self.implausible_beats,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
+        """Reads what `to_json` wrote.
+
+        Args:
+            document: what was written.
+            known: of the documents before: parts that are as they were are the same objects.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields, known = Fields(document), known or Unchanged()
+        peers = fields.object("peers")
+        lacks = fields.object("lacks")
+        return cls(
+            beat=Beat.from_json(fields, known),
+            pid=fields.integer("pid"),
+            monotonic_ms=fields.integer("monotonic_ms"),
+            peers={name: _sight(peers.object(name), known.within(name)) for name in peers.names()},
+            leader_heard_ms=fields.optional_integer("leader_heard_ms"),
+            answers=tuple(map(FenceAnswer.from_json, fields.items("answers"))),
+            votes=frozenset(fields.texts("votes")),
+            vote_round=fields.integer("vote_round", at_least=0),
+            looked_for=known.of("looked_for", fields.items("looked_for"), FrameSet.from_json),
+            lacks={name: FrameSet.from_json(lacks.items(name)) for name in lacks.names()},
+            implausible_beats=fields.integer("implausible_beats", at_least=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerStatus:
+    """The cleaner's row.
+
+    Attributes:
+        node: who.
+        boot: the machine's boot id.
+        pid: the cleaner process.
+        monotonic_ms: CLOCK_MONOTONIC when it was written.
+        wall_ms: its wall clock then.
+        role: what it does.
+        epoch: of its own leadership, while it rests or leads.
+        leader: who leads, as far as it read the control topic.
+        progress: the committed one, None before the first leader.
+        control_offset: how far it has read the control topic; -1: never.
+        wheels: the registered wheels.
+        nodes: every node that was ever given a wheel, or taken out.
+        lateness_ms: wall clock minus the oldest due not done yet; 0: nothing is overdue.
+        kafka_error: why it does not lead or forward, for people.
+        kafka_warnings: what endangers the control topic, for people.
+        started_ms: its wall clock when the process started.
+        counters: since the process started.
+        lateness: of the messages that were forwarded since then; None: nobody counts.
+        commit_times: of the transactions that were committed since then, likewise.
+        unavailable_topics: topics that are dead-lettered until they answer again.
+        fences: promises that it wants of every member, while it is in office.
+        fills: what an office tells as `fills`.
+        vote_wish: set while it asks for votes.
+        stands: it is a candidate, and Kafka has answered it.
+        call_since_ms: since when, by the monotonic clock, it waits for a transaction to end; None:
+            it does not, or not for long.
+        unreadable: frames that it came upon and could not read.
+        lost: frames that are committed to be lost.
+    """
+
+    node: str
+    boot: str
+    pid: int
+    monotonic_ms: int
+    wall_ms: int
+    role: Role
+    epoch: int | None = None
+    leader: Leader | None = None
+    progress: Progress | None = None
+    control_offset: int = -1
+    wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
+    nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
+    lateness_ms: int = 0
+    kafka_error: str | None = None
+    kafka_warnings: tuple[str, ...] = ()
+    started_ms: int = 0
+    counters: Mapping[str, int] = field(default_factory=dict)
+    lateness: Histogram | None = None
+    commit_times: Histogram | None = None
+    unavailable_topics: tuple[str, ...] = ()
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    vote_wish: VoteWish | None = None
+    stands: bool = False
+    call_since_ms: int | None = None
+    unreadable: FrameSet = NO_FRAMES
+    lost: FrameSet = NO_FRAMES
+
+    @property
+    def floor(self) -> int | None:
+        """The committed floor, None before the first leader."""
+        return None if self.progress is None else self.progress.floor
+
+    @property
+    def control(self) -> ControlState:
+        """What is committed, without who committed it."""
+        return ControlState(
+            progress=self.progress, nodes=self.nodes, wheels=self.wheels, lost=self.lost
+        )
+
+    def is_fresh(self, now_monotonic_ms: int) -> bool:
+        """Whether the cleaner lives, as far as its row tells."""
+        return now_monotonic_ms - self.monotonic_ms < CLEANER_FRESH_MS
+
+    @property
+    def has_office(self) -> bool:
+        """Whether the cleaner led when it told this, be it resting."""
+        return self.role in {Role.RESTING, Role.LEADING}
+
+    def is_in_office(self, now_monotonic_ms: int) -> bool:
+        """Whether the cleaner lives and leads, be it resting."""
+        return self.has_office and self.is_fresh(now_monotonic_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        leader = self.leader
+        return {
+            "node": self.node,
+            "boot": self.boot,
+            "pid": self.pid,
+            "monotonic_ms": self.monotonic_ms,
+            "wall_ms": self.wall_ms,
+            "role": self.role.value,
+            "epoch": self.epoch,
+            "leader": None if leader is None else {"node": leader.node, "epoch": leader.epoch},
+            "progress": None if self.progress is None else self.progress.to_json(),
+            "control_offset": self.control_offset,
+            "wheels": {str(wheel): record.to_json() for wheel, record in self.wheels.items()},
+            "nodes": {node: record.to_json() for node, record in self.nodes.items()},
+            "lateness_ms": self.lateness_ms,
+            "kafka_error": self.kafka_error,
+            "kafka_warnings": list(self.kafka_warnings),
+            "started_ms": self.started_ms,
+            "counters": dict(self.counters),
+            "lateness": None if self.lateness is None else self.lateness.to_json(),
+            "commit_times": None if self.commit_times is None else self.commit_times.to_json(),
+            "unavailable_topics": list(self.unavailable_topics),
+            "fences": [[fence.origin, fence.upto] for fence in self.fences],
+            "fills": {str(wheel): seq for wheel, seq in self.fills.items()},
+            "vote_wish": None
+            if self.vote_wish is None
+            else [self.vote_wish.round, self.vote_wish.silence_ms],
+            "stands": self.stands,
+            "call_since_ms": self.call_since_ms,
+            "unreadable": self.unreadable.to_json(),
+            "lost": self.lost.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any, known: Unchanged | None = None) -> Self:
+        """Reads what `to_json` wrote.
+
+        Args:
+            document: what was written.
+            known: of the documents before: parts that are as they were are the same objects.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields, known = Fields(document), known or Unchanged()
+        leader = fields.optional_object("leader")
+        progress = fields.optional_object("progress")
+        counters = fields.object("counters")
+        fills = fields.object("fills")
+        return cls(
+            node=fields.text("node"),
+            boot=fields.text("boot"),
+            pid=fields.integer("pid"),
+            monotonic_ms=fields.integer("monotonic_ms"),
+            wall_ms=fields.integer("wall_ms"),
+            role=fields.choice("role", Role),
+            epoch=fields.optional_integer("epoch"),
+            leader=None if leader is None else _leader(leader),
+            progress=None if progress is None else Progress.from_json(progress),
+            control_offset=fields.integer("control_offset", at_least=-1),
+            wheels=known.of("wheels", fields.value("wheels"), _wheels),
+            nodes=known.of("nodes", fields.value("nodes"), _nodes),
+            lateness_ms=fields.integer("lateness_ms"),
+            kafka_error=fields.optional_text("kafka_error"),
+            kafka_warnings=fields.texts("kafka_warnings"),
+            started_ms=fields.integer("started_ms"),
+            counters={name: counters.integer(name) for name in counters.names()},
+            lateness=known.of("lateness", fields.value("lateness"), _histogram),
+            commit_times=known.of("commit_times", fields.value("commit_times"), _histogram),
+            unavailable_topics=fields.texts("unavailable_topics"),
+            fences=tuple(Fence(str(node), int(upto)) for node, upto in fields.pairs("fences")),
+            fills={parse_wheel(name): fills.integer(name, at_least=0) for name in fills.names()},
+            vote_wish=None if fields.is_null("vote_wish") else VoteWish(*fields.pair("vote_wish")),
+            stands=fields.boolean("stands"),
+            call_since_ms=fields.optional_integer("call_since_ms"),
+            unreadable=known.of("unreadable", fields.items("unreadable"), FrameSet.from_json),
+            lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
+        )
+
+
+def _sight(fields: Fields, known: Unchanged) -> PeerSight:
+    beat = Beat.from_json(fields.object("beat"), known)
+    return PeerSight(beat, fields.optional_integer("heard_ms"))
+
+
+def _histogram(document: Any) -> Histogram | None:
+    return None if document is None else Histogram.from_json(Fields(document))
+
+
+def _wheels(document: Any) -> dict[WheelId, WheelRecord]:
+    fields = Fields(document)
+    return {
+        parse_wheel(name): WheelRecord.from_json(fields.object(name)) for name in fields.names()
+    }
+
+
+def _nodes(document: Any) -> dict[str, NodeRecord]:
+    fields = Fields(document)
+    return {name: NodeRecord.from_json(fields.object(name)) for name in fields.names()}
+
+
+def _leader(fields: Fields) -> Leader:
+    return Leader(fields.text("node"), fields.integer("epoch"))

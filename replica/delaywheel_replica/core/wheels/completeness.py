@@ -1,0 +1,88 @@
+"""Which wheels a node has perhaps lost something of that it acknowledged.
+
+After a crash of the machine every wheel is doubted until the control topic was read; then every
+wheel that is registered then and that names this node's storage. A wheel is doubted no more when
+
+| it | because |
+|---|---|
+| is not registered any more | all of it is finished |
+| is closed, and everything through T is held | nothing else of it counts |
+| is the node's own, and spare or opened since | nobody holds more of it |
+| is in use, and held up to its origin's end after the boot | see below |
+
+That end is what the origin, directly, first told as written after it had heard of this boot: what
+this node had said before the crash lay below it, and does not count with that origin any more. A
+high watermark, or what others relay, is not enough: answers given before the crash may still be on
+their way. An origin that uses its wheel as a spare has written nothing.
+"""
+
+from collections.abc import Callable, Collection
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat
+
+
+class Completeness:
+    """What a node still has to get back."""
+
+    def __init__(self, node: str, boot: str) -> None:
+        """Knows no targets yet.
+
+        Args:
+            node: this one.
+            boot: of its machine.
+        """
+        self._node = node
+        self._boot = boot
+        self._targets: dict[WheelId, int] = {}
+
+    def heard(self, beat: Beat) -> None:
+        """A beat came directly from its node."""
+        heard = beat.heard.get(self._node)
+        if heard is None or heard.boot != self._boot:
+            return
+        for wheel in beat.named:
+            told = beat.wheels.get(wheel)
+            if told is not None and wheel.node == beat.node:
+                self._targets.setdefault(wheel, told.applied)
+
+    def doubted(
+        self,
+        state: NodeState,
+        registry: Registry,
+        prefix: Callable[[WheelId], int],
+        own: Collection[WheelId | None],
+    ) -> tuple[WheelId, ...]:
+        """The wheels that are still incomplete.
+
+        Args:
+            state: what is durable.
+            registry: the registered wheels, read to an end after the boot.
+            prefix: up to which seq a wheel is held.
+            own: the node's own wheels that were not opened, or only since it started.
+        """
+        doubted = registry.wheels if state.all_incomplete else state.incomplete
+        return tuple(
+            sorted(
+                wheel
+                for wheel in doubted
+                if (record := registry.wheels.get(wheel)) is not None
+                and record.members.get(state.node) == state.storage
+                and wheel not in own
+                and not self._is_back(wheel, record, prefix(wheel))
+            )
+        )
+
+    def forget(self, registry: Registry) -> None:
+        """Wheels that are not registered any more need no targets."""
+        self._targets = {
+            wheel: seq for wheel, seq in self._targets.items() if not registry.is_gone(wheel)
+        }
+
+    def _is_back(self, wheel: WheelId, record: WheelRecord, prefix: int) -> bool:
+        if record.closed_at is not None:
+            return prefix >= record.closed_at
+        return wheel in self._targets and prefix >= self._targets[wheel]

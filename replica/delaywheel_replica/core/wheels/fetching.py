@@ -1,0 +1,276 @@
+"""What a member fetches, and from whom.
+
+One mechanism for slow mirrors, for nodes that return or were wiped, for repair, closing and the
+leader. Of each wheel one request is under way at a time, for one run of frames that are wanted: the
+first that somebody can be asked for. So a hole that nobody can fill holds up no other, nor what
+follows behind.
+
+| who | is asked |
+|---|---|
+| a member that shows that it holds the first frame of the run | first |
+| a member that does not show it | when none of these can be asked |
+| a member that said that it lacks that frame, and still shows nothing else | no |
+| a member that did not answer, or that did not help with this frame | after a round |
+| who is not heard, or has another disk than the wheel was registered with | no |
+
+Who helped is asked on; otherwise they follow one another in a circle. That somebody lacks a frame
+counts while it is heard and its beats show nothing else: it may have got it since.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelBeat
+from delaywheel_replica.core.protocol.messages import Fetch, Lacks
+
+_EVERY = 0
+"""No frame has this seq."""
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is wanted of one wheel.
+
+    Attributes:
+        applied: the greatest seq that is there.
+        lacking: seqs that are wanted one by one; some may be above `applied`.
+        limit: all above `applied` up to here are wanted; less than `applied`: none.
+        beats: node -> what its newest beat tells of the wheel, where it tells anything.
+        members: node -> storage, as registered.
+        storages: node -> storage, as heard of each other node.
+    """
+
+    applied: int
+    lacking: SeqSet
+    limit: int
+    beats: Mapping[str, WheelBeat]
+    members: Mapping[str, str]
+    storages: Mapping[str, str]
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """What may be asked for next, as (first seq, last seq) without gaps.
+
+        Of any hole any part may be filled; behind `applied` only what follows on it.
+        """
+        yield from self.lacking.head(MAX_SOUGHT).spans
+        if self.limit > self.applied:
+            yield self.applied + 1, self.limit
+
+    def may_begin_at(self, seq: int) -> bool:
+        """Whether something may be asked for from this frame on."""
+        return seq in self.lacking or seq == self.applied + 1
+
+    def has(self, seq: int) -> bool:
+        """Whether a frame is wanted."""
+        return seq in self.lacking or self.applied < seq <= self.limit
+
+    def is_member(self, node: str) -> bool:
+        """Whether another node takes part, with the disk that the wheel was registered with."""
+        return node in self.storages and self.storages[node] == self.members.get(node)
+
+    def shown(self, node: str) -> SeqSet:
+        """The frames that a node's newest beat shows it to hold."""
+        told = self.beats.get(node)
+        return NO_SEQS if told is None else told.shown
+
+    def shows(self, node: str, seq: int) -> bool:
+        """Whether a node's newest beat shows that it holds a frame."""
+        told = self.beats.get(node)
+        return told is not None and told.shows(seq)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The request for a wheel that was sent last.
+
+    Attributes:
+        peer: to whom.
+        storage: of its data folder, as registered.
+        fetch: what was asked for.
+        until_ms: when it is taken for lost.
+        under_way: it is not answered.
+        judged: it was looked at whether it helped.
+    """
+
+    peer: str
+    storage: str
+    fetch: Fetch
+    until_ms: int
+    under_way: bool = True
+    judged: bool = False
+
+
+@dataclass(slots=True)
+class _Wheel:
+    """What is known of one wheel that is fetched.
+
+    Attributes:
+        asked: the last request; None: none yet.
+        passed_over: (seq, node) -> when a node that did not help with a frame may be asked for it
+            again; with `_EVERY`, one that did not answer, for any frame.
+        lacks: node -> what it said that it has nothing of; of many spans the first.
+    """
+
+    asked: _Asked | None = None
+    passed_over: dict[tuple[int, str], int] = field(default_factory=dict)
+    lacks: dict[str, SeqSet] = field(default_factory=dict)
+
+    def is_waiting(self, now_ms: int) -> bool:
+        """Whether an answer is still waited for."""
+        return self.asked is not None and self.asked.under_way and now_ms < self.asked.until_ms
+
+    def is_over(self, since_ms: int) -> bool:
+        """Whether nothing was asked for since, and nobody is known to lack anything."""
+        return not self.lacks and (self.asked is None or self.asked.until_ms < since_ms)
+
+    def doubt(self, want: Want | None, reachable: Collection[str]) -> None:
+        """Who said that it lacks a frame may have got it since."""
+        for node, seqs in list(self.lacks.items()):
+            shown = NO_SEQS if want is None else want.shown(node)
+            for seq, of in list(self.passed_over):
+                if of == node and seq in seqs and seq in shown:
+                    del self.passed_over[seq, of]
+            self.keep(node, seqs - shown if node in reachable else NO_SEQS)
+
+    def keep(self, node: str, seqs: SeqSet) -> None:
+        """A node lacks these, as far as it counts."""
+        if seqs:
+            self.lacks[node] = seqs.head(MAX_SOUGHT)
+        else:
+            self.lacks.pop(node, None)
+
+    def judge(self, want: Want, now_ms: int, round_ms: int) -> None:
+        """Who was asked last and did not help is passed over for a round."""
+        self.passed_over = {key: ms for key, ms in self.passed_over.items() if ms > now_ms}
+        asked = self.asked
+        if asked is None or asked.judged:
+            return
+        asked.judged = True
+        if asked.under_way:
+            self.passed_over[_EVERY, asked.peer] = asked.until_ms + round_ms
+        elif want.has(asked.fetch.first_seq):
+            self.passed_over[asked.fetch.first_seq, asked.peer] = asked.until_ms + round_ms
+
+    def whom(self, want: Want, seq: int, askable: list[str]) -> str | None:
+        """Who shows a frame comes before who does not; in a circle that begins at the last one."""
+        candidates = [node for node in askable if self.next_asked(node, seq) == seq]
+        begin = "" if self.asked is None else self.asked.peer
+        candidates.sort(key=lambda node: (not want.shows(node, seq), node < begin, node))
+        return candidates[0] if candidates else None
+
+    def next_asked(self, node: str, seq: int) -> int:
+        """The first frame from this one on that a node can be asked for."""
+        lacks = self.lacks.get(node, NO_SEQS)
+        while True:
+            seq = lacks.end_from(seq - 1) + 1
+            if (seq, node) not in self.passed_over:
+                return seq
+            seq += 1
+
+
+class Fetching:
+    """The fetches of one node."""
+
+    def __init__(self, config: MemberConfig) -> None:
+        """Nothing is under way."""
+        self._config = config
+        self._last_request = 0
+        self._wheels: dict[WheelId, _Wheel] = {}
+        # Long enough that all but one who do not answer leave time to ask that one.
+        self._round_ms = config.fetch_timeout_ms * max(1, len(config.nodes) - 2)
+
+    def plan(
+        self, now_ms: int, wants: Mapping[WheelId, Want], reachable: Collection[str]
+    ) -> list[tuple[str, Fetch]]:
+        """The requests to be sent now.
+
+        Args:
+            now_ms: the monotonic clock.
+            wants: what is wanted of each wheel; a wheel that is being written is left out.
+            reachable: the nodes that are heard.
+        """
+        for wheel, state in list(self._wheels.items()):
+            state.doubt(wants.get(wheel), reachable)
+            if wheel not in wants and state.is_over(now_ms - self._round_ms):
+                del self._wheels[wheel]
+        planned = []
+        for wheel, want in sorted(wants.items(), key=_by_wheel):
+            state = self._wheels.setdefault(wheel, _Wheel())
+            if state.is_waiting(now_ms):
+                continue
+            state.judge(want, now_ms, self._round_ms)
+            planned += self._ask(wheel, want, reachable, now_ms)
+        return planned
+
+    def answered(self, request: int) -> None:
+        """The answer to a request came: the next may be sent."""
+        for state in self._wheels.values():
+            if state.asked is not None and state.asked.fetch.request == request:
+                state.asked.under_way = False
+
+    def lacks(self, sender: str, storage: str, message: Lacks) -> None:
+        """Another member says that it has nothing of these.
+
+        Args:
+            sender: who.
+            storage: of its data folder: what another one lacks says nothing of the member.
+            message: what it lacks.
+        """
+        state = self._wheels.get(message.wheel)
+        asked = None if state is None else state.asked
+        if state is None or asked is None:
+            return
+        if (message.request, sender) != (asked.fetch.request, asked.peer):
+            return
+        asked.under_way = False
+        if storage != asked.storage:
+            return
+        told = message.seqs.within(asked.fetch.first_seq, asked.fetch.last_seq)
+        state.keep(sender, state.lacks.get(sender, NO_SEQS) | told)
+
+    def lacks_told(self) -> dict[WheelId, dict[str, SeqSet]]:
+        """Of each wheel what the other members said that they lack."""
+        return {wheel: dict(state.lacks) for wheel, state in self._wheels.items() if state.lacks}
+
+    def look_only_for(self, wheel: WheelId, seqs: SeqSet) -> None:
+        """Other frames of a wheel are looked for no more."""
+        state = self._wheels.get(wheel)
+        if state is not None:
+            for node, lacks in list(state.lacks.items()):
+                state.keep(node, lacks & seqs)
+
+    def forget(self, wheel: WheelId) -> None:
+        """A wheel is over."""
+        self._wheels.pop(wheel, None)
+
+    def _ask(
+        self, wheel: WheelId, want: Want, reachable: Collection[str], now_ms: int
+    ) -> list[tuple[str, Fetch]]:
+        """For the first run that somebody can be asked for, if there is one."""
+        state, config = self._wheels[wheel], self._config
+        askable = [
+            node
+            for node in sorted(want.members)
+            if node in reachable
+            and want.is_member(node)
+            and (_EVERY, node) not in state.passed_over
+        ]
+        for first, last in want.runs():
+            seq = min((state.next_asked(node, first) for node in askable), default=last + 1)
+            if seq > last or not want.may_begin_at(seq):
+                continue
+            peer = state.whom(want, seq, askable)
+            assert peer is not None
+            self._last_request += 1
+            fetch = Fetch(self._last_request, wheel, seq, last)
+            until_ms = now_ms + config.fetch_timeout_ms
+            state.asked = _Asked(peer, want.members[peer], fetch, until_ms)
+            return [(peer, fetch)]
+        return []
+
+
+def _by_wheel(item: tuple[WheelId, object]) -> WheelId:
+    return item[0]

@@ -1,0 +1,204 @@
+"""The wheels of which a node has files and which it does not write: mirrors, and its own old ones.
+
+What the store said last (`Held`) counts; beside it stands what the store cannot know.
+
+| beside `Held` | known from | until |
+|---|---|---|
+| frames that could not be read | the store, reading | they are repaired, cut or lost |
+| frames that a leader waits for | its rows | repaired, cut, lost, or taken back |
+| frames that are lost | the cleaner: committed | for good; they are not lacking |
+| high watermark, seal, ledger | beats of any node: the greatest | the wheel is deleted |
+
+The cleaner's word may be older than a repair: of a repaired frame it counts after `READ_AGAIN_MS`.
+It may be wrong as well, of what was put in order while it read: what it waits for is taken back
+once it has named no frame of that wheel for `READ_AGAIN_MS`. By then others have sent theirs;
+and only who leads reads, so that a node that hands its office over is repaired all the same.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.protocol.seal import Seal
+
+READ_AGAIN_MS = 2_000
+
+
+@dataclass(slots=True)
+class _Wheel:
+    # As the store said it, and as it is once the others below and the lost frames are taken
+    # account of.
+    stored: Held
+    held: Held
+    high_watermark: int = 0
+    seal: Seal = field(default_factory=lambda: Seal(0, 0))
+    ledger_seq: int = 0
+    bad: SeqSet = NO_SEQS
+    reported: SeqSet = NO_SEQS
+    reported_ms: int = 0
+    # When frames were repaired, in the last `READ_AGAIN_MS`.
+    repaired: list[tuple[int, SeqSet]] = field(default_factory=list)
+
+
+class Inventory:
+    """What one node holds."""
+
+    def __init__(self, held: Mapping[WheelId, Held]) -> None:
+        """Begins with what recovery found."""
+        self._lost = NO_FRAMES
+        # In order.
+        self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
+        self._beats: dict[WheelId, WheelBeat] | None = None
+
+    def __contains__(self, wheel: object) -> bool:
+        return wheel in self._wheels
+
+    def __iter__(self) -> Iterator[WheelId]:
+        """All wheels, in order."""
+        return iter(self._wheels)
+
+    def get(self, wheel: WheelId) -> Held | None:
+        """What is held of a wheel; None: there are no files of it."""
+        known = self._wheels.get(wheel)
+        return None if known is None else known.held
+
+    def items(self) -> list[tuple[WheelId, Held]]:
+        """All wheels with what is held of them, in order."""
+        return [(wheel, known.held) for wheel, known in self._wheels.items()]
+
+    def prefix(self, wheel: WheelId) -> int:
+        """Every frame up to here is held, lost ones apart."""
+        held = self.get(wheel)
+        end = 0 if held is None else held.lacking.first - 1 if held.lacking else held.applied
+        return self._lost.seqs(wheel).end_from(end)
+
+    def put(self, held: Held) -> None:
+        """The store says what is held."""
+        wheel = held.card.wheel
+        known = self._wheels.get(wheel)
+        if known is None:
+            known = _Wheel(held, held)
+            self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=_by_wheel))
+        known.stored = held
+        known.bad = known.bad.within(1, held.applied)
+        known.reported = known.reported.within(1, held.applied)
+        self._look_at(wheel, known)
+
+    def left(self, wheel: WheelId, told: WheelBeat) -> None:
+        """An own wheel is written no more: what was told of it stays true."""
+        known = self._wheels[wheel]
+        known.high_watermark, known.seal = told.high_watermark, told.seal
+        known.ledger_seq = told.ledger_seq
+        self._beats = None
+
+    def repaired(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
+        """The store has put frames in their places anew; to be told before `put`."""
+        known = self._wheels.get(wheel)
+        if known is not None:
+            known.bad -= seqs
+            known.reported -= seqs
+            _repaired_lately(known, now_ms)
+            known.repaired.append((now_ms, seqs))
+
+    def unreadable(self, wheel: WheelId, seqs: SeqSet) -> None:
+        """The store could not read frames."""
+        known = self._wheels.get(wheel)
+        if known is not None:
+            known.bad |= seqs.within(1, known.stored.applied)
+            self._look_at(wheel, known)
+
+    def reported(self, frames: FrameSet, now_ms: int) -> None:
+        """A leader waits for these frames, which it cannot read, and for no others now."""
+        for wheel, known in self._wheels.items():
+            seqs = frames.seqs(wheel)
+            if seqs:
+                known.reported_ms = now_ms
+                seqs = seqs.within(1, known.stored.applied) - _repaired_lately(known, now_ms)
+                seqs |= known.reported
+            elif known.reported and now_ms - known.reported_ms < READ_AGAIN_MS:
+                continue
+            if seqs != known.reported:
+                known.reported = seqs
+                self._look_at(wheel, known)
+
+    def lost(self, frames: FrameSet) -> None:
+        """These frames are committed to be lost: nobody looks for them any more."""
+        self._lost = frames
+        for wheel, known in self._wheels.items():
+            self._look_at(wheel, known)
+
+    def deleted(self, wheel: WheelId) -> None:
+        """Its files are gone."""
+        self._wheels.pop(wheel, None)
+        self._beats = None
+
+    def heard(self, beat: Beat) -> bool:
+        """Takes what a beat tells of these wheels; returns whether a high watermark moved."""
+        moved = False
+        for wheel, told in beat.wheels.items():
+            known = self._wheels.get(wheel)
+            if known is None:
+                continue
+            if told.high_watermark > known.high_watermark:
+                known.high_watermark = told.high_watermark
+                moved = True
+            if (told.seal_slot, -told.seal_seq) > _strength(known.seal):
+                known.seal = told.seal
+                self._beats = None
+            if told.ledger_seq > known.ledger_seq:
+                self.published(wheel, told.ledger_seq)
+        if moved:
+            self._beats = None
+        return moved
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """The ledger of a wheel is published up to here."""
+        known = self._wheels.get(wheel)
+        if known is not None:
+            known.ledger_seq = max(seq, known.ledger_seq)
+            self._beats = None
+
+    def beats(self) -> Mapping[WheelId, WheelBeat]:
+        """What is told of them; never changed afterwards."""
+        if self._beats is None:
+            self._beats = {wheel: _beat(known) for wheel, known in self._wheels.items()}
+        return self._beats
+
+    def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
+        stored = known.stored
+        lacking = (stored.lacking | known.bad | known.reported) - self._lost.seqs(wheel)
+        known.held = stored if lacking == stored.lacking else replace(stored, lacking=lacking)
+        self._beats = None
+
+
+def _by_wheel(item: tuple[WheelId, _Wheel]) -> WheelId:
+    return item[0]
+
+
+def _beat(known: _Wheel) -> WheelBeat:
+    held = known.held
+    return WheelBeat(
+        applied=held.applied,
+        high_watermark=known.high_watermark,
+        seal_slot=known.seal.slot,
+        seal_seq=known.seal.seq,
+        ledger_seq=known.ledger_seq,
+        top_slot=held.top_slot,
+        lacking=held.lacking.condensed(MAX_LACKING),
+    )
+
+
+def _repaired_lately(known: _Wheel, now_ms: int) -> SeqSet:
+    known.repaired = [
+        (at_ms, seqs) for at_ms, seqs in known.repaired if now_ms - at_ms < READ_AGAIN_MS
+    ]
+    return SeqSet(span for _, seqs in known.repaired for span in seqs.spans)
+
+
+def _strength(seal: Seal) -> tuple[int, int]:
+    """Of two seals of one slot the one with the smaller seq promises more."""
+    return seal.slot, -seal.seq

@@ -1,0 +1,400 @@
+"""The wheels that a node does not write (any more): taking, fetching, closing, deleting them.
+
+Of one wheel one list of frames is written at a time; what comes meanwhile waits, within bounds,
+and is judged by what is held then (core/wheels/mirroring.py). What does not fit is fetched later.
+
+| a wheel is fetched | up to |
+|---|---|
+| closed at T | T |
+| promised away | its committed fill |
+| otherwise | what another node showed at the tick before: newer ones are pushed |
+
+Whatever is lacking below is fetched as well, and what the cleaner could not read, of whomever.
+While the disk takes no frames, nothing is taken or fetched; nor of a wheel that is not verified.
+
+A folder is deleted when its wheel is registered no more: everything up to its end was finished
+then, and what lies beyond does not count.
+
+| a wheel is missing in the registry | because |
+|---|---|
+| and a later one of its node is there | it is registered no more |
+| and its frames lie below the floor of that moment | as above: a later wheel takes none there |
+| otherwise | perhaps it is not registered yet, as far as was read |
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.node.awaiting import Awaiting
+from delaywheel_replica.core.node.events import (
+    CloseWheel,
+    DeleteWheel,
+    Effect,
+    Held,
+    Mirror,
+    Repair,
+    Send,
+)
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.node.plausible import MOST
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, Beat
+from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Refused
+from delaywheel_replica.core.wheels.fencing import Fencing
+from delaywheel_replica.core.wheels.fetching import Fetching, Want
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.mirroring import Verdict, believable, judge
+from delaywheel_replica.core.wheels.open_wheel import Line
+from delaywheel_replica.core.wheels.verifying import Verifying
+
+MAX_TOLD: Final = 4_096
+"""Of all wheels together, so many spans of frames that are looked for are told, and some."""
+
+WAITING_BYTES: Final = 32 << 20
+"""So much content of a wheel waits for the store at most; a message with more waits alone."""
+
+
+class _Waiting:
+    """Messages with frames of one wheel, while the store writes others of it."""
+
+    def __init__(self, max_frames: int) -> None:
+        self._max_frames = max_frames
+        self._messages: deque[tuple[str, Frames, int]] = deque()
+        self._frames = 0
+        self._length_bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, sender: str, frames: Frames) -> None:
+        """Has a message wait, or drops it."""
+        length_bytes = frames.frames.length_bytes
+        is_too_long = self._length_bytes + length_bytes > WAITING_BYTES
+        if self._frames >= self._max_frames or (self._messages and is_too_long):
+            return
+        self._messages.append((sender, frames, length_bytes))
+        self._frames += len(frames.frames)
+        self._length_bytes += length_bytes
+
+    def take(self) -> tuple[str, Frames]:
+        """The message that came first."""
+        sender, frames, length_bytes = self._messages.popleft()
+        self._frames -= len(frames.frames)
+        self._length_bytes -= length_bytes
+        return sender, frames
+
+
+class Mirrors:
+    """What one node does with wheels that it does not write."""
+
+    def __init__(
+        self,
+        known: Known,
+        hearing: HeardHeartbeats,
+        promises: Fencing,
+        holdings: Inventory,
+        line: Line,
+        awaiting: Awaiting,
+        verifying: Verifying,
+    ) -> None:
+        """Nothing is under way.
+
+        Args:
+            known: what the parts of the machine know.
+            hearing: what is heard of the others.
+            promises: what may not be taken.
+            holdings: what is held.
+            line: the own wheel in hand, which is none of these.
+            awaiting: what the store was asked for.
+            verifying: wheels that nothing is known of yet.
+        """
+        self._known = known
+        self._hearing = hearing
+        self._fencing = promises
+        self._inventory = holdings
+        self._line = line
+        self._awaiting = awaiting
+        self._verifying = verifying
+        self._fetching = Fetching(known.config)
+        self._waiting: dict[WheelId, _Waiting] = {}
+        # Why a write was asked for: what follows when it is done.
+        self._catching_up: set[WheelId] = set()
+        self._pushed: set[WheelId] = set()
+        self._shown: dict[WheelId, int] = {}
+
+    # --- frames
+
+    def came(self, sender: str, frames: Frames) -> list[Effect]:
+        """Frames came, pushed or asked for."""
+        wheel = frames.card.wheel
+        if not self._is_its_card(frames):
+            return []
+        if frames.request:
+            self._fetching.answered(frames.request)
+        if self._known.disk.is_out:
+            return []  # what is left of it is for what frees it
+        if wheel in self._verifying:
+            return []  # they are fetched, once it is known which are lacking
+        if not self._awaiting.is_writing(wheel):
+            return self._take(sender, frames)
+        waiting = self._waiting.get(wheel)
+        if waiting is None:
+            waiting = self._waiting[wheel] = _Waiting(self._known.config.in_flight_frames)
+        waiting.put(sender, frames)
+        return []
+
+    def mirrored(self, held: Held) -> list[Effect]:
+        """The store has written, or looked."""
+        wheel = held.card.wheel
+        written = self._awaiting.done(Mirror, Repair, wheel=wheel)
+        if isinstance(written, Repair):
+            seqs = SeqSet.of(written.frames.seqs.tolist())
+            self._inventory.repaired(wheel, seqs, self._known.now_ms)
+        self._inventory.put(held)
+        return [*self._tell_origin(wheel), *self._go_on(wheel)]
+
+    def failed(self, wheel: WheelId) -> None:
+        """The store could not write: what waits behind would only leave a gap."""
+        self._waiting.pop(wheel, None)
+        self._catching_up.discard(wheel)
+        self._pushed.discard(wheel)
+
+    def deleted(self, wheel: WheelId) -> None:
+        """A folder is gone."""
+        self.failed(wheel)
+        self._inventory.deleted(wheel)
+        self._fencing.forget(wheel)
+        self._fetching.forget(wheel)
+
+    def _go_on(self, wheel: WheelId) -> list[Effect]:
+        if self._awaiting.is_writing(wheel):
+            return []
+        waiting = self._waiting.get(wheel)
+        effects: list[Effect] = []
+        while waiting and not any(isinstance(effect, Mirror | Repair) for effect in effects):
+            effects += self._take(*waiting.take())
+        if not waiting:
+            self._waiting.pop(wheel, None)
+        if not effects and wheel in self._catching_up:
+            self._catching_up.discard(wheel)
+            effects += self.fetch()
+        return effects
+
+    def _take(self, sender: str, frames: Frames) -> list[Effect]:
+        card = frames.card
+        verdict = self._judge(frames)
+        effects: list[Effect] = []
+        if verdict.refused:
+            effects += self._refuse(sender, card.wheel)
+        if verdict.answer:
+            effects.append(Send(sender, self._applied(card.wheel)))
+        if len(verdict.mirror):
+            effects.append(Mirror(card, verdict.mirror))
+        if len(verdict.repair):
+            effects.append(Repair(card, verdict.repair))
+        if len(verdict.mirror) or len(verdict.repair):
+            (self._catching_up if frames.request else self._pushed).add(card.wheel)
+        return effects
+
+    def _is_its_card(self, frames: Frames) -> bool:
+        """Whether a card says what is known of its wheel; of unknown wheels only pushes are taken.
+
+        The origin pushes a wheel as soon as it was given it, perhaps before this node has read so.
+        """
+        card = frames.card
+        record, held = self._known.record(card.wheel), self._inventory.get(card.wheel)
+        if record is not None:
+            return (card.members, card.min_insync) == (record.members, record.min_insync)
+        return frames.request == 0 if held is None else card == held.card
+
+    def _judge(self, frames: Frames) -> Verdict:
+        wheel, known = frames.card.wheel, self._known
+        by_clock = known.wall_ms // 1000 - known.config.late_window_s
+        return judge(
+            believable(
+                frames,
+                finished_below=max(by_clock, known.floor or 0),
+                now_slot=known.wall_ms // 1000,
+            ),
+            self._inventory.get(wheel),
+            storage=known.storage,
+            node=known.node,
+            own_open=self._line.wheel,
+            fenced_upto=self._fencing.upto(wheel.node, known.state),
+            fill=self._fencing.fill(wheel),
+            closed_at=self._closed_at(wheel),
+        )
+
+    def _closed_at(self, wheel: WheelId) -> int | None:
+        record, held = self._known.record(wheel), self._inventory.get(wheel)
+        if record is not None and record.closed_at is not None:
+            return record.closed_at
+        return None if held is None else held.final_seq
+
+    def _refuse(self, sender: str, wheel: WheelId) -> list[Effect]:
+        """Only what is durable is told: a promise, or an end."""
+        upto = self._known.state.fenced.get(wheel.node, 0)
+        if upto >= wheel.number:
+            return [Send(sender, Refused(wheel.node, upto))]
+        if self._closed_at(wheel) is not None:
+            return [Send(sender, Refused(wheel.node, wheel.number))]
+        return []
+
+    def _tell_origin(self, wheel: WheelId) -> list[Effect]:
+        """Frames that were fetched count with the origin as those that it pushed."""
+        beat = self._hearing.beats().get(wheel.node)
+        is_in_use = beat is not None and beat.open == wheel
+        if not is_in_use and wheel not in self._pushed:
+            return []
+        self._pushed.discard(wheel)
+        return [Send(wheel.node, self._applied(wheel))]
+
+    def _applied(self, wheel: WheelId) -> Applied:
+        state = self._known.state
+        return Applied(wheel, state.storage, state.boot_id, self._inventory.prefix(wheel))
+
+    # --- fetching
+
+    def tick(self) -> list[Effect]:
+        """Fetches what is wanted, and looks after what is held."""
+        for wheel in self._fetching.lacks_told():
+            wanted = self._lacking_here(wheel) - self._known.lost.seqs(wheel)
+            self._fetching.look_only_for(wheel, wanted)
+        effects = self.fetch()
+        self._shown = {}
+        for beat in self._hearing.beats().values():
+            for wheel, told in beat.wheels.items():
+                self._shown[wheel] = max(told.applied, self._shown.get(wheel, 0))
+        return [*effects, *self._close_and_delete()]
+
+    def fetch(self) -> list[Effect]:
+        """Asks for what is wanted and not asked for yet."""
+        if not self._hearing.others or self._known.disk.is_out:
+            return []
+        sought = self.sought()
+        beats = self._hearing.beats()
+        wants = {}
+        for wheel in self._wheels():
+            if self._awaiting.is_writing(wheel):
+                continue
+            want = self._want(wheel, sought.seqs(wheel), beats)
+            if want is not None:
+                wants[wheel] = want
+        reachable = self._hearing.reachable(self._known.now_ms)
+        planned = self._fetching.plan(self._known.now_ms, wants, reachable)
+        return [Send(peer, fetch) for peer, fetch in planned]
+
+    def told_lacks(self, sender: str, message: Lacks) -> None:
+        """Another node has nothing of what it was asked for."""
+        self._fetching.lacks(sender, message.storage, message)
+
+    def sought(self) -> FrameSet:
+        """The frames that the cleaner could not read, and that are not given up."""
+        cleaner = self._known.living_cleaner
+        return NO_FRAMES if cleaner is None else cleaner.unreadable - self._known.lost
+
+    def looked_for(self) -> tuple[FrameSet, dict[str, FrameSet]]:
+        """The frames that are looked for, and those of them that each member does not have."""
+        told, sought = self._fetching.lacks_told(), self.sought()
+        wheels = {*told, *(wheel for wheel, _ in sought.items())}
+        wheels.update(wheel for wheel, held in self._inventory.items() if held.lacking)
+        wheels.discard(self._line.wheel)
+        frames: dict[WheelId, SeqSet] = {}
+        lacks: dict[str, dict[WheelId, SeqSet]] = {}
+        for wheel in wheels:
+            held = self._inventory.get(wheel)
+            seqs = sought.seqs(wheel) | (NO_SEQS if held is None else held.lacking)
+            for said in told.get(wheel, {}).values():
+                seqs |= said
+            seqs = frames[wheel] = seqs.head(max(1, min(MAX_SOUGHT, MAX_TOLD // len(wheels))))
+            own = {self._known.node: self._lacking_here(wheel)}
+            for node, said in (told.get(wheel, {}) | own).items():
+                lacks.setdefault(node, {})[wheel] = seqs & said
+        return FrameSet.of_wheels(frames), {
+            node: FrameSet.of_wheels(said) for node, said in sorted(lacks.items())
+        }
+
+    def _lacking_here(self, wheel: WheelId) -> SeqSet:
+        """What this node lacks, if it is a member; a disk put in its place says nothing."""
+        if wheel in self._verifying or not self._is_member(wheel):
+            return NO_SEQS
+        held = self._inventory.get(wheel)
+        behind = NO_SEQS.with_span(1 if held is None else held.applied + 1, MOST)
+        return behind if held is None else held.lacking | behind
+
+    def _wheels(self) -> list[WheelId]:
+        """Those that may be wanted."""
+        registry = self._known.registry
+        wheels = set(self._inventory)
+        if registry is not None:
+            wheels = {w for w in wheels if not registry.is_gone(w)} | registry.wheels.keys()
+        return sorted(wheels - {self._line.wheel} - self._verifying.wheels)
+
+    def _want(self, wheel: WheelId, sought: SeqSet, beats: Mapping[str, Beat]) -> Want | None:
+        if not self._is_member(wheel):
+            return None
+        held = self._inventory.get(wheel)
+        applied = 0 if held is None else held.applied
+        limit = self._limit(wheel)
+        lacking = NO_SEQS if held is None else held.lacking
+        lacking |= sought.within(applied + 1, MOST)
+        if not lacking and limit <= applied:
+            return None
+        return Want(
+            applied=applied,
+            lacking=lacking,
+            limit=limit,
+            beats={
+                node: beat.wheels[wheel] for node, beat in beats.items() if wheel in beat.wheels
+            },
+            members=self._members(wheel),
+            storages={node: beat.storage for node, beat in beats.items()},
+        )
+
+    def _members(self, wheel: WheelId) -> Mapping[str, str]:
+        record, held = self._known.record(wheel), self._inventory.get(wheel)
+        if record is not None:
+            return record.members
+        return {} if held is None else held.card.members
+
+    def _is_member(self, wheel: WheelId) -> bool:
+        return self._members(wheel).get(self._known.node) == self._known.storage
+
+    def _limit(self, wheel: WheelId) -> int:
+        closed_at = self._closed_at(wheel)
+        if closed_at is not None:
+            # Nobody has those behind.
+            return self._known.lost.seqs(wheel).begin_to(closed_at)
+        if wheel.number <= self._fencing.upto(wheel.node, self._known.state):
+            return self._fencing.fill(wheel) or 0
+        return self._shown.get(wheel, 0)
+
+    # --- ends
+
+    def _close_and_delete(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for wheel, held in self._inventory.items():
+            record = self._known.record(wheel)
+            if self._is_done_with(wheel, held):
+                effects += self._once(DeleteWheel(wheel))
+            elif record is not None and record.closed_at is not None and held.final_seq is None:
+                effects += self._once(CloseWheel(wheel, record.closed_at))
+        return effects
+
+    def _once(self, effect: CloseWheel | DeleteWheel) -> list[Effect]:
+        is_asked = self._awaiting.has(type(effect), effect.wheel)
+        return [] if is_asked or self._awaiting.is_writing(effect.wheel) else [effect]
+
+    def _is_done_with(self, wheel: WheelId, held: Held) -> bool:
+        registry = self._known.registry
+        if registry is None or wheel in registry.wheels:
+            return False
+        if wheel in {self._line.wheel, self._known.state.open}:
+            return False
+        if registry.is_gone(wheel):
+            return True
+        return registry.floor is not None and 0 <= held.top_slot < registry.floor

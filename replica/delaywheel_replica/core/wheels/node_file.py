@@ -1,0 +1,205 @@
+"""Brings node.json, and the own wheel in hand, to what they should be: one save at a time.
+
+| what differs | what is asked for | when again |
+|---|---|---|
+| an own wheel is in hand and may not be written | `LeaveWheel` | a tick after it failed |
+| node.json is not what own_wheels.py says | `Save` | a tick after it failed |
+| it names a wheel as open that was not made | `OpenWheel` | never: the wheel is given up |
+
+It is looked at once at the end of each step in which something changed that bears on it, and at
+each tick; what only time changes (a spare's seal, the incomplete set) at ticks alone.
+"""
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.node.awaiting import Awaited, Awaiting
+from delaywheel_replica.core.node.events import Effect, Held, LeaveWheel, OpenWheel, Save
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.wheels import own_wheels as own
+from delaywheel_replica.core.wheels.completeness import Completeness
+from delaywheel_replica.core.wheels.fencing import Fencing
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.open_wheel import Line
+
+DRAIN_MS = 1_000
+"""A node that stops waits so long for its last frames to be acknowledged."""
+
+OPEN_AGAIN_MS = 1_000
+"""A wheel that could not be made is given up; the next is tried no sooner."""
+
+
+class Keeping:
+    """What one node has to do about its durable state."""
+
+    def __init__(
+        self,
+        known: Known,
+        promises: Fencing,
+        completeness: Completeness,
+        holdings: Inventory,
+        line: Line,
+        awaiting: Awaiting,
+    ) -> None:
+        """Nothing is under way.
+
+        Args:
+            known: what the parts of the machine know.
+            promises: what is to be promised.
+            completeness: what may have been lost.
+            holdings: what is held.
+            line: the own wheel in hand.
+            awaiting: what the store was asked for.
+        """
+        self._known = known
+        self._fencing = promises
+        self._completeness = completeness
+        self._inventory = holdings
+        self._line = line
+        self._awaiting = awaiting
+        self._is_settled = True
+        self._has_to_leave = False
+        self._draining_since_ms: int | None = None
+        self._open_after_ms = known.now_ms
+        self._seal_after_ms = known.now_ms
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the node stops cleanly."""
+        return self._draining_since_ms is not None
+
+    def changed(self) -> None:
+        """Something that bears on the durable state is not as it was."""
+        self._is_settled = False
+
+    def drain(self) -> None:
+        """The node stops cleanly."""
+        self._draining_since_ms = self._known.now_ms
+        self.changed()
+
+    def must_leave(self, wheel: WheelId) -> None:
+        """A wheel cannot be written any more."""
+        if wheel == self._line.wheel:
+            self._has_to_leave = True
+            self.changed()
+
+    def settle(self, *, is_tick: bool) -> list[Effect]:
+        """Leaves what must be left, and asks to save what should be durable; once in a step."""
+        if self._is_settled and not is_tick:
+            return []
+        self._is_settled = True
+        effects: list[Effect] = []
+        wheel = self._line.wheel
+        if wheel is not None and self._may_not_stay(wheel):
+            is_asked = self._awaiting.has(LeaveWheel, wheel)
+            effects += [] if is_asked else self._line.leave()
+        if self._awaiting.has(Save):
+            return effects
+        before = self._known.state
+        after = own.next_state(before, self._wishes(is_tick=is_tick))
+        if after == before:
+            return effects
+        if before.spare is not None and after.open == before.spare.wheel:
+            self._line.name(before.spare)
+        return [*effects, Save(after)]
+
+    def saved(self, state: NodeState) -> list[Effect]:
+        """It is durable: what only waited for that is done."""
+        self._awaiting.done(Save)
+        self._known.state = state
+        self._fencing.saved(state)
+        self.changed()
+        return self._line.saved()
+
+    def opened(self, wheel: WheelId) -> None:
+        """A folder was made; perhaps it must be left again at once."""
+        self._awaiting.done(OpenWheel, wheel=wheel)
+        self._line.opened(wheel)
+        self.changed()
+
+    def left(self, wheel: WheelId, held: Held | None) -> WheelBeat | None:
+        """An own wheel is written no more; what was told of it last.
+
+        Args:
+            wheel: which one.
+            held: what the store holds of it; None: it is not known yet.
+        """
+        self._awaiting.done(LeaveWheel, wheel=wheel)
+        self._has_to_leave = False
+        told = self._line.drop()
+        if held is not None:
+            self._inventory.put(held)
+            if told is not None:
+                self._inventory.left(wheel, told)
+        self.changed()
+        return told
+
+    def dropped(self, effect: Awaited) -> None:
+        """Something was not done; the next tick finds what is still to be done."""
+        if isinstance(effect, Save):
+            self._line.not_named()
+        elif isinstance(effect, OpenWheel):
+            # Perhaps the folder is there: the name is used up all the same.
+            self._line.drop()
+            self._has_to_leave = False
+            self._open_after_ms = self._known.now_ms + OPEN_AGAIN_MS
+
+    def _wishes(self, *, is_tick: bool) -> own.Wishes:
+        known = self._known
+        return own.Wishes(
+            fences=self._fencing.wanted,
+            registry=known.registry,
+            in_hand=self._line.wheel,
+            draining=self.is_draining,
+            may_open=known.now_ms >= self._open_after_ms and not known.disk.is_out,
+            spare_slot=self._spare_slot() if is_tick else None,
+            incomplete=self._incomplete() if is_tick else None,
+            ahead_slot=known.ahead_slot,
+        )
+
+    def _may_not_stay(self, wheel: WheelId) -> bool:
+        known = self._known
+        return (
+            self._has_to_leave
+            or self._line.is_leaving
+            or self._has_drained()
+            or wheel.number <= self._fencing.upto(known.node, known.state)
+            or own.is_over(known.state, wheel, known.registry)
+            or self._has_better()
+        )
+
+    def _has_better(self) -> bool:
+        """Whether the open wheel was sealed by a clock that was ahead, and the spare was not."""
+        known, writing, spare = self._known, self._line.writing, self._known.state.spare
+        if writing is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
+            return False
+        return own.is_ahead(writing.seal.slot, known.ahead_slot)
+
+    def _has_drained(self) -> bool:
+        since_ms = self._draining_since_ms
+        if since_ms is None:
+            return False
+        return self._line.has_all_acknowledged or self._known.now_ms - since_ms >= DRAIN_MS
+
+    def _spare_slot(self) -> int | None:
+        known = self._known
+        spare = known.state.spare
+        if spare is None or known.now_ms < self._seal_after_ms:
+            return None
+        self._seal_after_ms = known.now_ms + own.SPARE_SEAL_MS
+        return own.spare_slot(
+            spare,
+            own_clock_ms=known.wall_ms,
+            leader_clock_ms=known.leader_clock_ms,
+            late_window_s=known.config.late_window_s,
+        )
+
+    def _incomplete(self) -> tuple[WheelId, ...] | None:
+        known = self._known
+        if known.is_complete or known.registry is None:
+            return None
+        spare = known.state.spare
+        fresh = [self._line.wheel, None if spare is None else spare.wheel]
+        return self._completeness.doubted(
+            known.state, known.registry, self._inventory.prefix, fresh
+        )

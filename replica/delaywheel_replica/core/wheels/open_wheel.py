@@ -1,0 +1,285 @@
+"""The own wheel that a node has in hand: from being named open until the store says what it holds.
+
+| phase | node.json names it open | callers are | ends with |
+|---|---|---|---|
+| naming | not yet: the save is under way | refused | `Saved`; or its failure: as if nothing was |
+| making | yes | refused | `Opened`; or its failure: it is given up for good |
+| open | yes | let in, while W members are in sync | a reason to leave |
+| leaving | yes | refused | `Mirrored`: from then on it is held like any other; or `Left` |
+
+A group is written while time goes on: from `begin_group` to `Written` no seal is given, for what is
+being written was let in by the one before. One that was due meanwhile is given behind the group, or
+it would rest under load.
+
+Reasons to leave: a member refused it or a leader has it fenced, it is closed, its medium broke, a
+frame of it cannot be read, a clock that was ahead has sealed it, the node stops. Nothing is
+acknowledged after the decision to leave: who waits is told that the outcome is unknown.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel_replica.core.node.events import Effect, LeaveWheel, OpenWheel, Serve, Written
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
+from delaywheel_replica.core.node.known import Known
+from delaywheel_replica.core.protocol.heartbeat import Beat, WheelBeat
+from delaywheel_replica.core.protocol.messages import Applied
+from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.core.wheels.replication import Replication
+
+NEAR_MS = 2_000
+"""What falls due sooner is told at once when it is acknowledged; the rest with the next beat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The high watermark has moved.
+
+    Attributes:
+        wheel: of this wheel.
+        to: up to here.
+        is_near: somebody should know at once.
+    """
+
+    wheel: WheelId
+    to: int
+    is_near: bool
+
+
+class Phase(StrEnum):
+    """Where the wheel in hand stands."""
+
+    NAMING = "naming"
+    MAKING = "making"
+    OPEN = "open"
+    LEAVING = "leaving"
+
+
+class Line:
+    """The wheel in hand, if there is one."""
+
+    def __init__(self, known: Known, hearing: HeardHeartbeats) -> None:
+        """There is none.
+
+        Args:
+            known: what the parts of the machine know.
+            hearing: what is heard of the others.
+        """
+        self._known = known
+        self._hearing = hearing
+        self._spare: Spare | None = None
+        self._phase = Phase.NAMING
+        self._replication: Replication | None = None
+        self._acknowledged = 0
+        self._published = 0
+        self._is_being_written = False
+        self._is_seal_due = False
+        self._near: deque[int] = deque()  # ends of groups with something near, ascending
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that are waited for; none while no wheel is written."""
+        writing = self.writing
+        return frozenset() if writing is None else writing.in_sync
+
+    @property
+    def wheel(self) -> WheelId | None:
+        """The wheel in hand."""
+        return None if self._spare is None else self._spare.wheel
+
+    @property
+    def told_open(self) -> WheelId | None:
+        """What the node's beat may name as open."""
+        return self.wheel if self._phase in {Phase.MAKING, Phase.OPEN} else None
+
+    @property
+    def writing(self) -> Replication | None:
+        """The open wheel, while it is written."""
+        return self._replication if self._phase is Phase.OPEN else None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether only the store's answer is waited for."""
+        return self._phase is Phase.LEAVING
+
+    @property
+    def has_all_acknowledged(self) -> bool:
+        """Whether nobody waits for anything of it."""
+        writing = self.writing
+        return writing is None or writing.high_watermark >= writing.last_seq
+
+    # --- its life
+
+    def name(self, spare: Spare) -> None:
+        """Its name is being saved as open."""
+        self._spare, self._phase, self._replication = spare, Phase.NAMING, None
+        self._acknowledged = self._published = 0
+        self._is_being_written = self._is_seal_due = False
+        self._near.clear()
+
+    def saved(self) -> list[Effect]:
+        """Something is durable: if it is the name, the folder may be made."""
+        spare = self._spare
+        named = spare is not None and self._known.state.open == spare.wheel
+        if spare is None or not named or self._phase is not Phase.NAMING:
+            return []
+        self._phase = Phase.MAKING
+        return [OpenWheel(spare)]
+
+    def opened(self, wheel: WheelId) -> None:
+        """The folder is made: it may be written."""
+        spare, now_ms = self._spare, self._known.now_ms
+        if spare is None or spare.wheel != wheel or self._phase is not Phase.MAKING:
+            return
+        self._phase = Phase.OPEN
+        self._replication = Replication(
+            self._known.config,
+            wheel,
+            spare.members,
+            spare.min_insync,
+            Seal(spare.seal_slot, 0),
+            in_sync=[self._known.node, *self._heard_members(spare)],
+            now_ms=now_ms,
+        )
+        for peer in self._hearing.others:
+            beat = self._hearing.direct(peer)
+            if beat is not None:
+                self._replication.booted(peer, beat.storage, beat.boot, now_ms)
+                self._hear(self._replication, beat)
+
+    def leave(self) -> list[Effect]:
+        """It is written no more."""
+        if self._spare is None or self._phase not in {Phase.OPEN, Phase.LEAVING}:
+            return []
+        self._phase = Phase.LEAVING
+        return [LeaveWheel(self._spare.wheel)]
+
+    def not_named(self) -> None:
+        """The save failed: whether or not it is named now, it was never made."""
+        if self._phase is Phase.NAMING:
+            self.drop()
+
+    def drop(self) -> WheelBeat | None:
+        """It is in hand no more; what was told of it last, if it was ever written."""
+        told = self.beat() if self._replication is not None else None
+        self._spare = self._replication = None
+        self._phase = Phase.NAMING
+        return told
+
+    # --- while it is written
+
+    def begin_group(self) -> None:
+        """Frames that the present seal lets in are being appended; `Written` comes next."""
+        self._is_being_written = True
+
+    def written(self, event: Written) -> None:
+        """Frames were appended."""
+        writing = self.writing
+        if writing is None or writing.wheel != event.wheel:
+            return
+        self._is_being_written = False
+        writing.written(event.last_seq, event.top_slot, self._known.now_ms)
+        if event.least_due_ms - self._known.wall_ms < NEAR_MS:
+            self._near.append(event.last_seq)
+        if self._is_seal_due:
+            self._seal(writing)
+
+    def applied(self, sender: str, told: Applied) -> None:
+        """A mirror says what it holds."""
+        writing = self.writing
+        if writing is not None and writing.wheel == told.wheel:
+            writing.applied(sender, told.storage, told.boot, told.prefix, self._known.now_ms)
+
+    def heard(self, beat: Beat) -> None:
+        """A beat came directly: it says what the mirror holds as well, if an answer was lost."""
+        writing = self.writing
+        if writing is None:
+            return
+        writing.booted(beat.node, beat.storage, beat.boot, self._known.now_ms)
+        self._hear(writing, beat)
+        told = beat.wheels.get(writing.wheel)
+        prefix = 0 if told is None else told.prefix
+        writing.applied(beat.node, beat.storage, beat.boot, prefix, self._known.now_ms)
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """Its ledger is published up to here."""
+        if wheel == self.wheel:
+            self._published = max(seq, self._published)
+
+    def tick(self) -> None:
+        """Looks at the in-sync set, and seals."""
+        writing = self.writing
+        if writing is None:
+            return
+        writing.tick(self._known.now_ms)
+        if self._is_being_written:
+            self._is_seal_due = True
+        else:
+            self._seal(writing)
+
+    def in_sync_enough(self, now_ms: int) -> bool:
+        """Whether W members are in sync."""
+        writing, spare = self.writing, self._spare
+        if writing is None or spare is None:
+            return False
+        writing.tick(now_ms)
+        return len(writing.in_sync) >= spare.min_insync
+
+    def take_move(self) -> Move | None:
+        """How the high watermark has moved since the last call."""
+        writing = self.writing
+        if writing is None or writing.high_watermark <= self._acknowledged:
+            return None
+        self._acknowledged = writing.high_watermark
+        is_near = False
+        while self._near and self._near[0] <= self._acknowledged:
+            self._near.popleft()
+            is_near = True
+        return Move(writing.wheel, self._acknowledged, is_near)
+
+    def pushes(self) -> list[Effect]:
+        """What is to be sent to mirrors now."""
+        writing, now_ms = self.writing, self._known.now_ms
+        if writing is None:
+            return []
+        pushes = writing.pushes(now_ms, self._hearing.reachable(now_ms))
+        return [Serve(peer, writing.wheel, first, last) for peer, first, last in pushes]
+
+    def beat(self) -> WheelBeat:
+        """What is told of it."""
+        replication, spare = self._replication, self._spare
+        assert spare is not None
+        if replication is None:
+            return WheelBeat(0, 0, spare.seal_slot, 0, 0, -1)
+        return WheelBeat(
+            applied=replication.last_seq,
+            high_watermark=replication.high_watermark,
+            seal_slot=replication.seal.slot,
+            seal_seq=replication.seal.seq,
+            ledger_seq=self._published,
+            top_slot=replication.top_slot,
+        )
+
+    def _hear(self, writing: Replication, beat: Beat) -> None:
+        writing.says(beat.node, is_draining=beat.draining, disk_out=beat.disk_out)
+
+    def _seal(self, writing: Replication) -> None:
+        known = self._known
+        self._is_seal_due = False
+        writing.sealed(
+            own_clock_ms=known.wall_ms,
+            leader_clock_ms=known.leader_clock_ms,
+            late_window_s=known.config.late_window_s,
+        )
+
+    def _heard_members(self, spare: Spare) -> list[str]:
+        """Those heard now that have the storages which the wheel was registered with."""
+        beats = self._hearing.beats()
+        return [
+            node
+            for node in self._hearing.reachable(self._known.now_ms)
+            if spare.members.get(node) == beats[node].storage
+        ]

@@ -1,0 +1,165 @@
+"""The life of a node's own wheels, as far as node.json tells it.
+
+`next_state` compares what is durable with what should be, and says what to save. It is asked again
+whenever something has changed and with each tick, and one save is under way at a time: so what
+could not be saved is simply found again.
+
+| should be | when | saved |
+|---|---|---|
+| a promise | it is asked for, or a member refused a wheel of this node | `fenced` |
+| one about own wheels | the same, and none of them is in hand | `fenced`, `last_number` |
+| no open wheel | none is in hand: left, not made, or of the life before | `open` = None |
+| no spare | it is promised away, closed or gone, or sealed by a clock ahead | `spare` = None |
+| a spare | there is none; one was registered above all known ones | `spare`, `last_number` |
+| an open wheel | none is in hand; there is a spare, saved before | `open`, `spare` = None |
+| a later seal of the spare | a second has passed | `spare` |
+| a smaller incomplete set | core/wheels/completeness.py | `incomplete`, `all_incomplete` |
+
+An own wheel is *in hand* from the moment its name is to be saved as open until the store has said
+what it holds (core/wheels/open_wheel.py). It is named open here before its folder is made, and only
+once: a number that was open is neither spare nor open again, so none is ever opened a second time.
+The numbers of a promise about own wheels are used up, or a wheel registered among them would never
+be asked for again, nor closed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.protocol.seal import Seal, next_seal
+
+SPARE_SEAL_MS = 1_000
+"""A spare's seal is saved before it is told, so it moves no more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What bears on node.json besides what is durable.
+
+    Attributes:
+        fences: node -> the highest number that a promise is wanted for.
+        registry: what is registered; None: not known yet.
+        in_hand: the own wheel that is being named, made, written or left.
+        draining: the node stops cleanly.
+        may_open: the disk has room, and making a wheel has not just failed.
+        spare_slot: the seal that the spare may give; None: as it is.
+        incomplete: what the incomplete set should be; None: as it is.
+        ahead_slot: a spare that is sealed beyond it is of no use; None: any is.
+    """
+
+    fences: Mapping[str, int] = field(default_factory=dict)
+    registry: Registry | None = None
+    in_hand: WheelId | None = None
+    draining: bool = False
+    may_open: bool = True
+    spare_slot: int | None = None
+    incomplete: tuple[WheelId, ...] | None = None
+    ahead_slot: int | None = None
+
+
+def next_state(state: NodeState, wishes: Wishes) -> NodeState:
+    """What should be durable, given what is; the same when nothing has to be saved."""
+    after = _promised(state, wishes)
+    if wishes.in_hand is None and after.open is not None:
+        after = replace(after, open=None)
+    spare = after.spare
+    if spare is not None and (
+        is_over(after, spare.wheel, wishes.registry) or is_ahead(spare.seal_slot, wishes.ahead_slot)
+    ):
+        after = replace(after, spare=None)
+    if not wishes.draining:
+        after = _opened(after, state.spare, wishes)
+        after = _adopted(after, wishes.registry)
+    if wishes.spare_slot is not None:
+        after = _sealed(after, wishes.spare_slot)
+    if wishes.incomplete is not None:
+        after = replace(after, all_incomplete=False, incomplete=wishes.incomplete)
+    return after
+
+
+def is_over(state: NodeState, wheel: WheelId, registry: Registry | None) -> bool:
+    """Whether an own wheel may not be written any more: promised away, closed or gone."""
+    if wheel.number <= state.fenced.get(state.node, 0):
+        return True
+    if registry is None:
+        return False
+    record = registry.wheels.get(wheel)
+    return registry.is_gone(wheel) if record is None else record.closed_at is not None
+
+
+def is_ahead(seal_slot: int, ahead_slot: int | None) -> bool:
+    """Whether an own wheel was sealed by a clock that was ahead: a new one would take more."""
+    return ahead_slot is not None and seal_slot > ahead_slot
+
+
+def spare_slot(
+    spare: Spare, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int
+) -> int:
+    """The slot below which a spare may promise now to take nothing."""
+    return next_seal(
+        Seal(spare.seal_slot, 0),
+        own_clock_ms=own_clock_ms,
+        leader_clock_ms=leader_clock_ms,
+        last_seq=0,
+        late_window_s=late_window_s,
+    ).slot
+
+
+def _promised(state: NodeState, wishes: Wishes) -> NodeState:
+    """Of own wheels only when they take nothing any more: the answer tells where they end."""
+    raised = {
+        node: upto
+        for node, upto in sorted(wishes.fences.items())
+        if upto > state.fenced.get(node, 0) and not _is_held_back(state, node, upto, wishes)
+    }
+    if not raised:
+        return state
+    return replace(
+        state,
+        fenced={**state.fenced, **raised},
+        last_number=max(state.last_number, raised.get(state.node, 0)),
+    )
+
+
+def _is_held_back(state: NodeState, node: str, upto: int, wishes: Wishes) -> bool:
+    in_hand = wishes.in_hand
+    return node == state.node and in_hand is not None and in_hand.number <= upto
+
+
+def _opened(state: NodeState, saved: Spare | None, wishes: Wishes) -> NodeState:
+    """Only a spare that is durable: what was told of it, its seal above all, must bind."""
+    spare = state.spare
+    is_free = wishes.in_hand is None and state.open is None and wishes.may_open
+    if spare is None or spare != saved or not is_free:
+        return state
+    return replace(state, open=spare.wheel, spare=None)
+
+
+def _adopted(state: NodeState, registry: Registry | None) -> NodeState:
+    """With the least wheel that was registered for this node and that it does not know yet."""
+    if state.spare is not None or registry is None:
+        return state
+    above = max(state.last_number, state.fenced.get(state.node, 0))
+    mine = [
+        wheel
+        for wheel, record in registry.wheels.items()
+        if wheel.node == state.node
+        and wheel.number > above
+        and record.closed_at is None
+        and record.members.get(state.node) == state.storage
+    ]
+    if not mine:
+        return state
+    wheel = min(mine)
+    record = registry.wheels[wheel]
+    spare = Spare(wheel, record.seal_slot, dict(record.members), record.min_insync)
+    return replace(state, spare=spare, last_number=wheel.number)
+
+
+def _sealed(state: NodeState, slot: int) -> NodeState:
+    spare = state.spare
+    if spare is None or slot <= spare.seal_slot:
+        return state
+    return replace(state, spare=replace(spare, seal_slot=slot))

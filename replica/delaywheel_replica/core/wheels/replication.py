@@ -1,0 +1,261 @@
+"""An origin's open wheel: who holds how much of it, what is acknowledged, what is pushed to whom.
+
+In-sync as in Kafka. A mirror was *caught up* last when it held all that was the end then, and said
+so or was heard since.
+
+| a mirror | when |
+|---|---|
+| leaves the set | it lacks something and was not caught up for longer than `insync_timeout_ms` |
+| leaves the set | its machine started anew, or has another disk: what it held may be lost |
+| leaves the set | it drains, and W are left without it; back when it speaks and they are not |
+| leaves the set | its disk takes no frames, and it says so |
+| comes back | it says that it holds what is acknowledged, and the end of that time ago |
+
+So an idle wheel keeps its mirrors, heard or not, and takes its next message; a mirror that was not
+heard for the time-out by then is not waited for. Under steady load a mirror never says that it
+holds the very end, for that is written anew before the answer comes: a little less brings it back.
+
+Pushes follow on one another while answers are under way:
+
+| a mirror that | is pushed | at most |
+|---|---|---|
+| has no disk for it | nothing | 0 |
+| answers | what follows on what was pushed | `in_flight_frames` beyond its answer |
+| made no progress for `fetch_timeout_ms` | again what follows on its answer | `batch_frames` |
+| was not heard, or had another disk | again what follows on its answer | as above |
+
+Invariants:
+- The high watermark never goes back, never passes the last seq written, and only passes a seq
+  that every in-sync member, and at least W members, said they hold.
+- A mirror's word counts only from the storage that the wheel was registered with, and only under
+  the newest boot that was heard of it: what was said before its machine crashed may be lost. A
+  boot that was followed by another never counts again, however late its messages come.
+- Under one boot a mirror's word is never taken back: a frame that was damaged since is repaired by
+  the mirror itself, which cannot say that it holds anything beyond until it is.
+- No seal is ever taken back (core/protocol/seal.py).
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.quorum import high_watermark
+from delaywheel_replica.core.protocol.seal import Seal, next_seal
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """What the origin knows of one mirror.
+
+    Attributes:
+        storage: as registered.
+        in_sync: its answers are waited for.
+        drains: it stops on purpose, and says so.
+        disk_out: its disk takes no frames, and it says so.
+        heard_ms: when it last said what it holds.
+        boot: the newest that was heard; None: none yet.
+        past_boots: those before.
+        has_disk: the storage that was heard last is the registered one.
+        prefix: it said that it holds everything up to here.
+        pushed: everything up to here is held or under way.
+        progress_ms: since when nothing of what is under way was answered.
+        stalled: what was under way is taken for lost, and nothing was answered since.
+    """
+
+    storage: str
+    in_sync: bool
+    heard_ms: int
+    drains: bool = False
+    disk_out: bool = False
+    boot: str | None = None
+    past_boots: set[str] = field(default_factory=set)
+    has_disk: bool = False
+    prefix: int = 0
+    pushed: int = 0
+    progress_ms: int = 0
+    stalled: bool = False
+
+
+class Replication:
+    """One open wheel at its origin.
+
+    Attributes:
+        wheel: which one.
+        last_seq: the last seq written.
+        top_slot: the greatest slot of a frame; -1: there is none.
+        high_watermark: the greatest seq that is acknowledged.
+        seal: the promise given last.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        wheel: WheelId,
+        members: Mapping[str, str],
+        min_insync: int,
+        seal: Seal,
+        *,
+        in_sync: Iterable[str],
+        now_ms: int,
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            config: of the node.
+            wheel: which one.
+            members: node -> storage, as registered.
+            min_insync: W, as registered.
+            seal: the newest one that was told of the wheel.
+            in_sync: members that are heard now.
+            now_ms: monotonic clock.
+        """
+        self.wheel = wheel
+        self.last_seq = 0
+        self.top_slot = -1
+        self.high_watermark = 0
+        self.seal = seal
+        self._config = config
+        self._min_insync = min_insync
+        heard = frozenset(in_sync)
+        self._mirrors = {
+            node: _Mirror(storage, node in heard, now_ms)
+            for node, storage in sorted(members.items())
+            if node != config.node
+        }
+        # (since when, the end from then on); the first of them is as old as the time-out.
+        self._ends = deque([(now_ms, 0)])
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that are waited for, the origin among them."""
+        mirrors = (node for node, mirror in self._mirrors.items() if mirror.in_sync)
+        return frozenset({self._config.node, *mirrors})
+
+    def written(self, last_seq: int, top_slot: int, now_ms: int) -> None:
+        """Frames up to here are written at the origin."""
+        self.last_seq = last_seq
+        self.top_slot = max(self.top_slot, top_slot)
+        self._ends.append((now_ms, last_seq))
+        self._raise_high_watermark()
+
+    def booted(self, peer: str, storage: str, boot: str, now_ms: int) -> None:
+        """A peer was heard directly, from this storage and under this boot.
+
+        What another storage says tells nothing of what the registered one holds.
+        """
+        mirror = self._mirrors.get(peer)
+        if mirror is None:
+            return
+        mirror.has_disk = storage == mirror.storage
+        mirror.in_sync = mirror.in_sync and mirror.has_disk
+        if not mirror.has_disk or boot == mirror.boot or boot in mirror.past_boots:
+            return
+        if mirror.boot is not None:
+            mirror.past_boots.add(mirror.boot)
+            mirror.in_sync = False
+            mirror.prefix = mirror.pushed = 0
+        mirror.boot = boot
+        mirror.progress_ms = now_ms
+
+    def says(self, peer: str, *, is_draining: bool, disk_out: bool) -> None:
+        """A peer says whether it stops on purpose, and whether its disk takes no frames."""
+        mirror = self._mirrors.get(peer)
+        if mirror is None:
+            return
+        mirror.drains, mirror.disk_out = is_draining, disk_out
+        if mirror.in_sync and not self._is_wanted(mirror):
+            mirror.in_sync = False
+            self._raise_high_watermark()
+
+    def applied(self, peer: str, storage: str, boot: str, prefix: int, now_ms: int) -> None:
+        """A mirror says that it holds everything up to a seq."""
+        mirror = self._mirrors.get(peer)
+        if mirror is None or not mirror.has_disk:
+            return
+        if (storage, boot) != (mirror.storage, mirror.boot):
+            return
+        mirror.heard_ms = now_ms
+        prefix = min(prefix, self.last_seq)
+        if prefix > mirror.prefix:
+            mirror.prefix = prefix
+            mirror.pushed = max(mirror.pushed, prefix)
+            mirror.progress_ms = now_ms
+            mirror.stalled = False
+        has_caught_up = mirror.prefix >= max(self.high_watermark, self._overdue_seq(now_ms))
+        mirror.in_sync = mirror.in_sync or (has_caught_up and self._is_wanted(mirror))
+        self._raise_high_watermark()
+
+    def tick(self, now_ms: int) -> None:
+        """Mirrors that are behind for too long leave the set."""
+        overdue_seq = self._overdue_seq(now_ms)
+        for mirror in self._mirrors.values():
+            was_heard = now_ms - mirror.heard_ms <= self._config.insync_timeout_ms
+            if mirror.prefix < (overdue_seq if was_heard else self.last_seq):
+                mirror.in_sync = False
+        self._raise_high_watermark()
+
+    def pushes(self, now_ms: int, reachable: Collection[str]) -> list[tuple[str, int, int]]:
+        """What to push now: (mirror, first seq, last seq)."""
+        found = []
+        for node, mirror in self._mirrors.items():
+            if node not in reachable or not mirror.has_disk or mirror.disk_out:
+                mirror.pushed = mirror.prefix
+                continue
+            is_late = now_ms - mirror.progress_ms > self._config.fetch_timeout_ms
+            if mirror.pushed > mirror.prefix and is_late:
+                mirror.pushed = mirror.prefix
+                mirror.stalled = True
+            if mirror.pushed == mirror.prefix:
+                mirror.progress_ms = now_ms
+            found += [(node, *batch) for batch in self._take_batches(mirror)]
+        return found
+
+    def sealed(self, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int) -> None:
+        """Gives the seal that may be given now."""
+        self.seal = next_seal(
+            self.seal,
+            own_clock_ms=own_clock_ms,
+            leader_clock_ms=leader_clock_ms,
+            last_seq=self.last_seq,
+            late_window_s=late_window_s,
+        )
+
+    def _is_wanted(self, mirror: _Mirror) -> bool:
+        """Whether the set may have this mirror in it."""
+        if mirror.disk_out:
+            return False
+        return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync
+
+    def _take_batches(self, mirror: _Mirror) -> list[tuple[int, int]]:
+        """Takes out what may be under way to a mirror and is not yet."""
+        batch_frames = self._config.batch_frames
+        in_flight_frames = self._config.in_flight_frames
+        if mirror.stalled:
+            in_flight_frames = min(in_flight_frames, batch_frames)
+        end = min(self.last_seq, mirror.prefix + in_flight_frames)
+        if end <= mirror.pushed:
+            return []
+        batches = [
+            (first, min(end, first + batch_frames - 1))
+            for first in range(mirror.pushed + 1, end + 1, batch_frames)
+        ]
+        mirror.pushed = end
+        return batches
+
+    def _overdue_seq(self, now_ms: int) -> int:
+        """What was the end when the time-out that ends now began."""
+        began_ms = now_ms - self._config.insync_timeout_ms
+        while len(self._ends) > 1 and self._ends[1][0] < began_ms:
+            self._ends.popleft()
+        since_ms, end = self._ends[0]
+        return end if since_ms < began_ms else 0
+
+    def _raise_high_watermark(self) -> None:
+        if self.high_watermark == self.last_seq:
+            return  # it never goes back, and can go no further
+        held = {node: mirror.prefix for node, mirror in self._mirrors.items()}
+        held[self._config.node] = self.last_seq
+        reached = high_watermark(held, self.in_sync, self._min_insync)
+        self.high_watermark = max(self.high_watermark, reached or 0)

@@ -1,0 +1,80 @@
+"""Wheels that were left, mostly by an earlier life, until it is known what they hold.
+
+A node accepts messages at once when it starts. What it finds in its folder it looks at meanwhile,
+wheel by wheel: after a crash of the machine every file of it. As long as a wheel is *unverified*,
+the node is, for that wheel, as if it were away:
+
+| it | because |
+|---|---|
+| tells nothing of it in its beats | it does not know |
+| names it there as `verifying`, and is not `complete` | nobody may take that for "nothing" |
+| answers no fence of its origin up to its number | an answer tells all that was ever taken |
+| neither serves a frame of it nor says that it lacks one | what all lack is lost |
+| takes and fetches none of it, does not close or delete it | its files are being put in order |
+
+So verifying delays what waits for this node: the end of old wheels, and forwarding where this node
+leads and does not hold yet what was taken. It delays no acceptance.
+
+A wheel that cannot be made whole, since its medium refuses, is tried again every `AGAIN_MS`; it
+keeps no other one from it. So is an own wheel that was left because its medium refuses, and goes on
+refusing: the spare is opened meanwhile.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.node.awaiting import Awaiting
+from delaywheel_replica.core.node.events import VerifyWheel
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+
+AGAIN_MS: Final = 10_000
+
+
+class Verifying:
+    """Which wheels of one node are not verified yet."""
+
+    def __init__(self, wheels: Iterable[WheelId], awaiting: Awaiting) -> None:
+        """None is under way.
+
+        Args:
+            wheels: those that the start has found.
+            awaiting: what the store was asked for.
+        """
+        self.wheels = frozenset(wheels)
+        self._awaiting = awaiting
+        self._not_before_ms: dict[WheelId, int] = {}
+        self._told: dict[WheelId, WheelBeat] = {}
+
+    def __contains__(self, wheel: object) -> bool:
+        return wheel in self.wheels
+
+    def bears_on(self, origin: str, upto: int) -> bool:
+        """Whether one of them is a node's, and numbered up to this."""
+        return any(wheel.node == origin and wheel.number <= upto for wheel in self.wheels)
+
+    def tick(self, now_ms: int) -> list[VerifyWheel]:
+        """Those that are to be verified now."""
+        return [
+            VerifyWheel(wheel)
+            for wheel in sorted(self.wheels)
+            if now_ms >= self._not_before_ms.get(wheel, now_ms)
+            and not self._awaiting.has(VerifyWheel, wheel)
+        ]
+
+    def left(self, wheel: WheelId, told: WheelBeat | None, now_ms: int) -> None:
+        """An own wheel was left, and this was told of it last: what it holds is not known."""
+        self.wheels |= {wheel}
+        if told is not None:
+            self._told[wheel] = told
+        self.failed(wheel, now_ms)
+
+    def done(self, wheel: WheelId) -> WheelBeat | None:
+        """It is known now what is held of this one; what this life told of it when it left it."""
+        self._awaiting.done(VerifyWheel, wheel=wheel)
+        self.wheels -= {wheel}
+        return self._told.pop(wheel, None)
+
+    def failed(self, wheel: WheelId, now_ms: int) -> None:
+        """The medium refused."""
+        self._not_before_ms[wheel] = now_ms + AGAIN_MS

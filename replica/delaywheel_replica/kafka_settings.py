@@ -1,0 +1,190 @@
+"""Settings of the Kafka clients: the operator's, passed on verbatim, and those that keep promises.
+
+`PROMISES` are the settings that the protocol stands on. An operator's value for one of them is
+refused by name (see `refused`), never overwritten silently.
+
+The clients retry nothing inside one of our calls: `retry.backoff.ms` is longer than any call may
+take. librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late
+ends a later transaction of the same producer in the middle; the copy comes from the library's
+own retries. With this backoff, what would have been retried ends as a time-out: an unknown
+outcome, answered by a new candidacy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRANSACTION_TIMEOUT_MS = 10_000
+"""When everything dies, read_committed consumers wait this long at most for the broker's abort."""
+
+MAX_CALL_MS = 9_000
+"""No call that may end a transaction waits longer: below the broker's own abort."""
+
+NO_RETRY_BACKOFF_MS = 30_000
+
+DEFAULT_BATCH_BYTES = 1_000_000
+"""librdkafka's `batch.size`, unless the operator sets it."""
+
+DEFAULT_QUEUE_KBYTES = 1_048_576
+"""librdkafka's `queue.buffering.max.kbytes`, unless the operator sets it."""
+
+OWN_HEADERS = 4
+"""So many headers of ours, or one more, come last on every message that is forwarded."""
+
+BATCH_HEADER_BYTES = 61
+_VARINT_BYTES = 5
+_WHEEL_BYTES = 50  # the longest name of a wheel
+_RECORD_FIXED_BYTES = 1 + 1 + 1 + 4 * _VARINT_BYTES  # attributes, two deltas, four lengths
+_OWN_HEADERS_BYTES = sum(
+    len(name) + value_bytes + 2
+    for name, value_bytes in (
+        ("dw-id", 32),
+        ("dw-due", 19),
+        ("dw-accepted", 19),
+        ("dw-wheel", _WHEEL_BYTES),
+        ("dw-forwarded", 19),
+    )
+)
+FORWARD_ROOM_BYTES = BATCH_HEADER_BYTES + _RECORD_FIXED_BYTES + _OWN_HEADERS_BYTES
+"""What a message takes in Kafka, at most, beyond its key, value and encoded headers."""
+
+DEAD_ROOM_BYTES = 2_048
+"""What a dead letter may be larger than the greatest message, with all our headers."""
+
+MAX_REQUEST_BYTES = 90_000_000
+"""What the client lets pass: a message accepted under a larger limit than today's must still go
+out, or as a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
+
+PROMISES = frozenset(
+    {
+        "acks",
+        "delivery.report.only.error",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.gapless.guarantee",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "group.id",
+        "isolation.level",
+        "max.in.flight",
+        "max.in.flight.requests.per.connection",
+        "message.max.bytes",
+        "message.send.max.retries",
+        "message.timeout.ms",
+        "delivery.timeout.ms",
+        "on_delivery",
+        "dr_cb",
+        "partitioner",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retries",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "socket.timeout.ms",
+        "topic.metadata.propagation.max.ms",
+        "transaction.timeout.ms",
+        "transactional.id",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaNames:
+    """What is ours on the brokers; everything carries the cluster id."""
+
+    cluster_id: str
+
+    @property
+    def control(self) -> str:
+        """The topic of progress, leaders, nodes and wheels: one partition, compacted."""
+        return f"delaywheel-{self.cluster_id}-control"
+
+    @property
+    def outcomes(self) -> str:
+        """The topic that says what became of messages which were not forwarded."""
+        return f"delaywheel-{self.cluster_id}-outcomes"
+
+    @property
+    def dead(self) -> str:
+        """The dead-letter topic."""
+        return f"delaywheel-{self.cluster_id}-dead"
+
+    def leader_id(self, number: int) -> str:
+        """The transactional id of the leader's producer `number`."""
+        return f"delaywheel-{self.cluster_id}-leader-{number}"
+
+    def trial_id(self, number: int) -> str:
+        """The transactional ids of transactions that are always aborted."""
+        return f"delaywheel-{self.cluster_id}-trial-{number}"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """Client settings for one cluster."""
+
+    names: KafkaNames
+    client: Mapping[str, Any]
+    """The operator's settings, with `bootstrap.servers` among them."""
+    max_record_bytes: int = field(default=1_100_000)
+    """The greatest record we write: a greatest message with all our headers."""
+
+    @property
+    def compresses(self) -> bool:
+        """Whether a record may become smaller on the wire than it is."""
+        kinds = (self.client.get("compression.type"), self.client.get("compression.codec"))
+        return any(kind not in (None, "none") for kind in kinds)
+
+    def misfit(self) -> str | None:
+        """What the client library accepts, and we cannot work with; None: nothing."""
+        name = "queue.buffering.max.kbytes"
+        queue_bytes = int(self.client.get(name, DEFAULT_QUEUE_KBYTES)) * 1024
+        if queue_bytes < self.max_record_bytes:
+            return (
+                f"{name}={self.client[name]}: a record of ours may have {self.max_record_bytes}"
+                f" bytes (max_message_bytes and our headers); at least"
+                f" {-(-self.max_record_bytes // 1024)}"
+            )
+        return None
+
+    def producer(self, transactional_id: str, *, log_level: int = 4) -> dict[str, Any]:
+        """Settings of a transactional producer that retries nothing."""
+        return {
+            "log_level": log_level,
+            "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
+            "queue.buffering.max.messages": 1_000_000,
+            **self.client,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
+            "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
+            # Not the default 30 s: a topic that is not there would hold its transaction so long.
+            "topic.metadata.propagation.max.ms": 1_000,
+            "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
+            "partitioner": "murmur2_random",  # as Java's
+        }
+
+    def consumer(self) -> dict[str, Any]:
+        """Settings of the reader of the control topic; it is in no group."""
+        return {
+            "log_level": 3,
+            "fetch.wait.max.ms": 500,
+            **self.client,
+            "group.id": f"delaywheel-{self.names.cluster_id}-reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+        }
+
+    def admin(self) -> dict[str, Any]:
+        """Settings of a client that asks about topics and makes ours."""
+        return {"log_level": 3, **self.client}
+
+
+def refused(client: Iterable[str]) -> list[str]:
+    """Those of the operator's settings that keep promises and are not theirs to set."""
+    return sorted(PROMISES & set(client))

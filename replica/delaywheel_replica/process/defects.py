@@ -1,0 +1,48 @@
+"""A defect ends its process, so that a node is never half alive.
+
+The supervisor starts the process again.
+
+| an exception in | ends the process by |
+|---|---|
+| a thread of ours | ``end_with_any_thread`` |
+| what asyncio's loop calls, which logs it and goes on | ``fatal`` |
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from delaywheel_replica.process.logs import get_logger
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_log = get_logger(__name__)
+
+
+def end_with_any_thread() -> None:
+    """From now on an exception that ends a thread ends the process with 1, after a line of log."""
+    threading.excepthook = _end_process
+
+
+def fatal(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The same call, but what it raises ends the process with 1, after a line of log."""
+
+    @wraps(call)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever it is, nobody else would see it
+            _log.critical("call failed", call=call.__qualname__, exc_info=True)
+            os._exit(1)
+
+    return guarded
+
+
+def _end_process(arguments: threading.ExceptHookArgs) -> None:
+    name = arguments.thread.name if arguments.thread is not None else "?"
+    error = arguments.exc_value
+    _log.critical("thread failed", thread=name, exc_info=error if error is not None else True)
+    os._exit(1)

@@ -1,0 +1,94 @@
+"""What a node's processes inherit from their supervisor.
+
+Descriptors by number and texts, in environment variables. The supervisor uses the standard
+library alone, so that it costs next to nothing and has nothing to fail: this module must not
+import anything else either.
+"""
+
+import json
+import os
+import signal
+import threading
+from typing import Any, Final
+
+RESOLVED_VARIABLE: Final = "DELAYWHEEL_RESOLVED"
+"""The node's checked configuration as JSON."""
+
+SOURCES_VARIABLE: Final = "DELAYWHEEL_SOURCES"
+"""Which file and flags that configuration was read from, as JSON, to read it anew."""
+
+SETTINGS_FD_VARIABLE: Final = "DELAYWHEEL_SETTINGS_FD"
+"""A file in memory: what of the settings was reloaded last, as JSON; SIGHUP tells of it."""
+
+RELOADABLE: Final = ("levels", "log_level")
+"""Settings that a running node takes over; all others need a restart."""
+
+LINK_FD_VARIABLE: Final = "DELAYWHEEL_LINK_FD"
+"""One end of the pair of sockets between server and cleaner."""
+
+LIFE_FD_VARIABLE: Final = "DELAYWHEEL_LIFE_FD"
+"""A pipe that nobody writes to: its end tells that the supervisor is gone."""
+
+ROW_FD_VARIABLE: Final = "DELAYWHEEL_ROW_FD"
+"""A file in memory: what the server tells its cleaner, also while the data folder's disk hangs."""
+
+READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
+"""A pipe to the supervisor: the server writes its address there once it takes calls."""
+
+ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
+"""Where the server listened before it was restarted: it tries to come back to the same port."""
+
+ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2"}
+"""glibc's settings, in the environment of the children.
+
+Its arenas fragment: two are enough for processes of one busy thread.
+"""
+
+EXIT_HOPELESS: Final = 78
+"""Exit code of a child that would fail in the same way if it were restarted (EX_CONFIG)."""
+
+EXIT_ORPHANED: Final = 111
+"""Exit code of a child whose supervisor is gone; for the eyes of a tracing operator only."""
+
+
+def exit_with_supervisor() -> None:
+    """From now on this process ends at once when its supervisor does, however that happens.
+
+    A thread that sleeps in the kernel: it works even while the main thread is stuck. Whatever
+    is written stays written, so there is nothing to tidy up first.
+    """
+    descriptor = int(os.environ[LIFE_FD_VARIABLE])
+    threading.Thread(target=_wait_and_exit, args=(descriptor,), name="life", daemon=True).start()
+
+
+def tell_ready(address: str) -> None:
+    """Tells the supervisor, if there is one, where this server takes calls."""
+    descriptor = os.environ.get(READY_FD_VARIABLE)
+    if descriptor is not None:
+        os.write(int(descriptor), f"{address}\n".encode())
+
+
+def reloaded() -> dict[str, Any] | None:
+    """What of the settings was reloaded last; None: nothing, or there is no supervisor."""
+    descriptor = os.environ.get(SETTINGS_FD_VARIABLE)
+    content = b"" if descriptor is None else os.pread(int(descriptor), 1 << 20, 0)
+    try:
+        return json.loads(content) if content else None
+    except ValueError:  # it is being written: another signal follows
+        return None
+
+
+def take_hangups() -> None:
+    """Lets SIGHUP through, once somebody is there for it: the supervisor has it wait till then."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def server_row_fd() -> int | None:
+    """The descriptor of the server's row; None: there is no supervisor, so it lies on the disk."""
+    descriptor = os.environ.get(ROW_FD_VARIABLE)
+    return None if descriptor is None else int(descriptor)
+
+
+def _wait_and_exit(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os._exit(EXIT_ORPHANED)

@@ -1,0 +1,93 @@
+"""Logging of the node's processes: structlog to stderr, for people or as JSON.
+
+Libraries that use ``logging`` are bridged into the same stream and format.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Literal
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Whoever imports it meanwhile takes it that it is not installed."""
+    before = sys.modules.get(package)
+    sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+        if before is not None:
+            sys.modules[package] = before
+
+
+# structlog imports rich wherever it is installed, to show tracebacks in a way that is not ours:
+# a tenth of what a node's processes compute to start. So nobody imports structlog but here.
+with _hidden("rich"):
+    import structlog
+    from structlog.tracebacks import ExceptionDictTransformer
+    from structlog.typing import WrappedLogger
+
+# Without local variables: they may hold callers' messages, and to format them takes the event loop
+# half a second.
+_TRACEBACKS: Final = ExceptionDictTransformer(show_locals=False)
+
+get_logger: Final = structlog.get_logger  # noqa: TID251 - this is where all have it from
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> None:
+    """Makes every log line of this process look alike and say which process it is."""
+    shared: list[structlog.typing.Processor] = [
+        _names(process),
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor
+    if log_format == "json":
+        shared.append(structlog.processors.ExceptionRenderer(_TRACEBACKS))
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: LogLevel) -> None:
+    """From now on this process logs what is of this level or above."""
+    logging.getLogger().setLevel(level.upper())
+
+
+def _names(process: str) -> structlog.typing.Processor:
+    """Adds the process's name; bound context would be one thread's own."""
+
+    def add(
+        _logger: WrappedLogger, _method: str, event: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        event["process"] = process
+        return event
+
+    return add

@@ -1,0 +1,97 @@
+"""SIGHUP: the supervisor has its node's settings read anew, and tells its processes.
+
+Like the supervisor it uses the standard library alone: another process reads and checks them.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Final, NamedTuple
+
+from delaywheel_replica.process.inheritance import RELOADABLE, RESOLVED_VARIABLE, SOURCES_VARIABLE
+
+_COMMAND: Final = (sys.executable, "-P", "-m", "delaywheel_replica.reread")
+
+
+class Reread(NamedTuple):
+    """What came of reading the settings anew."""
+
+    said: str
+    # Whether there is something for the node's processes to take over.
+    changed: bool = False
+
+
+class Reload:
+    """What of the settings can change while the node runs.
+
+    Attributes:
+        settings_fd: a file in memory, for the node's processes: what was reloaded last.
+    """
+
+    def __init__(self) -> None:
+        """Prepares; there is nothing to be taken over yet."""
+        self.settings_fd = os.memfd_create("settings")
+        self._output_fd = -1
+        self._process: subprocess.Popen[bytes] | None = None
+        self._again = False
+        self.pidfd = -1
+
+    def begin(self) -> str | None:
+        """Starts reading; says why not, if it does not."""
+        if SOURCES_VARIABLE not in os.environ:
+            return "where the settings were read from is not known: they stay as they are"
+        if self._process is not None:  # it may have read the file already
+            self._again = True
+            return None
+        self._output_fd = os.memfd_create("reread")
+        try:
+            process = subprocess.Popen(
+                _COMMAND, stdin=subprocess.DEVNULL, stdout=self._output_fd, process_group=0
+            )
+            self._process, self.pidfd = process, os.pidfd_open(process.pid)
+        except OSError as error:
+            self.close()
+            return f"the settings stay as they are: {error}"
+        return None
+
+    def end(self) -> Reread:
+        """What was read, once the process has ended; sees to it that new children have it, too."""
+        assert self._process is not None
+        code = self._process.wait()
+        content = os.pread(self._output_fd, os.fstat(self._output_fd).st_size, 0).decode()
+        self.close()
+        if code != 0:
+            return Reread(f"the settings stay as they are: {content.strip() or f'code {code}'}")
+        known, read = json.loads(os.environ[RESOLVED_VARIABLE]), json.loads(content)
+        changed = sorted(name for name in read if read[name] != known[name])
+        taken = [name for name in changed if name in RELOADABLE]
+        kept = [name for name in changed if name not in RELOADABLE]
+        if taken:
+            new = {name: read[name] for name in RELOADABLE}
+            os.environ[RESOLVED_VARIABLE] = json.dumps({**known, **new})
+            told = json.dumps(new).encode()
+            os.pwrite(self.settings_fd, told, 0)
+            os.ftruncate(self.settings_fd, len(told))
+        said = [f"settings reloaded: {', '.join(taken) or 'none has changed'}"]
+        if kept:
+            said.append(f"changed too, and only a restart takes it over: {', '.join(kept)}")
+        return Reread("; ".join(said), bool(taken))
+
+    def wanted_again(self) -> bool:
+        """Whether another signal came meanwhile; true once."""
+        again, self._again = self._again, False
+        return again
+
+    def close(self) -> None:
+        """Ends the reading, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+        if self._output_fd >= 0:
+            os.close(self._output_fd)
+            self._output_fd = -1

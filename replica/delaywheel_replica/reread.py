@@ -1,0 +1,32 @@
+"""Reads a running node's settings anew: ``python -m delaywheel_replica.reread``.
+
+Started by its supervisor, which has no library to read them with. Prints what it read
+(``Config.resolved``) and exits with 0; or what is wrong with it, one fault a line, and 1.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from delaywheel_replica.cleaner.kafka.client_check import client_faults
+from delaywheel_replica.config_sources import ConfigError, load_config
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VARIABLE
+
+
+def main() -> int:
+    """Reads the sources that the environment names."""
+    sources = json.loads(os.environ.pop(SOURCES_VARIABLE))
+    os.environ.pop(RESOLVED_VARIABLE, None)  # it is no setting
+    file = None if sources["file"] is None else Path(sources["file"])
+    try:
+        config = load_config(file=file, flags=dict(sources["flags"]), checks=[client_faults])
+    except ConfigError as error:
+        print(error)  # noqa: T201 - the supervisor reads it
+        return 1
+    print(config.resolved())  # noqa: T201 - as above
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

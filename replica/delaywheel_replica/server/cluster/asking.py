@@ -1,0 +1,148 @@
+"""DescribeCluster and ListSlots: what this node knows, or what all members say, joined."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.config import Config
+from delaywheel_replica.server.cluster.details import Details
+from delaywheel_replica.server.cluster.merging import joined, slots_joined
+from delaywheel_replica.server.lookup.describe import describe_cluster
+from delaywheel_replica.server.lookup.queries import Queries, slots_at_most
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import Refusal
+
+_ANSWER_S: Final = 2.0
+# Of the time that a caller waits, so much is for the others' answers: ours shall still arrive.
+_SHARE: Final = 0.7
+# Details are told for so long, and for so many times as long as it took to look: whoever asks
+# without end has the node look for no more than a tenth of its time.
+_DETAILS_AGE_S: Final = 0.25
+_DETAILS_REST: Final = 10
+# So many callers at once have all other nodes asked; each takes a connection to each.
+_ASKS: Final = 4
+
+
+class Asking:
+    """Answers for the whole cluster. For the event loop's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        view: NodeView,
+        passing: Passing,
+        queries: Queries,
+        details: Details,
+        *,
+        address: Callable[[], str],
+        refusal: Callable[[], Refusal | None],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            config: of the node.
+            view: what its parts know.
+            passing: makes calls to the other nodes.
+            queries: looks at what this node holds.
+            details: looks at its disk for what is described.
+            address: where callers reach the node.
+            refusal: why it takes no messages now; None: it does.
+        """
+        self._config = config
+        self._view = view
+        self._passing = passing
+        self._queries = queries
+        self._details = details
+        self._address = address
+        self._refusal = refusal
+        # The details that were made last, or are being made; None: they are too old.
+        self._details_made: asyncio.Future[pb.DescribeClusterResponse] | None = None
+        self._asks = asyncio.Semaphore(_ASKS)
+
+    async def describe(
+        self, request: pb.DescribeClusterRequest, remaining_s: float | None
+    ) -> pb.DescribeClusterResponse:
+        """The cluster.
+
+        Args:
+            request: with or without details, of one node or all.
+            remaining_s: how long the caller waits; None: as long as it takes.
+        """
+        if not request.all_members:
+            return await self._described(details=request.details)
+        question = pb.DescribeClusterRequest(details=True)
+        async with self._asks:
+            own, others = await asyncio.gather(
+                self._described(details=True),
+                self._passing.ask_all(
+                    lambda channel, within_s: rpc.DelayWheelStub(channel).DescribeCluster(
+                        question, timeout=within_s
+                    ),
+                    within_s=_within_s(remaining_s),
+                ),
+            )
+        return joined(own, others)
+
+    async def list_slots(
+        self, request: pb.ListSlotsRequest, remaining_s: float | None
+    ) -> pb.ListSlotsResponse:
+        """The seconds that hold messages.
+
+        Args:
+            request: of this node or of all.
+            remaining_s: how long the caller waits; None: as long as it takes.
+        """
+        if not request.all_members:
+            return await self._queries.list_slots(request)
+        question = pb.ListSlotsRequest()
+        question.CopyFrom(request)
+        question.all_members = False
+        async with self._asks:
+            others = await self._passing.ask_all(
+                lambda channel, within_s: rpc.DelayWheelStub(channel).ListSlots(
+                    question, timeout=within_s
+                ),
+                within_s=_within_s(remaining_s),
+            )
+        own = await self._queries.list_slots(question)
+        return await self._queries.for_lists(
+            lambda: slots_joined(own, others, slots_at_most(request))
+        )
+
+    async def _described(self, *, details: bool) -> pb.DescribeClusterResponse:
+        if not details:
+            return self._without_details()
+        if self._details_made is None:
+            self._details_made = asyncio.ensure_future(self._with_details())
+        answer = pb.DescribeClusterResponse()
+        answer.CopyFrom(await asyncio.shield(self._details_made))
+        return answer
+
+    def _without_details(self) -> pb.DescribeClusterResponse:
+        return describe_cluster(
+            self._config, self._view, self._view.status(), self._address(), refusal=self._refusal()
+        )
+
+    async def _with_details(self) -> pb.DescribeClusterResponse:
+        """Looks at the disk: for all who ask meanwhile, and for a while afterwards."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        try:
+            answer = self._without_details()
+            await asyncio.to_thread(self._details.add_to, answer, self._view.status())
+        except BaseException:
+            self._forget_details()
+            raise
+        took_s = loop.time() - began_s
+        loop.call_later(max(_DETAILS_AGE_S, took_s * _DETAILS_REST), self._forget_details)
+        return answer
+
+    def _forget_details(self) -> None:
+        self._details_made = None
+
+
+def _within_s(remaining_s: float | None) -> float:
+    return _ANSWER_S if remaining_s is None else min(_ANSWER_S, remaining_s * _SHARE)

@@ -1,0 +1,125 @@
+"""What a description of the cluster has beyond what the node knows without looking at its disk.
+
+Who holds how much of each wheel (replicas.py), what the node says of itself since its processes
+started, and how many messages are pending, each counted once.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.writing.dial import DialView
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.server.cluster.merging import counted_once
+from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger_lag_frames, wall_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a node has to say of itself.
+
+    Attributes:
+        started_ms: when its server started, Unix milliseconds.
+        in_sync_changes: how often the members in sync with its open wheel changed since.
+        books: how the publication of its ledger stands.
+    """
+
+    started_ms: int
+    in_sync_changes: Callable[[], int]
+    books: Callable[[], BooksState]
+
+
+class Details:
+    """Adds them. For any thread but the event loop's: it reads files."""
+
+    def __init__(self, disk: Disk, data: Path, view: NodeView, said: Said) -> None:
+        """Prepares.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder; it has a dial.
+            view: what the parts know of the node.
+            said: what it says of itself.
+        """
+        self._view = view
+        self._said = said
+        self._dial = DialView(disk, data)
+        self._lags = Lags(disk, data, wall_ms=wall_ms)
+
+    def add_to(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> None:
+        """Completes what the node knows of the cluster.
+
+        Args:
+            answer: without details.
+            status: of this node's server, from which the answer was made.
+        """
+        self._add_replicas(answer.wheels, status)
+        report = self._report(answer, status.beat)
+        for member in answer.members:
+            if member.node == answer.node:
+                member.report.CopyFrom(report)
+        pending = pb.Pending(
+            messages=report.pending_messages, length_bytes=report.pending_bytes, node=answer.node
+        )
+        answer.pending.CopyFrom(counted_once(answer.wheels, {answer.node: pending}))
+
+    def _add_replicas(self, rows: Collection[pb.WheelStatus], status: ServerStatus) -> None:
+        cleaner = self._view.cleaner.status
+        if cleaner is None:
+            return
+        known = replicas_of(cleaner.control, status, self._view.in_sync())
+        for row in rows:
+            wheel = WheelId.parse(row.wheel)
+            replicas = known.get(wheel, [])
+            self._lags.tell(wheel, replicas, cleaner.floor or 0)
+            row.replicas.extend(replicas)
+
+    def _report(self, answer: pb.DescribeClusterResponse, beat: Beat) -> pb.MemberReport:
+        report = pb.MemberReport(
+            version=version("delaywheel"),
+            now_ms=wall_ms(),
+            server_started_ms=self._said.started_ms,
+            in_sync_changes=self._said.in_sync_changes(),
+            ledger=self._ledger(beat),
+            verifying_wheels=len(beat.verifying),
+            wheels=len(beat.verifying | (beat.wheels.keys() - {beat.spare})),
+        )
+        if answer.HasField("refusing"):
+            report.refusing.CopyFrom(answer.refusing)
+        cleaner = self._view.cleaner.status
+        if cleaner is not None:
+            report.cleaner_started_ms = cleaner.started_ms
+            report.elections = cleaner.counters.get("elections", 0)
+            report.dead_letters = cleaner.counters.get("dead_lettered", 0)
+        fresh = self._view.cleaner.fresh()
+        if fresh is not None:
+            report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
+            report.unavailable_topics.extend(fresh.unavailable_topics)
+        progress = None if cleaner is None else cleaner.progress
+        for row in self._dial.pending(wall_ms() // 1000, done_slot(progress)):
+            report.pending_messages += row.messages
+            report.pending_bytes += row.length_bytes
+        return report
+
+    def _ledger(self, beat: Beat) -> pb.LedgerReport:
+        state = self._said.books()
+        return pb.LedgerReport(
+            place=state.place,
+            lag_frames=ledger_lag_frames(beat),
+            failure=state.failure or "",
+            failing_since_ms=state.failing_since_ms,
+            gaps=state.gaps,
+            gap_messages=state.gap_messages,
+        )
+
+
+def _of_kafka(cleaner: CleanerStatus) -> str:
+    """What keeps the cleaner from working, or else what endangers its work."""
+    return cleaner.kafka_error or "; ".join(cleaner.kafka_warnings)

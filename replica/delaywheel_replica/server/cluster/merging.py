@@ -1,0 +1,222 @@
+"""Joins what the nodes of a cluster say into one answer.
+
+| of | whose word counts |
+|---|---|
+| a node | its own; of one that gave none it is told why |
+| a wheel that somebody knows to be closed | of those the leader's, or the next below |
+| a wheel that its own node uses | its own node's: whom it waits for, nobody else knows |
+| any other wheel | the leader's node's, else the answering one's, else anybody's |
+| leader, floor, progress | the newest |
+| lateness | the leader's; while nobody leads, that of who knows most to be done |
+
+A row is taken as a whole, never mixed: its numbers are of one moment and one view, and it says
+whose. What a node says of its wheels from another folder than the registered one is nothing.
+"""
+
+from collections.abc import Collection, Mapping
+from itertools import chain
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.node.calls_to_nodes import Silent
+
+_IN_USE = frozenset({pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE})
+
+
+def joined(
+    own: pb.DescribeClusterResponse, others: Mapping[str, pb.DescribeClusterResponse | Silent]
+) -> pb.DescribeClusterResponse:
+    """The cluster as its nodes describe it.
+
+    Args:
+        own: of the answering node, with details.
+        others: of each other member, with details, or why there is none.
+    """
+    told: dict[str, pb.DescribeClusterResponse] = {own.node: own}
+    silent: dict[str, str] = {}
+    for node, other in others.items():
+        if isinstance(other, Silent):
+            silent[node] = other.why
+        elif (other.cluster_id, other.node) != (own.cluster_id, node):
+            silent[node] = f"at its address answers {other.node} of cluster {other.cluster_id}"
+        else:
+            told[node] = other
+    answer = pb.DescribeClusterResponse()
+    answer.CopyFrom(own)
+    _join_leader(answer, told)
+    _join_members(answer, told, silent)
+    _join_wheels(answer, told)
+    pending = {node: each.pending for node, each in told.items() if each.HasField("pending")}
+    if pending:
+        answer.pending.CopyFrom(counted_once(answer.wheels, pending))
+    return answer
+
+
+def _join_leader(
+    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+) -> None:
+    leaders = [each.leader for each in told.values() if each.HasField("leader")]
+    if leaders:
+        answer.leader.CopyFrom(max(leaders, key=lambda leader: leader.epoch))
+    _join_lateness(answer, told)
+    floors = [each.floor for each in told.values() if each.HasField("floor")]
+    if floors:
+        answer.floor = max(floors)
+    done = [each.progress for each in told.values() if each.HasField("progress")]
+    if done:
+        answer.progress.CopyFrom(max(done, key=_order))
+
+
+def _order(progress: pb.Progress) -> tuple[int, int]:
+    """The newest has the greatest: it goes back only where it was set back."""
+    return progress.set_backs, progress.due_ms
+
+
+def _join_lateness(
+    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+) -> None:
+    """The leader's word; without it the least: who knows of more that is done knows better."""
+    known = {node: each.lateness_ms for node, each in told.items() if each.HasField("lateness_ms")}
+    if answer.HasField("leader") and answer.leader.node in known:
+        answer.lateness_ms = known[answer.leader.node]
+    elif known:
+        answer.lateness_ms = min(known.values())
+
+
+def _join_members(
+    answer: pb.DescribeClusterResponse,
+    told: Mapping[str, pb.DescribeClusterResponse],
+    silent: Mapping[str, str],
+) -> None:
+    for member in answer.members:
+        if member.node == answer.node:
+            continue
+        said = _of_itself(told.get(member.node))
+        if said is None:
+            member.accepting = False
+            member.silent = silent.get(member.node, "it was not asked")
+            continue
+        member.address = said.address
+        member.accepting, member.complete = said.accepting, said.complete
+        if said.HasField("report"):
+            member.report.CopyFrom(said.report)
+
+
+def _of_itself(answer: pb.DescribeClusterResponse | None) -> pb.Member | None:
+    if answer is None:
+        return None
+    return next((row for row in answer.members if row.node == answer.node), None)
+
+
+def _join_wheels(
+    answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
+) -> None:
+    leader = answer.leader.node
+    order = [node for node in (leader, answer.node, *told) if node in told]
+    rows: dict[str, dict[str, pb.WheelStatus]] = {}
+    for node in dict.fromkeys(order):
+        for row in told[node].wheels:
+            rows.setdefault(row.wheel, {})[node] = row
+    replaced = {
+        member.node
+        for member in chain(answer.members, told[order[0]].members)
+        if member.storage_replaced
+    }
+    del answer.wheels[:]
+    for wheel in sorted(rows, key=_by_number):
+        teller = _teller(rows[wheel], replaced)
+        row = answer.wheels.add(told_by=teller)
+        row.MergeFrom(rows[wheel][teller])
+
+
+def _teller(rows: Mapping[str, pb.WheelStatus], replaced: Collection[str]) -> str:
+    """Whose word counts of a wheel; the rows are in the order of preference."""
+    for node, row in rows.items():
+        if row.state == pb.WHEEL_STATE_CLOSED:
+            return node
+    first, row = next(iter(rows.items()))
+    own = rows.get(row.node)
+    if own is not None and own.state in _IN_USE and row.node not in replaced:
+        return row.node
+    return first
+
+
+def _by_number(wheel: str) -> tuple[str, int]:
+    node, _, number = wheel.rpartition(".")
+    return node, int(number)
+
+
+def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pending]) -> pb.Pending:
+    """The pending messages of a cluster: those of one node that holds all that is acknowledged.
+
+    A node's disk has each message once, be it its own or a copy. One that is in sync with every
+    wheel lacks none of those that callers were told of.
+
+    Args:
+        wheels: all of them, with their replicas.
+        held: what each node has on its disk; of one at least.
+    """
+    registered = [row for row in wheels if row.replicas]
+    whole = {node for node in held if registered and all(_has(row, node) for row in registered)}
+    fullest = max(whole or held, key=lambda node: (held[node].messages, node))
+    found = held[fullest]
+    return pb.Pending(
+        messages=found.messages,
+        length_bytes=found.length_bytes,
+        node=fullest,
+        at_least=not whole,
+    )
+
+
+def _has(row: pb.WheelStatus, node: str) -> bool:
+    """Whether a node has all of a wheel that counts; of many wheels there is nothing to be had."""
+    if not row.applied_seq and not row.final_seq:
+        return True
+    states = {replica.node: replica.state for replica in row.replicas}
+    return states.get(node) == pb.REPLICA_STATE_IN_SYNC
+
+
+def slots_joined(
+    own: pb.ListSlotsResponse, others: Mapping[str, pb.ListSlotsResponse | Silent], limit: int
+) -> pb.ListSlotsResponse:
+    """The seconds of a cluster: of each the fullest count.
+
+    A node's count has each message once, be it its own or a copy; whoever holds a second wholly
+    has the greatest. So nothing is counted twice, and what is counted too little is what no
+    single node holds: frames under way between two of them.
+
+    Args:
+        own: of the answering node.
+        others: of each other member, to the same question, or why there is none.
+        limit: so many seconds at most.
+    """
+    told = {own.node: own}
+    answer = pb.ListSlotsResponse(node=own.node, wheels=own.wheels)
+    for node, other in others.items():
+        if isinstance(other, Silent):
+            answer.silent.add(node=node, why=other.why)
+        else:
+            told[node] = other
+    answer.counted_by.extend(told)
+    done = [each.progress for each in told.values() if each.HasField("progress")]
+    if done:
+        answer.progress.CopyFrom(max(done, key=_order))
+    # Beyond the first page that ends, not everybody has told what there is.
+    ends = [each.next_slot for each in told.values() if each.HasField("next_slot")]
+    found: dict[int, list[pb.SlotRow]] = {}
+    for row in chain.from_iterable(each.slots for each in told.values()):
+        if not ends or row.slot < min(ends):
+            found.setdefault(row.slot, []).append(row)
+    slots = sorted(found)
+    answer.slots.extend(_fullest(found[slot]) for slot in slots[:limit])
+    ends += slots[limit : limit + 1]
+    if ends:
+        answer.next_slot = min(ends)
+    return answer
+
+
+def _fullest(rows: list[pb.SlotRow]) -> pb.SlotRow:
+    counts = [(row.frames, row.messages, row.cancels, row.length_bytes, row.wheels) for row in rows]
+    row = pb.SlotRow()
+    row.CopyFrom(rows[counts.index(max(counts))])
+    row.copies = counts.count(max(counts))
+    return row

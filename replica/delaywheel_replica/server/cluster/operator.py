@@ -1,0 +1,340 @@
+"""What operators do: replace a node's data folder, take a node out for good, set w back.
+
+Only the cleaner that leads can commit it, and it forgets what it was told with its office. So any
+node passes the call on to the leader's node, and that one repeats it to its cleaner until the
+cleaner's row shows it committed. What is refused, is refused before anything was asked for.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final, TypeVar
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.core.leader.registration import wheels_of_a_node
+from delaywheel_replica.core.leader.replacing import frames_at_risk
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.link import NodeStorage, SetBack
+from delaywheel_replica.server.node.answering import Context
+from delaywheel_replica.server.node.calls_to_nodes import AS_PASSED, Passing, was_passed
+from delaywheel_replica.server.node.node_view import (
+    NodeView,
+    beats_heard,
+    monotonic_ms,
+    storage_is_replaced,
+    wall_ms,
+)
+from delaywheel_replica.server.node.refusals import RefusedError, quoted
+
+_WAIT_S: Final = 10.0
+_AGAIN_S: Final = 0.1
+_TIMEOUT_S: Final = 12.0
+
+_Answer = TypeVar("_Answer")
+
+
+def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes: int) -> str:
+    """Why a node gets no wheel, as far as the registry tells; else nothing."""
+    if cleaner is None:
+        return ""
+    if not storage_is_replaced(cleaner, node, storage):
+        count = sum(wheel.node == node for wheel in cleaner.wheels)
+        if count < wheels_of_a_node(nodes):
+            return ""
+        return (
+            f"TOO_MANY_WHEELS: node {node} has {count} wheels with messages that are pending: it"
+            " started very often. It gets another one when one of these is done with"
+        )
+    known = cleaner.nodes[node].storage
+    what = "taken out" if known == REMOVED else f"registered with storage {known}"
+    return (
+        f"STORAGE_REPLACED: node {node} runs on storage {storage}, but is {what}."
+        f" If that is to stay so: delaywheel node replace {node}"
+    )
+
+
+class Operator:
+    """Decides and sees to it. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        passing: Passing,
+        *,
+        members: Collection[str],
+        tell: Callable[[NodeStorage | SetBack], object],
+        wait_s: float = _WAIT_S,
+    ) -> None:
+        """Prepares.
+
+        Args:
+            view: what the parts know of the node.
+            passing: knows the way to the leader's node.
+            members: the nodes that this one's settings name.
+            tell: tells the cleaner; what it does not hear is told again.
+            wait_s: how long a change may take to be committed.
+        """
+        self._view = view
+        self._passing = passing
+        self._members = members
+        self._tell = tell
+        self._wait_s = wait_s
+        # Two words about one thing, each repeated, would replace each other without end.
+        self._one_at_a_time = asyncio.Lock()
+
+    async def replace(
+        self, request: pb.ReplaceNodeRequest, *, passed: bool
+    ) -> pb.ReplaceNodeResponse:
+        """Lets the data folder that is heard, or the one that is named, stand for a node.
+
+        Args:
+            request: which node.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
+                NODE_CHANGE_UNKNOWN.
+        """
+        there = await self._elsewhere(
+            lambda stub: stub.ReplaceNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.NODE_CHANGE_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
+        async with self._one_at_a_time:
+            storage = self._new_storage(request.node, request.storage)
+            change = await self._changed(request.node, storage, dry_run=request.dry_run)
+        return pb.ReplaceNodeResponse(change=change)
+
+    async def remove(self, request: pb.RemoveNodeRequest, *, passed: bool) -> pb.RemoveNodeResponse:
+        """Takes a node out for good.
+
+        Args:
+            request: which node.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
+        """
+        there = await self._elsewhere(
+            lambda stub: stub.RemoveNode(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.NODE_CHANGE_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
+        async with self._one_at_a_time:
+            self._refuse_used(request.node)
+            change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
+        return pb.RemoveNodeResponse(change=change)
+
+    async def set_back(self, request: pb.SetBackRequest, *, passed: bool) -> pb.SetBackResponse:
+        """Sets w back to the leader's clock.
+
+        Args:
+            request: how often it was set back, as the operator knows.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
+        """
+        there = await self._elsewhere(
+            lambda stub: stub.SetBack(request, timeout=_TIMEOUT_S, metadata=AS_PASSED),
+            Reason.SET_BACK_UNKNOWN,
+            passed=passed,
+        )
+        if there is not None:
+            return there
+        async with self._one_at_a_time:
+            before = self._progress()
+            if not request.dry_run and request.set_backs < before.set_backs:
+                return self._set_back(before)  # done by an earlier call
+            after = before.set_back(wall_ms())
+            if isinstance(after, SetBackRefusal):
+                raise RefusedError(Reason[after.name])
+            if request.dry_run:
+                return self._told(before.set_backs, before.due_ms, after)
+            if request.set_backs > before.set_backs:
+                raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It never was so often")
+            return self._set_back(await self._commit_set_back(before))
+
+    def _progress(self) -> Progress:
+        progress = self._control().progress
+        if progress is None:
+            raise RefusedError(Reason.NOTHING_TO_SET_BACK, "Nothing was ever forwarded")
+        return progress
+
+    async def _commit_set_back(self, before: Progress) -> Progress:
+        def is_committed() -> bool:
+            progress = self._progress()
+            if progress.set_backs != before.set_backs:
+                return True
+            if progress.due_ms <= wall_ms():
+                raise RefusedError(Reason.NOTHING_TO_SET_BACK)
+            return False
+
+        word = SetBack(before.set_backs)
+        await self._tell_until(is_committed, word, unknown=Reason.SET_BACK_UNKNOWN)
+        return self._progress()
+
+    def _set_back(self, progress: Progress) -> pb.SetBackResponse:
+        """What was committed; some of it may be past by now."""
+        forwarded_to_ms = progress.ahead[-1].due_ms if progress.ahead else progress.due_ms
+        return self._told(progress.set_backs - 1, forwarded_to_ms, progress)
+
+    def _told(self, set_backs: int, forwarded_to_ms: int, progress: Progress) -> pb.SetBackResponse:
+        return pb.SetBackResponse(
+            node=self._view.status().beat.node,
+            set_backs=set_backs,
+            forwarded_to_ms=forwarded_to_ms,
+            goes_on_from_ms=progress.due_ms,
+            floor=progress.floor,
+        )
+
+    async def _elsewhere(
+        self,
+        call: "Callable[[rpc.DelayWheelAdminAsyncStub], Awaitable[_Answer]]",
+        unknown: Reason,
+        *,
+        passed: bool,
+    ) -> _Answer | None:
+        """What the leader's node answers to the same call; None: this one is it.
+
+        Raises:
+            RefusedError: as there, `unknown` if no reason was given; or nobody leads, as far as
+                this node knows.
+        """
+        if self._leads():
+            return None
+        address = None if passed else self._passing.leader_address()
+        if address is None:
+            raise RefusedError(Reason.NO_LEADER)
+        return await self._passing.call(
+            address, lambda channel: call(rpc.DelayWheelAdminStub(channel)), unknown=unknown
+        )
+
+    def _leads(self) -> bool:
+        """Resting counts: who waits for frames of a lost folder waits for this very word."""
+        cleaner = self._view.cleaner.status
+        return cleaner is not None and cleaner.is_in_office(monotonic_ms())
+
+    def _control(self) -> ControlState:
+        cleaner = self._view.cleaner.status
+        return ControlState() if cleaner is None else cleaner.control
+
+    def _refuse_unknown(self, node: str) -> None:
+        if node not in self._members and node not in self._control().nodes:
+            raise RefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
+
+    def _new_storage(self, node: str, wanted: str) -> str:
+        """The one that is heard; another one that was asked for may be a slip, or not there yet."""
+        self._refuse_unknown(node)
+        known = self._control().nodes.get(node)
+        if known is None:
+            raise RefusedError(
+                Reason.NOTHING_TO_REPLACE,
+                f"Node {node} was never registered: it will be with the first folder that is heard",
+            )
+        heard = beats_heard(self._view.status()).get(node)
+        if heard is None:
+            raise RefusedError(Reason.NODE_NOT_HEARD, f"Node {node} is not heard")
+        if wanted not in {"", heard.storage}:
+            raise RefusedError(
+                Reason.NODE_NOT_HEARD,
+                f"Node {node} runs on storage {heard.storage}, not on {wanted}",
+            )
+        if heard.storage == known.storage:
+            raise RefusedError(
+                Reason.NOTHING_TO_REPLACE, f"Node {node} runs on storage {known.storage}"
+            )
+        return heard.storage
+
+    def _refuse_used(self, node: str) -> None:
+        self._refuse_unknown(node)
+        if node == self._view.status().beat.node:
+            raise RefusedError(Reason.NODE_LEADS, f"Node {node} leads")
+        if node in self._members:
+            raise RefusedError(Reason.NODE_IN_USE, f"Node {node} is among the leader's members")
+
+    async def _changed(self, node: str, storage: str, *, dry_run: bool) -> pb.NodeChange:
+        """The change, once it is committed."""
+        control, status = self._control(), self._view.status()
+        before = control.nodes[node].storage
+        change = pb.NodeChange(
+            node=node,
+            storage_before=_shown(before),
+            storage=_shown(storage),
+            wheels=[
+                pb.WheelAtRisk(wheel=str(wheel), frames=frames)
+                for wheel, frames in frames_at_risk(control, node, _all_beats(status)).items()
+            ],
+        )
+        if not dry_run and before != storage:
+            await self._commit(node, storage)
+        return change
+
+    async def _commit(self, node: str, storage: str) -> None:
+        await self._tell_until(
+            lambda: self._control().nodes[node].storage == storage,
+            NodeStorage(node, None if storage == REMOVED else storage),
+            unknown=Reason.NODE_CHANGE_UNKNOWN,
+        )
+
+    async def _tell_until(
+        self, is_committed: Callable[[], bool], word: NodeStorage | SetBack, *, unknown: Reason
+    ) -> None:
+        """Repeats a word to the cleaner.
+
+        Raises:
+            RefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while not is_committed():
+                    self._tell(word)
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise RefusedError(unknown) from None
+
+
+def _shown(storage: str) -> str:
+    return "" if storage == REMOVED else storage
+
+
+def _all_beats(status: ServerStatus) -> dict[str, Beat]:
+    """Of every node that was ever heard of since this one started: what it held was true."""
+    others = {node: sight.beat for node, sight in status.peers.items()}
+    return {**others, status.beat.node: status.beat}
+
+
+class DelayWheelAdminService:
+    """The calls of ``delaywheel.v1.DelayWheelAdmin``."""
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    async def ReplaceNode(  # noqa: N802 - gRPC's names
+        self, request: pb.ReplaceNodeRequest, context: Context
+    ) -> pb.ReplaceNodeResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.replace(request, passed=passed)
+
+    async def RemoveNode(  # noqa: N802 - gRPC's names
+        self, request: pb.RemoveNodeRequest, context: Context
+    ) -> pb.RemoveNodeResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.remove(request, passed=passed)
+
+    async def SetBack(  # noqa: N802 - gRPC's names
+        self, request: pb.SetBackRequest, context: Context
+    ) -> pb.SetBackResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._operator.set_back(request, passed=passed)

@@ -1,0 +1,196 @@
+"""Who holds how much of each registered wheel, as this node knows it, and how far each is behind.
+
+| a member of a wheel | is |
+|---|---|
+| whose folder was replaced, or that was taken out | gone |
+| that is not heard, or runs on another folder than the registered one | away |
+| that the wheel's own node waits for | in sync |
+| that cannot read some of it, or says that it may have lost something | incomplete |
+| that lacks something, or holds all and is not waited for | behind |
+
+Whom a wheel's node waits for, only that node knows, while the wheel is open. Of wheels that are
+not open, and on other nodes, whoever holds everything up to the known end is in sync.
+
+How far behind is told twice. In frames: those up to the end that is not in what the member told
+last. In time: how long ago the oldest of these was accepted that is not finished yet. As long ago
+the member held all that there was: the two are the same moment. It is read from the frame itself,
+so it outlives restarts, and is of the clock of the wheel's node against the own one.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.failure_detector import ages_ms
+from delaywheel_replica.core.leader.holders import held_prefix
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.node.node_view import beats_heard
+
+# Index rows looked at in one go, and how often: of a member that lacks more, the time is not told.
+_PIECE_ROWS: Final = 1 << 16
+_PIECES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Sight:
+    """What is known of one node.
+
+    Attributes:
+        beat: its newest.
+        told_ago_ms: how old that is.
+        is_heard: it reaches this node directly.
+    """
+
+    beat: Beat
+    told_ago_ms: int
+    is_heard: bool
+
+
+def replicas_of(
+    control: ControlState, status: ServerStatus, in_sync: Collection[str]
+) -> dict[WheelId, list[pb.Replica]]:
+    """The members of every registered wheel; `lag_ms` is told only where nothing lacks.
+
+    Args:
+        control: what is committed.
+        status: of this node's server.
+        in_sync: whom the node's open wheel waits for; none: it has none.
+    """
+    sights = _sights(status)
+    found = {}
+    for wheel, record in control.wheels.items():
+        waited_for = in_sync if wheel == status.beat.open and in_sync else None
+        looks = _Looks(control, wheel, record, sights, waited_for)
+        found[wheel] = [looks.at(node) for node in sorted(record.members)]
+    return found
+
+
+def _sights(status: ServerStatus) -> dict[str, _Sight]:
+    heard, ages = beats_heard(status), ages_ms(status, status.monotonic_ms)
+    beats = {node: sight.beat for node, sight in status.peers.items()}
+    return {
+        node: _Sight(beat, ages[node], node in heard)
+        for node, beat in {**beats, status.beat.node: status.beat}.items()
+        if node in ages
+    }
+
+
+class _Looks:
+    """At the members of one wheel."""
+
+    def __init__(
+        self,
+        control: ControlState,
+        wheel: WheelId,
+        record: WheelRecord,
+        sights: Mapping[str, _Sight],
+        waited_for: Collection[str] | None,
+    ) -> None:
+        self._control = control
+        self._wheel = wheel
+        self._record = record
+        self._sights = sights
+        self._waited_for = waited_for
+        self._remaining = control.remaining(record)
+        told = [s.beat.wheels[wheel] for s in sights.values() if wheel in s.beat.wheels]
+        ends = [max(beat.applied, beat.high_watermark) for beat in told]
+        self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
+
+    def at(self, node: str) -> pb.Replica:
+        """One member."""
+        replica = pb.Replica(node=node)
+        sight = self._sights.get(node)
+        has_folder = sight is not None and sight.beat.storage == self._record.members[node]
+        if sight is not None:
+            replica.told_ago_ms = sight.told_ago_ms
+        if node not in self._remaining:
+            replica.state = pb.REPLICA_STATE_GONE
+            return replica
+        if sight is None or not has_folder:
+            replica.state = pb.REPLICA_STATE_AWAY
+            return replica
+        held = min(held_prefix(self._control, self._wheel, sight.beat), self._end)
+        replica.held_seq, replica.lag_frames = held, self._end - held
+        if not replica.lag_frames:
+            replica.lag_ms = 0
+        replica.state = self._state(node, sight, lags=held < self._end)
+        return replica
+
+    def _state(self, node: str, sight: _Sight, *, lags: bool) -> pb.ReplicaState.ValueType:
+        if not sight.is_heard:
+            return pb.REPLICA_STATE_AWAY
+        if not lags if self._waited_for is None else node in self._waited_for:
+            return pb.REPLICA_STATE_IN_SYNC
+        told = sight.beat.wheels.get(self._wheel)
+        if lags and (not sight.beat.complete or (told is not None and told.lacking)):
+            return pb.REPLICA_STATE_INCOMPLETE
+        return pb.REPLICA_STATE_BEHIND
+
+
+class Lags:
+    """Tells for how long members have been behind, from the frames that are here. Blocks."""
+
+    def __init__(self, disk: Disk, data: Path, *, wall_ms: Callable[[], int]) -> None:
+        self._disk = disk
+        self._data = data
+        self._wall_ms = wall_ms
+
+    def tell(self, wheel: WheelId, replicas: Collection[pb.Replica], floor: int) -> None:
+        """Adds `lag_ms` to those members of a wheel that lack frames.
+
+        Args:
+            wheel: which one.
+            replicas: its members.
+            floor: what is due in seconds below is finished.
+        """
+        late = [replica for replica in replicas if replica.lag_frames]
+        if not late:
+            return
+        reader = WheelReader(self._disk, self._data, wheel)
+        try:
+            for replica in late:
+                end = replica.held_seq + replica.lag_frames
+                lag_ms = self._lag_ms(reader, replica.held_seq + 1, end, floor)
+                if lag_ms is not None:
+                    replica.lag_ms = lag_ms
+        finally:
+            reader.close()
+
+    def _lag_ms(self, reader: WheelReader, first: int, end: int, floor: int) -> int | None:
+        """0 when all of these frames are finished; None: it cannot be told here."""
+        try:
+            seq = _first_unfinished(reader, first, end, floor)
+            frame = reader.frame(seq) if seq is not None and reader.has(seq) else None
+        except OSError:
+            return None
+        if isinstance(frame, Frame):
+            return max(0, self._wall_ms() - frame.accepted_at_ms)
+        return 0 if seq == end + 1 else None
+
+
+def _first_unfinished(reader: WheelReader, first: int, end: int, floor: int) -> int | None:
+    """The first of these frames that is due at or above the floor; end + 1: none is.
+
+    None: it is not here, or too far away.
+    """
+    for _ in range(_PIECES):
+        if first > end:
+            return first
+        rows = reader.rows(first, min(end, first + _PIECE_ROWS - 1))
+        if not len(rows):
+            return None
+        wanted = np.flatnonzero(rows["slot"] >= floor)
+        if len(wanted):
+            return first + int(wanted[0])
+        first += len(rows)
+    return None

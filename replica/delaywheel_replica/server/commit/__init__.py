@@ -1,0 +1,1 @@
+"""Writing what was accepted: group commit, the driver of the member machine, the store."""

@@ -1,0 +1,334 @@
+"""Group commit: what many callers sent is written together, and answered once it is held.
+
+Whatever arrived while the last group was being written is the next group: no linger, so a single
+caller waits for nobody, and groups grow by themselves under load. Nothing here has a thread or a
+clock: the driver (driver.py) takes, writes and answers groups.
+
+A request, and what its caller is told:
+
+========  ==============================  =====================================================
+state     how it is reached               left for
+========  ==============================  =====================================================
+pending   ``submit``                      taken; or refused as a whole: NO_WHEEL, DRAINING,
+                                          NOT_ENOUGH_REPLICAS: nothing was written
+                                          ``overdue``, the disk hangs: DISK_STALLED (not written)
+taken     ``take``                        waiting; or answered at once, if none of its messages
+                                          is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST);
+                                          ``overdue``, the disk hangs: WHEEL_LOST (unknown)
+waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: handles, and the
+          behind their index rows         reasons of single messages;
+                                          ``give_up``: its wheel was left, ``overdue``: too few
+                                          members answer: WHEEL_LOST (unknown)
+========  ==============================  =====================================================
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.files.slot_files import SlotFull
+from delaywheel.storage.frames.bundle import NO_GROUP, WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import NotEncodable, SlotFinished, WheelBroken
+from delaywheel_replica.core.member.member import Admission
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.node.refusals import Refusal
+
+_GROUP_MESSAGES: Final = 20_000
+# A group is in memory three times while it is written. A longer request is one by itself.
+_GROUP_BYTES: Final = 8 << 20
+# So much of what an encoder says goes into an answer.
+_CAUSE_LENGTH: Final = 100
+
+_TOLD_WITHIN_S: Final = 2
+"""Who waits so long is told: for the disk to write, or for members to hold what is written.
+
+A member that is so late has left the set a second before. So too few are left, perhaps for hours;
+another node may have enough, and is to be asked in good time.
+"""
+_WITHIN: Final = f"within {_TOLD_WITHIN_S} s"
+_NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
+_BEING_WRITTEN: Final = Refusal(Reason.WHEEL_LOST, f"This node's disk did not answer {_WITHIN}")
+_NOT_HELD: Final = Refusal(Reason.WHEEL_LOST, f"Not enough members answered {_WITHIN}")
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of one request's messages.
+
+    Attributes:
+        wheel: where the accepted ones are.
+        seq: the seq of the last frame of the group: through it, the request is held.
+        failed: row -> why it was not accepted.
+    """
+
+    wheel: WheelId
+    seq: int
+    failed: dict[int, Refusal]
+
+
+Outcome: TypeAlias = Committed | Refusal
+"""A Refusal is of the whole request: nothing of it was accepted, or (WHEEL_LOST) who knows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """Some messages, or cancels, that a caller waits for.
+
+    Attributes:
+        columns: what is to be written.
+        kind: messages or cancels.
+        on_answer: to be called once.
+    """
+
+    columns: Columns
+    kind: Kind
+    on_answer: Callable[[Outcome], None]
+
+
+Answers: TypeAlias = list[tuple[Request, Outcome]]
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests of one kind that are written together, and what became of each message.
+
+    ``verdicts`` has a number for each message: 0 = accepted, else an index into ``reasons``.
+    """
+
+    requests: list[Request]
+    admission: Admission
+    columns: Columns
+    verdicts: NDArray[np.uint8]
+    reasons: list[Refusal] = field(default_factory=lambda: [Refusal(Reason.INTERNAL)])
+
+    @classmethod
+    def of(cls, requests: list[Request], admission: Admission) -> "Group":
+        """Nothing is written yet; what lies below the seal is refused."""
+        columns = Columns.concat([request.columns for request in requests])
+        group = cls(requests, admission, columns, np.zeros(len(columns), dtype=np.uint8))
+        if admission.seal_slot > int(columns.due_ms.min()) // 1000:
+            sealed = columns.slots < admission.seal_slot
+            group.refuse(sealed, Refusal(Reason.DUE_TOO_OLD, "Its second is sealed"))
+        return group
+
+    @property
+    def kind(self) -> Kind:
+        """Of all of its requests."""
+        return self.requests[0].kind
+
+    def refuse(self, messages: NDArray[np.bool_] | NDArray[np.intp], refusal: Refusal) -> None:
+        """These messages are not accepted."""
+        if self.reasons[-1] != refusal:
+            self.reasons.append(refusal)
+        self.verdicts[messages] = len(self.reasons) - 1
+
+    def outcomes(self, seq: int) -> tuple[Answers, Answers]:
+        """What to say of each request: once all up to a seq is held, and what to say now."""
+        wheel = self.admission.wheel
+        if not self.verdicts.any():
+            return [(request, Committed(wheel, seq, {})) for request in self.requests], []
+        later: Answers = []
+        now: Answers = []
+        for request, place in self.places():
+            verdicts = self.verdicts[place]
+            rows = np.flatnonzero(verdicts).tolist()
+            failed = {row: self.reasons[verdicts[row]] for row in rows}
+            answers = later if len(failed) < len(verdicts) else now
+            answers.append((request, Committed(wheel, seq, failed)))
+        return later, now
+
+    def places(self) -> Iterator[tuple[Request, slice]]:
+        """The requests, and which messages of the group are theirs."""
+        begin = 0
+        for request in self.requests:
+            end = begin + len(request.columns)
+            yield request, slice(begin, end)
+            begin = end
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """What of a group lies behind its index rows now.
+
+    Attributes:
+        columns: those messages that were not refused before.
+        group: the frames that count, with rows of ``columns``.
+        broken: the wheel takes no more.
+    """
+
+    columns: Columns
+    group: WrittenGroup
+    broken: WheelBroken | None = None
+
+
+def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
+    """Appends those messages of a group that are not refused.
+
+    Refused are, beyond what was before: messages of full and finished slots; requests that no
+    frame can hold, whatever encoding them raises; and, if the wheel breaks, messages that are not
+    known to count.
+    """
+    while True:
+        columns, rows = group.columns, None
+        if group.verdicts.any():
+            rows = np.flatnonzero(group.verdicts == 0)
+            columns = columns.take(rows).compacted()
+        if not len(columns):
+            return Wrote(columns, NO_GROUP)
+        try:
+            return Wrote(columns, store.append(columns, group.kind, accepted_at_ms))
+        except SlotFull as error:
+            full = (group.columns.slots == error.slot) & (group.verdicts == 0)
+            group.refuse(full, Refusal(Reason.SLOT_FULL, f"Second {error.slot}"))
+        except SlotFinished:
+            # The seal should have refused it; nothing was written, and the least is finished.
+            finished = (group.columns.slots == columns.slots.min()) & (group.verdicts == 0)
+            group.refuse(finished, Refusal(Reason.DUE_TOO_OLD, "Its second is finished"))
+        except NotEncodable as error:
+            _refuse_not_encodable(store, group, error)
+        except WheelBroken as error:
+            _refuse_undone(group, rows, error)
+            return Wrote(columns, error.done, error)
+
+
+def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> None:
+    """Refuses the requests that cannot be encoded by themselves; if each can, all of them."""
+    _log.error("a group cannot be encoded", error=str(error), exc_info=error)
+    refusal = Refusal(Reason.INTERNAL, f"It cannot be encoded: {str(error)[:_CAUSE_LENGTH]}")
+    undone = group.verdicts == 0
+    culprits = np.zeros_like(undone)
+    for request, place in group.places():
+        if undone[place].any() and not store.can_encode(request.columns, group.kind):
+            culprits[place] = undone[place]
+    group.refuse(culprits if culprits.any() else undone, refusal)
+
+
+def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:
+    """Of a group in which the wheel broke, only frames that have their index rows count."""
+    undone = group.verdicts == 0
+    done = error.done.order
+    undone[done if rows is None else rows[done]] = False
+    group.refuse(undone, Refusal(Reason.WHEEL_LOST, str(error)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    wheel: WheelId
+    seq: int
+    since_ms: int
+    answers: Answers
+
+    def refused(self, refusal: Refusal) -> Answers:
+        return [(request, refusal) for request, _ in self.answers]
+
+
+class Committer:
+    """The requests on their way. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[int, Request]] = deque()  # with when they came
+        # What is being written, since when its first waits; empty once they were answered.
+        self._taken: list[Request] = []
+        self._taken_since_ms = 0
+        self._waiting: deque[_Waiting] = deque()
+
+    def submit(self, request: Request, now_ms: int) -> bool:
+        """Takes in a request; whether it is the first, so that a group is to be written."""
+        with self._lock:
+            self._pending.append((now_ms, request))
+            return len(self._pending) == 1
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether requests wait for a group."""
+        return bool(self._pending)
+
+    def waits_ms(self, now_ms: int) -> int:
+        """For how long the oldest request has waited for a group; 0: none waits."""
+        with self._lock:
+            return now_ms - self._pending[0][0] if self._pending else 0
+
+    def take(self) -> tuple[list[Request], bool]:
+        """The next requests of one kind, within a group's bounds; whether others are left."""
+        with self._lock:
+            if not self._pending:
+                return [], False
+            self._taken_since_ms, first = self._pending[0]
+            kind = first.kind
+            taken: list[Request] = []
+            passed: list[tuple[int, Request]] = []
+            messages = length_bytes = 0
+            while self._pending and messages < _GROUP_MESSAGES and length_bytes < _GROUP_BYTES:
+                since_ms, request = self._pending.popleft()
+                if request.kind is not kind:
+                    passed.append((since_ms, request))
+                    continue
+                length_bytes += len(request.columns.blob)
+                if taken and length_bytes > _GROUP_BYTES:
+                    passed.append((since_ms, request))
+                    break
+                taken.append(request)
+                messages += len(request.columns)
+            self._pending.extendleft(reversed(passed))
+            self._taken = taken
+            return list(taken), bool(self._pending)
+
+    def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
+        """A group is written now: whoever has a message in it waits; what to say to the others."""
+        later, now = group.outcomes(seq)
+        with self._lock:
+            if not self._taken:
+                return []  # it took too long: they were told that nobody knows
+            self._taken = []
+            if later:
+                self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))
+        return now
+
+    def refuse(self, refusal: Refusal) -> Answers:
+        """What was taken is not written: what to say to whoever was not answered yet."""
+        with self._lock:
+            taken, self._taken = self._taken, []
+        return [(request, refusal) for request in taken]
+
+    def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
+        """W members hold a wheel up to here: who is to be told."""
+        answers: Answers = []
+        with self._lock:
+            waiting = self._waiting
+            while waiting and waiting[0].wheel == wheel and waiting[0].seq <= high_watermark:
+                answers += waiting.popleft().answers
+        return answers
+
+    def overdue(self, now_ms: int) -> Answers:
+        """What came, or was written, too long ago waits no longer, whatever becomes of it."""
+        before_ms = now_ms - _TOLD_WITHIN_S * 1000
+        answers: Answers = []
+        with self._lock:
+            while self._pending and self._pending[0][0] < before_ms:
+                answers.append((self._pending.popleft()[1], _NOT_WRITTEN))
+            if self._taken and self._taken_since_ms < before_ms:
+                answers += [(request, _BEING_WRITTEN) for request in self._taken]
+                self._taken = []
+            waiting = self._waiting
+            while waiting and waiting[0].since_ms < before_ms:
+                answers += waiting.popleft().refused(_NOT_HELD)
+        return answers
+
+    def give_up(self, refusal: Refusal) -> Answers:
+        """The wheel was left: nothing that waits is acknowledged any more."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, deque()
+        return [answer for held in waiting for answer in held.refused(refusal)]

@@ -1,0 +1,206 @@
+"""The wheels of a data folder that its node does not write (any more), found, made and recovered.
+
+Every wheel is here but the open one: those of other nodes, and own ones of earlier lives, which are
+copies like all others, to be mended and closed. One of an earlier life is *unverified* until it was
+made whole: nothing but that is done with it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.layout import meta_path, wheel_folder
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.format import NO_SLOT
+from delaywheel.storage.recovery.recover import recovering
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
+    WheelMeta,
+    delete_halves,
+    deleting_wheel,
+    list_wheels,
+    load_meta,
+    making_wheel,
+    save_meta,
+    syncing_names,
+)
+from delaywheel_replica.process.logs import get_logger
+
+_NAMED: Final = 10
+
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Copies:
+    """The copies of one data folder. For one thread.
+
+    Attributes:
+        disk: where the data folder lies.
+        data: the data folder.
+        handles: the node's cache of open slot files.
+        dial: counts what is written.
+        sync_groups: what is held is on the medium.
+        boot: of the machine.
+        table_rows: by so many rows of the index, and some, slot tables are behind.
+        floor: slots below are finished.
+    """
+
+    disk: Disk
+    data: Path
+    handles: HandleCache
+    dial: Dial
+    sync_groups: bool
+    boot: str
+    table_rows: int = ROWS_PER_SEGMENT
+    floor: int = 0
+    _copies: dict[WheelId, MirrorWheel] = field(default_factory=dict)
+
+    @property
+    def known(self) -> Mapping[WheelId, MirrorWheel]:
+        """All that are whole: made, left or verified by this life."""
+        return MappingProxyType(self._copies)
+
+    def look(self) -> frozenset[WheelId]:
+        """Which wheels earlier lives have left.
+
+        Raises:
+            MetaDamaged: one of them is not known any more.
+        """
+        delete_halves(self.disk, self.data)
+        wheels = frozenset(list_wheels(self.disk, self.data))
+        for wheel in wheels:
+            try:
+                load_meta(self.disk, self.data, wheel)
+            except OSError as error:  # it is tried again, by itself
+                _log.warning("meta.json cannot be read", wheel=str(wheel), error=str(error))
+        return wheels
+
+    def verifying(self, wheel: WheelId, *, counts: bool) -> Steps[None]:
+        """Makes a wheel whole that was left.
+
+        Args:
+            wheel: which one.
+            counts: what it holds is to be counted: an earlier life has left it.
+
+        Raises:
+            OSError: the medium refused; to be done again.
+            MetaDamaged: it is not known any more who it is.
+        """
+        # A life before may have met a failed sync, and died before it wrote everything again.
+        yield from self._recovering(wheel, is_doubtful=True)
+        if counts:
+            yield from self._counting(wheel)
+
+    def find(self, wheel: WheelId) -> MirrorWheel | None:
+        """The copy of a wheel, if there is one; also one whose making failed half-way."""
+        copy = self._copies.get(wheel)
+        if copy is not None or not self._has_meta(wheel):
+            return copy
+        return self.recover(wheel)
+
+    def taking(self, meta: WheelMeta) -> Steps[MirrorWheel]:
+        """The copy of a wheel that is not known: one whose making failed half-way, or a new one."""
+        if self._has_meta(meta.wheel):
+            return (yield from self._recovering(meta.wheel))
+        return (yield from self._making(meta))
+
+    def _has_meta(self, wheel: WheelId) -> bool:
+        return self.disk.exists(meta_path(wheel_folder(self.data, wheel)))
+
+    def _making(self, meta: WheelMeta) -> Steps[MirrorWheel]:
+        """A new copy; it is on the medium before its first frame.
+
+        Frames may lie there already, whose meta.json is lost: what of them is whole is held.
+
+        Raises:
+            WheelExists: there is something of this wheel.
+        """
+        is_left_over = self.disk.exists(wheel_folder(self.data, meta.wheel))
+        # Should this end within, the next start looks at all of it as well.
+        made = replace(meta, boot="" if is_left_over else self.boot)
+        yield from making_wheel(self.disk, self.data, made)
+        copy = yield from self._recovering(meta.wheel)
+        if is_left_over:
+            yield from self._counting(meta.wheel)
+        return copy
+
+    def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
+        """Makes a wheel whole that was written until now, at once.
+
+        Args:
+            wheel: which one.
+            is_doubtful: syncing it has failed, or may have.
+        """
+        return finish(self._recovering(wheel, is_doubtful=is_doubtful))
+
+    def _counting(self, wheel: WheelId) -> Steps[None]:
+        try:
+            yield from self.dial.adding_wheel(self.disk, self.data, wheel, floor=self.floor)
+        except OSError as error:  # it is for people to look at
+            _log.warning("wheel not counted", wheel=str(wheel), error=str(error))
+
+    def _recovering(self, wheel: WheelId, *, is_doubtful: bool = False) -> Steps[MirrorWheel]:
+        # It may have been made by a life that ended before this.
+        self.disk.sync_folder(wheel_folder(self.data, wheel))
+        yield
+        yield from syncing_names(self.disk, self.data)
+        meta = load_meta(self.disk, self.data, wheel)
+        os_crashed = meta.boot != self.boot
+        recovered = yield from recovering(
+            self.disk, self.data, wheel, os_crashed=os_crashed, floor=self.floor
+        )
+        if os_crashed:  # not before: a start that ends within must do all of it again
+            save_meta(self.disk, self.data, replace(meta, boot=self.boot))
+            yield
+        if recovered.cut or recovered.damaged:
+            _log.warning(
+                "wheel recovered",
+                wheel=str(wheel),
+                last_seq=recovered.last_seq,
+                cut=[f"{cut.path.name}: {cut.length_bytes} bytes" for cut in recovered.cut],
+                damaged=len(recovered.damaged),
+                first_damaged=str(recovered.damaged.head(_NAMED)),
+            )
+        copy = yield from MirrorWheel.opening(
+            self.disk,
+            self.data,
+            wheel,
+            self.handles,
+            damaged=recovered.damaged,
+            floor=self.floor,
+            dial=self.dial,
+            table_rows=self.table_rows,
+        )
+        if is_doubtful and not os_crashed:
+            copy.doubt_medium()
+        if self.sync_groups:
+            copy.sync()  # of what was written last, nobody knows whether it was synced
+        self._copies[wheel] = copy
+        return copy
+
+    def delete(self, wheel: WheelId) -> Iterator[object]:
+        """Deletes all that there is of a wheel, file by file, slot files first.
+
+        From the first of them on all of it is finished, so that whoever reads or writes it
+        meanwhile finds no frame that is half gone.
+        """
+        copy = self._copies.get(wheel)
+        if copy is not None:
+            copy.raise_floor(NO_SLOT)
+            yield from copy.delete_finished()
+            copy.close()
+        yield from deleting_wheel(self.disk, self.data, wheel)
+        self._copies.pop(wheel, None)
+
+    def close(self) -> None:
+        """Ends the use of all."""
+        for copy in self._copies.values():
+            copy.close()

@@ -1,0 +1,552 @@
+"""Drives the member machine: tells it what happens, and carries out what it asks.
+
+The simulation and the real server run this same class; threads, queue, clocks, network and rows
+are behind `Outside` (outside.py).
+
+======================  =========================================  ============================
+who                     calls                                      waits for
+======================  =========================================  ============================
+beat thread             ``tick``, ``status``                       the lock
+threads of peers        ``received``, ``disconnected``             the lock; about frames also
+                                                                   for the disk
+event loop              ``cleaner_told``, ``submit``, ``status``   the lock
+books, readers, upkeep  ``published``, ``unreadable``,             the lock; the last two also for
+                        ``look_at_disk``, ``checkpoint``           the disk
+store thread, those     ``do``: the jobs, in order                 the disk
+that may wait for it
+======================  =========================================  ============================
+
+- The machine is stepped under one lock, with clocks read under it, and nothing else is done there:
+  no step ever waits for a disk, so a slow one delays no beat and no row.
+- What cannot fail (`Send`, `Tell`, `Acknowledge`) is done at once by whoever steps, outside the
+  lock. Two threads may overtake each other in that; the machine bears it
+  (core/protocol/messages.py), and an acknowledgement names its wheel.
+- What touches the disk becomes jobs, put into the queue in the order of the steps: those that are
+  answered as one job, each of the rest by itself (core/member/member.py says why). The groups of
+  callers are jobs of the same queue. So the store has one writer at a time, which sees all in one
+  order.
+- What a peer sends of frames is written and answered by the thread that has read it, unless another
+  one is at work (threads.py): a hand-over costs more than the job.
+- Nothing holds a caller's group for long (time_sharing.py): what deletes files, or verifies wheels,
+  is done in steps, each a job of its own, and other jobs of many frames let a group in between two
+  pieces. So groups may overtake other jobs. Of two effects only these may be overtaken: what is
+  being deleted is finished, whatever else is done to its wheel meanwhile, and with a wheel that is
+  being verified nothing else is done.
+- A group steps the machine once, when it is written (`Written`). From being let in until then its
+  seal rests (core/wheels/open_wheel.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import WheelBroken
+from delaywheel_replica.core.member.member import Member, MemberRefusal
+from delaywheel_replica.core.node.awaiting import Awaited
+from delaywheel_replica.core.node.events import (
+    Acknowledge,
+    Broken,
+    CleanerTold,
+    Closed,
+    CloseWheel,
+    DeleteWheel,
+    Disconnected,
+    DiskState,
+    DiskTold,
+    Drain,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    Held,
+    LeaveWheel,
+    Left,
+    MemberConfig,
+    Mirror,
+    Mirrored,
+    Opened,
+    OpenWheel,
+    Published,
+    Received,
+    Repair,
+    Save,
+    Saved,
+    Send,
+    Serve,
+    Started,
+    Sweep,
+    Tell,
+    Tick,
+    Unreadable,
+    VerifyWheel,
+    Written,
+)
+from delaywheel_replica.core.node.plausible import check
+from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.server.commit.committer import (
+    Answers,
+    Committer,
+    Group,
+    Request,
+    write,
+)
+from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
+from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.commit.time_sharing import TURN_MS, AllOfAWheel, LongWork, Turn
+from delaywheel_replica.server.node.disk_space import is_no_room
+from delaywheel_replica.server.node.refusals import Refusal
+
+MESSAGE_BYTES: Final = 2 << 20
+_STALLED_MS: Final = 1_500
+"""A disk that has been at one thing for so long hangs, for all that anybody can tell."""
+
+
+_EventAt: TypeAlias = Callable[[int, int], Event]
+"""Makes an event from the monotonic and the wall clock."""
+
+
+class Driver:
+    """One node's server, but for threads, calls and rows; see the module.
+
+    Attributes:
+        machine: decides; to be asked nothing without the lock but by tests.
+        refusal: why no messages are taken now, as of the last step; None: they are.
+        floor: the greatest that was to be swept.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        store: Store,
+        outside: Outside,
+        *,
+        message_bytes: int = MESSAGE_BYTES,
+        turn_at_most: int | None = None,
+    ) -> None:
+        """Begins with what the store has found.
+
+        Args:
+            config: how the node takes part.
+            store: its data folder.
+            outside: what surrounds it.
+            message_bytes: frames of so many bytes go in one message; but one frame always.
+            turn_at_most: so many frames or files at most make a turn; None: as time allows.
+        """
+        started = Started(
+            store.state, store.held_wheels(), outside.now_ms(), unverified=store.unverified
+        )
+        self.machine = Member(config, started)
+        self.refusal: MemberRefusal | None = MemberRefusal.NO_WHEEL
+        self.floor = 0
+        self._storage = store.state.storage
+        self._batch_frames = config.batch_frames
+        self._message_bytes = message_bytes
+        self._store = store
+        self._outside = outside
+        self._committer = Committer()
+        self._turn_at_most = turn_at_most
+        # Since when the store's thread does what it does; None: it waits for a job.
+        self._busy_since_ms: int | None = None
+        self._is_stalled = False
+        self._disk_lock = threading.Lock()
+        self._disk_told = DiskState.ROOM
+        self._long_work = LongWork(store, outside.now_ms, most_files=turn_at_most)
+        # When the last group was accepted, and into which wheel.
+        self._accepted: tuple[WheelId, int] | None = None
+        self._lock = threading.Lock()
+
+    # --- what is asked, on any thread
+
+    def status(self) -> ServerStatus:
+        """The row, made anew."""
+        outside = self._outside
+        with self._lock:
+            return self.machine.status(outside.now_ms(), outside.wall_ms(), outside.pid)
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that the open wheel waits for."""
+        with self._lock:
+            return self.machine.in_sync
+
+    # --- what happens, on any thread
+
+    def tick(self) -> None:
+        """100 ms have passed."""
+        self._step(Tick)
+        now_ms, since_ms = self._outside.now_ms(), self._busy_since_ms
+        self._is_stalled = since_ms is not None and now_ms - since_ms >= _STALLED_MS
+        self._tell_disk()
+        overdue = self._committer.overdue(now_ms)
+        if overdue:
+            self._outside.answer(overdue)
+
+    def received(self, sender: str, message: PeerMessage) -> None:
+        """A message of another node. What is about frames may wait for the disk here.
+
+        Raises:
+            MalformedError: no node can mean it; nothing was done.
+        """
+        check(sender, message)
+        here = isinstance(message, ABOUT_FRAMES)
+        self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), here=here)
+
+    def disconnected(self, peer: str) -> None:
+        """The connection to another node broke."""
+        self._step(lambda now_ms, _: Disconnected(peer, now_ms))
+
+    def cleaner_told(self, status: CleanerStatus | None) -> None:
+        """The newest row of the cleaner; None: it does not live."""
+        self._step(lambda now_ms, wall_ms: CleanerTold(status, now_ms, wall_ms))
+
+    def published(self, wheel: WheelId, seq: int) -> None:
+        """The ledger of a wheel is published up to here."""
+        self._tell(Published(wheel, seq))
+
+    def unreadable(self, wheel: WheelId, seq: int) -> None:
+        """A reader came upon a damaged frame."""
+        self._tell(Unreadable(wheel, SeqSet.of([seq])))
+
+    def drain(self) -> None:
+        """The node is to stop cleanly: what is not verified by now is left to the next start."""
+        self._long_work.verifies = False
+        self._tell(Drain())
+
+    def look_at_disk(self) -> None:
+        """Sees how much room there is; may wait for the disk."""
+        self._store.room.look(self._outside.now_ms())
+        self._tell_disk()
+
+    def checkpoint(self) -> None:
+        """Puts on the medium what was written; may wait for it.
+
+        Raises:
+            OSError: it refused; the next call tries again.
+        """
+        wheel = self._store.wheel
+        try:
+            self._store.checkpoint(lambda *damaged: self._tell(Unreadable(*damaged)))
+        except WheelBroken as error:
+            self._look_for_room(error)
+            if wheel is not None:
+                self._tell(Broken(wheel.wheel, str(error)))
+        except OSError as error:
+            self._look_for_room(error)
+            raise
+
+    def submit(self, request: Request) -> None:
+        """Has a request written with the next group; it is answered once."""
+        if self._committer.submit(request, self._outside.now_ms()):
+            self._outside.enqueue(GroupJob())
+            self._outside.do_jobs(here=False)
+
+    # --- steps
+
+    def _tell(self, event: Event) -> None:
+        self._step(_at_any_time(event))
+
+    def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
+        """Steps the machine; the event is made from the clocks.
+
+        Args:
+            event_at: makes the event.
+            here: the caller may wait for the disk.
+        """
+        outside = self._outside
+        with self._lock:
+            now_ms = outside.now_ms()
+            event = event_at(now_ms, outside.wall_ms())
+            effects = self.machine.step(event)
+            admits = self.machine.admits(now_ms)
+            self.refusal = admits if isinstance(admits, MemberRefusal) else None
+            at_once = self._queue(effects)
+        outside.happened(event)
+        self._do_at_once(at_once)
+        if len(at_once) < len(effects):
+            outside.do_jobs(here=here)
+
+    def _queue(self, effects: list[Effect]) -> list[Effect]:
+        """Makes jobs of what touches the disk, in the order of the steps; returns the rest."""
+        at_once: list[Effect] = []
+        answered: deque[Effect] = deque()
+        alone: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send | Tell | Acknowledge):
+                at_once.append(effect)
+            elif isinstance(effect, Awaited) and not isinstance(effect, DeleteWheel | VerifyWheel):
+                answered.append(effect)
+            else:
+                alone.append(effect)
+        if answered:
+            self._outside.enqueue(answered)
+        for effect in alone:
+            self._outside.enqueue(deque([effect]))
+        return at_once
+
+    def _do_at_once(self, effects: list[Effect]) -> None:
+        """Callers first, the row last: it is for the cleaner alone.
+
+        But who cancels has the cleaner commit as soon as he is answered: it should know then.
+        """
+        answers: Answers = []
+        for effect in effects:
+            if isinstance(effect, Acknowledge):
+                answers = self._committer.acknowledge(effect.wheel, effect.high_watermark)
+        tells = any(isinstance(effect, Tell) for effect in effects)
+        tells_first = any(request.kind is Kind.CANCELS for request, _ in answers)
+        if tells and tells_first:
+            self._outside.tell()
+        for effect in effects:
+            if isinstance(effect, Acknowledge):
+                self._outside.acknowledged(effect, answers)
+            elif isinstance(effect, Send):
+                self._outside.send(effect.peer, effect.message)
+        if tells and not tells_first:
+            self._outside.tell()
+
+    def _tell_disk(self) -> None:
+        """Tells how the disk stands, if that is news."""
+        if self._store.room.state is self._disk_told and not self._is_stalled:
+            return
+        with self._disk_lock:
+            state = DiskState.DISK_STALLED if self._is_stalled else self._store.room.state
+            if state is self._disk_told:
+                return
+            self._disk_told = state
+            self._tell(DiskTold(state))
+
+    def _wrote(self, length_bytes: int) -> None:
+        self._store.room.wrote(length_bytes, self._outside.now_ms())
+        self._tell_disk()
+
+    def _look_for_room(self, error: BaseException) -> None:
+        """Something failed; if for want of room, the next save shall have some."""
+        if is_no_room(error):
+            self._store.room.refused(self._outside.now_ms())
+            self._tell_disk()
+
+    # --- jobs, on the store's thread
+
+    def begins(self) -> None:
+        """A job, or the next piece of it, is under way from now on: whoever ticks sees how long."""
+        self._busy_since_ms = self._outside.now_ms()
+
+    def do(self, job: Job) -> None:
+        """Does a job to its end."""
+        self.begins()
+        self._do(job)
+        self.ends()
+
+    def ends(self) -> None:
+        """The job is done."""
+        self._busy_since_ms = None
+
+    def _do(self, job: Job) -> None:
+        match job:
+            case GroupJob():
+                self._write_group()
+            case StepJob():
+                self.do_step()
+            case _:
+                while job:
+                    self.do_next(job)
+
+    def do_step(self) -> None:
+        """Does some of the long work; what is left goes behind all that came meanwhile."""
+        event, has_more = self._long_work.step()
+        if has_more:
+            self._outside.enqueue(StepJob())
+        if event is not None:
+            self._tell(event)
+
+    def do_next(self, effects: deque[Effect]) -> None:
+        """Carries out the first of these effects; if it fails, the others are dropped.
+
+        Many short ones take long as well: a group that has waited for a turn goes before the next.
+        """
+        if self._committer.waits_ms(self._outside.now_ms()) >= TURN_MS:
+            self._write_group()
+        self.begins()
+        effect = effects.popleft()
+        if isinstance(effect, AllOfAWheel):
+            self._begin_long(effect)
+            return
+        try:
+            event_at = self._carry_out(effect)
+        except (OSError, WheelBroken) as error:
+            effects.clear()
+            self._look_for_room(error)
+            self._tell(Failed(effect, str(error)))
+            return
+        if event_at is not None:
+            self._step(event_at)
+
+    def _carry_out(  # noqa: PLR0911 - one for each effect
+        self, effect: Effect
+    ) -> _EventAt | None:
+        """Does what touches the disk; what the machine is to be told."""
+        store = self._store
+        match effect:
+            case Save():
+                store.save(effect.state)
+                return _at_any_time(Saved(effect.state))
+            case OpenWheel():
+                store.open_wheel(effect.spare)
+                return _at_any_time(Opened(effect.spare.wheel))
+            case LeaveWheel():
+                self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
+                held = store.leave_wheel()
+                return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
+            case Mirror():
+                return _mirrored(self._mirror(effect))
+            case Repair():
+                between = self._write_group
+                return _mirrored(store.repair(effect.card, effect.frames, between=between))
+            case CloseWheel():
+                between = self._write_group
+                closed = store.close_wheel(effect.wheel, effect.final_seq, between=between)
+                return _at_any_time(Closed(closed))
+            case Serve():
+                self._serve(effect)
+            case ForgetLost():
+                store.forget_lost(effect.frames)
+            case _:
+                raise AssertionError(f"{effect} is done at once")
+        return None
+
+    def _begin_long(self, effect: AllOfAWheel) -> None:
+        if isinstance(effect, Sweep):
+            self.floor = max(self.floor, effect.floor)
+        if self._long_work.begin(effect):
+            self._outside.enqueue(StepJob())
+
+    def _turn(self) -> Turn:
+        return Turn(self._outside.now_ms, self._turn_at_most)
+
+    def _mirror(self, effect: Mirror) -> Held:
+        """Whatever ends a piece without a frame, ends the whole."""
+        held: Held | None = None
+        frames = effect.frames
+        while True:
+            before = held
+            turn = self._turn()
+            held = self._store.mirror(
+                effect.card, frames, is_over=turn.is_over, between=self._write_group
+            )
+            done = int(frames.seqs.searchsorted(held.applied, side="right"))
+            self._wrote(frames.part(0, done).length_bytes)
+            frames = frames.part(done, len(frames))
+            if not len(frames) or (before is not None and held.applied == before.applied):
+                return held
+            self._write_group()
+
+    def _serve(self, effect: Serve) -> None:
+        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one.
+
+        What of a push takes longer than a turn goes behind all that came meanwhile.
+        """
+        first_seq = effect.first_seq
+        turn = self._turn()
+        while first_seq <= effect.last_seq:
+            frames, lacking = self._store.read(
+                effect.wheel,
+                first_seq,
+                effect.last_seq,
+                max_bytes=self._message_bytes,
+                max_frames=self._batch_frames,
+                floor=self.floor,
+                is_over=turn.is_over,
+            )
+            if len(frames):
+                card = self._store.card(effect.wheel)
+                self._outside.send(effect.peer, Frames(card, frames, effect.request))
+                first_seq = frames.last_seq + 1
+            elif effect.request:
+                first, last = lacking.first, lacking.last
+                lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
+                self._outside.send(effect.peer, lacks)
+            if lacking:
+                self._tell(Unreadable(effect.wheel, lacking))
+            if effect.request or lacking or not len(frames):
+                return
+            if first_seq <= effect.last_seq and turn.has_ended:
+                self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
+                return
+
+    # --- callers' groups, on the store's thread
+
+    def _write_group(self) -> None:
+        """Writes the next group, if there is one; also between two pieces of a long job."""
+        self.begins()
+        if not self._committer.has_pending:
+            return
+        group = self.begin_group()
+        if group is not None:
+            self.finish_group(group)
+
+    def begin_group(self) -> Group | None:
+        """Lets the next group in; None: there is none, or it was refused."""
+        requests, has_more = self._committer.take()
+        if has_more:
+            self._outside.enqueue(GroupJob())
+        if not requests:
+            return None
+        with self._lock:
+            cancels = requests[0].kind is Kind.CANCELS
+            admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
+        if isinstance(admission, MemberRefusal):
+            self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
+            return None
+        return Group.of(requests, admission)
+
+    def _accept_at_ms(self, wheel: WheelId) -> int:
+        """Now; within a wheel it never goes back, whatever the clock does: the books go by it."""
+        before = self._accepted
+        now_ms = self._outside.wall_ms()
+        if before is not None and before[0] == wheel:
+            now_ms = max(now_ms, before[1])
+        self._accepted = wheel, now_ms
+        return now_ms
+
+    def finish_group(self, group: Group) -> None:
+        """Writes a group that was let in; whoever has frames in it waits until they are held."""
+        store, wheel = self._store, group.admission.wheel
+        accepted_at_ms = self._accept_at_ms(wheel)
+        seq_before = store.last_seq
+        wrote = write(store, group, accepted_at_ms)
+        written, seq = wrote.group, seq_before
+        if len(written):
+            seq = written.last_seq
+            self._wrote(written.length_bytes)
+            entered = wrote.columns if group.kind is Kind.MESSAGES else None
+            self._outside.enter(wheel, entered, written, accepted_at_ms)
+        refused = self._committer.wait(group, seq, self._outside.now_ms())
+        due_ms = _least_due_ms(group)
+        self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))
+        if refused:
+            self._outside.answer(refused)
+        if wrote.broken is not None:
+            self._look_for_room(wrote.broken)
+            self._tell(Broken(wheel, str(wrote.broken)))
+
+
+def _least_due_ms(group: Group) -> int:
+    """Whoever cancels waits for the next commit, whenever the message is due."""
+    return 0 if group.kind is Kind.CANCELS else int(group.columns.due_ms.min())
+
+
+def _at_any_time(event: Event) -> _EventAt:
+    return lambda *_: event
+
+
+def _mirrored(held: Held) -> _EventAt:
+    return lambda now_ms, _: Mirrored(held, now_ms)

@@ -1,0 +1,43 @@
+"""What copies lack, but for frames that are committed to be lost."""
+
+from typing import NamedTuple
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+
+
+class _Found(NamedTuple):
+    of_copy: SeqSet
+    lost: FrameSet
+    lacking: SeqSet
+
+
+class Lacking:
+    """For one thread. A copy is looked at anew only when it, or what is lost, has changed.
+
+    A copy of a wheel that lost many frames has as many holes, and is asked after each write.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is lost, as far as is known."""
+        self.lost = NO_FRAMES
+        self._found: dict[WheelId, _Found] = {}
+
+    def lose(self, frames: FrameSet) -> None:
+        """These are committed to be lost: they are not lacking any more."""
+        self.lost |= frames
+
+    def forget(self, wheel: WheelId) -> None:
+        """There is nothing of this wheel any more."""
+        self.lost -= self.lost.of_wheel(wheel)
+        self._found.pop(wheel, None)
+
+    def of(self, copy: MirrorWheel) -> SeqSet:
+        """What a copy lacks."""
+        found, of_copy = self._found.get(copy.wheel), copy.lacking
+        if found is None or found.of_copy is not of_copy or found.lost is not self.lost:
+            lacking = of_copy - self.lost.seqs(copy.wheel)
+            found = self._found[copy.wheel] = _Found(of_copy, self.lost, lacking)
+        return found.lacking

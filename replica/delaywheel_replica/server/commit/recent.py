@@ -1,0 +1,69 @@
+"""The newest frames of the open wheel, as they were written: what mirrors are sent is mostly these.
+
+Reading them again costs more than writing them did: two files a frame, and their checksums.
+"""
+
+from collections import deque
+
+from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
+
+
+class Recent:
+    """Some frames of one wheel, the last ones without gap. For one thread."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """There are none.
+
+        Args:
+            max_bytes: of all of them; the oldest make room.
+        """
+        self._max_bytes = max_bytes
+        self._bundles: deque[FrameBundle] = deque()
+        self._length_bytes = 0
+
+    def add(self, bundle: FrameBundle) -> None:
+        """These were written."""
+        if not len(bundle):
+            return
+        self._bundles.append(bundle)
+        self._length_bytes += bundle.length_bytes
+        while self._length_bytes > self._max_bytes:
+            self._length_bytes -= self._bundles.popleft().length_bytes
+
+    def clear(self) -> None:
+        """The wheel is another one."""
+        self._bundles.clear()
+        self._length_bytes = 0
+
+    def frames(self, first_seq: int, last_seq: int, *, floor: int, max_bytes: int) -> FrameBundle:
+        """The leading ones of these frames, up to the first that is not here, or is finished.
+
+        Args:
+            first_seq: the first that is wanted.
+            last_seq: the last that is wanted.
+            floor: slots below are finished.
+            max_bytes: at most so many; but one frame always.
+        """
+        found: list[FrameBundle] = []
+        for bundle in reversed(self._bundles):
+            if bundle.first_seq <= last_seq:
+                found.append(bundle)
+            if bundle.first_seq <= first_seq:
+                break
+        else:
+            return NO_BUNDLE
+        parts: list[FrameBundle] = []
+        for bundle in reversed(found):
+            part = bundle.part(
+                max(0, first_seq - bundle.first_seq), last_seq - bundle.first_seq + 1
+            )
+            room = max_bytes - sum(each.length_bytes for each in parts)
+            fitting = int(part.edges.searchsorted(room, side="right")) - 1
+            if min(part.rows["slot"].tolist(), default=floor) < floor:
+                fitting = min(fitting, int((part.rows["slot"] < floor).argmax()))
+            elif not parts:
+                fitting = max(fitting, 1)
+            parts.append(part.part(0, fitting))
+            if fitting < len(part):
+                break
+        return FrameBundle.joined(parts)

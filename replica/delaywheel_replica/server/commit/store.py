@@ -1,0 +1,629 @@
+"""All wheels of one data folder, and their one writer: does on the disk what the machine asks.
+
+Each method carries out one effect of the member machine (core/node/events.py) and returns when
+it is done; what it returns, or raises, is what the machine is told. Those that write are for one
+thread, one after the other. ``checkpoint`` is for any other.
+
+====================  ===========================================================================
+a wheel is here as    after
+====================  ===========================================================================
+the open one          ``open_wheel``: this node writes it
+a copy                the first frame of another node's wheel; ``leave_wheel``
+unverified            the start, if an earlier life has left it: it may have to be made whole;
+                      ``leave_wheel``, if the medium refuses
+a copy                ``verifying``
+nothing               ``delete_wheel``
+====================  ===========================================================================
+
+A start does not wait for the wheels that it finds: after a crash of the machine that takes as long
+as there are files. Of an unverified wheel nothing is known, and until `verifying` is done with it,
+nothing else is asked for that concerns it: the machine sees to that (core/wheels/verifying.py).
+
+A copy lacks those frames up to its last row that cannot be read, and are neither finished (their
+slot is below the floor) nor committed to be lost. That is told in `Held`; the wheel's files
+remember it (its checkpoint), so that a restart does not turn a lacking frame into a held one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.bundle import NO_BUNDLE, NO_GROUP, FrameBundle, WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
+    DEFAULT_MAX_FRAME_BYTES,
+    DEFAULT_MAX_FRAME_MESSAGES,
+    NotEncodable,
+    OriginWheel,
+    WheelBroken,
+    WheelExists,
+    WheelMeta,
+    WheelMissing,
+)
+from delaywheel_replica.core.node.events import DiskState, Held
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.messages import WheelCard
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.commit.copies import Copies
+from delaywheel_replica.server.commit.missing import Lacking
+from delaywheel_replica.server.commit.recent import Recent
+from delaywheel_replica.server.node.disk_space import BALLAST_BYTES, Room
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How wheels are made and written.
+
+    Attributes:
+        span_seconds: of new wheels.
+        dial_rows: slots that can hold messages at one time, and some.
+        open_files: at most so many slot files are open.
+        max_frame_messages: of one frame of the own wheel.
+        max_frame_bytes: of one frame of the own wheel.
+        sync_groups: nothing counts before it is on the medium.
+        recent_bytes: so much of what was written last is kept for mirrors.
+        reserve_bytes: with less free space no messages are taken.
+        ballast_bytes: so much is kept back for saves when there is none.
+        table_rows: by so many rows of the index, and some, slot tables are behind.
+    """
+
+    span_seconds: int = 7_200
+    dial_rows: int = 8_192
+    open_files: int = 1_024
+    max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+    sync_groups: bool = False
+    recent_bytes: int = 8 << 20
+    reserve_bytes: int = 0
+    ballast_bytes: int = BALLAST_BYTES
+    table_rows: int = ROWS_PER_SEGMENT
+
+
+class Store:
+    """One data folder; see the module.
+
+    Attributes:
+        room: how much there is.
+        handles: the open slot files.
+        unverified: wheels that were left, and are not known to be whole.
+    """
+
+    def __init__(self, disk: Disk, folder: NodeFolder, limits: StoreLimits) -> None:
+        """Takes over a locked folder."""
+        self._disk = disk
+        self._data = folder.data
+        self._folder = folder
+        self._limits = limits
+        self.room = Room(
+            disk,
+            folder.data,
+            reserve_bytes=limits.reserve_bytes,
+            ballast_bytes=limits.ballast_bytes,
+        )
+        self.handles = HandleCache(disk, limits.open_files)
+        self._dial = Dial(disk, folder.data, limits.dial_rows)
+        self._copies = Copies(
+            disk,
+            folder.data,
+            self.handles,
+            self._dial,
+            sync_groups=limits.sync_groups,
+            boot=folder.state.boot_id,
+            table_rows=limits.table_rows,
+        )
+        self.unverified = frozenset[WheelId]()
+        self._counted = frozenset[WheelId]()  # of those, what the dial counts already
+        self._open: OriginWheel | None = None
+        self._open_reader: WheelReader | None = None
+        self._recent = Recent(limits.recent_bytes)
+        self._top_slot = -1
+        self._lacking = Lacking()
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        data: Path,
+        *,
+        node: str,
+        cluster_id: str,
+        boot_id: str,
+        floor: int = 0,
+        limits: StoreLimits | None = None,
+        new_storage: Callable[[], str] = new_storage,
+    ) -> Self:
+        """Locks the folder, sees which wheels there are, and counts the start.
+
+        If the machine started anew since the node last ran, what was acknowledged may be lost:
+        that is noted with the new boot id, in one, so that no second crash hides the first.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder, which is made if it is missing.
+            node: this node.
+            cluster_id: of which cluster.
+            boot_id: of the machine's start.
+            floor: the greatest committed floor that is known already.
+            limits: how wheels are made and written.
+            new_storage: gives the uuid of a new folder.
+
+        Raises:
+            NodeFolderError: the folder cannot be used.
+            MetaDamaged: one of its wheels is not known any more.
+        """
+        folder = open_node_folder(
+            disk,
+            data,
+            node=node,
+            cluster_id=cluster_id,
+            boot_id=boot_id,
+            make_storage=new_storage,
+        )
+        try:
+            store = cls(disk, folder, limits or StoreLimits())
+            store._start(boot_id, floor)
+        except BaseException:
+            folder.release()
+            raise
+        return store
+
+    def _start(self, boot_id: str, floor: int) -> None:
+        state = self._folder.state
+        os_crashed = state.boot_id != boot_id
+        self.room.before_start()
+        self._copies.floor, self._copies.boot = floor, boot_id
+        self.unverified = self._copies.look()
+        doubtful = os_crashed and not self._limits.sync_groups
+        self.save(
+            replace(
+                state,
+                boot_id=boot_id,
+                starts=state.starts + 1,
+                all_incomplete=state.all_incomplete or doubtful,
+            )
+        )
+
+    def release(self) -> None:
+        """Ends the use of the folder."""
+        if self._open is not None:
+            self._open.close()
+        self._copies.close()
+        self._folder.release()
+
+    @property
+    def state(self) -> NodeState:
+        """What node.json says."""
+        return self._folder.state
+
+    def save(self, state: NodeState) -> None:
+        """Makes this the durable content of node.json."""
+        self._folder.put(state)
+
+    def verifying(self, wheel: WheelId) -> Steps[Held]:
+        """Makes a wheel whole that was left; what it holds.
+
+        Raises:
+            OSError: the medium refused; to be done again.
+            MetaDamaged: it is not known any more who it is.
+        """
+        yield from self._copies.verifying(wheel, counts=wheel not in self._counted)
+        self.unverified -= {wheel}
+        self._counted -= {wheel}
+        return self.held(wheel)
+
+    # --- the wheel that this node writes
+
+    @property
+    def wheel(self) -> OriginWheel | None:
+        """The open wheel, until it is left."""
+        return self._open
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame of the open wheel that counts; 0: none."""
+        return 0 if self._open is None else self._open.last_seq
+
+    @property
+    def top_slot(self) -> int:
+        """The greatest slot of a frame of the open wheel; -1: it has none."""
+        return self._top_slot
+
+    def open_wheel(self, spare: Spare) -> None:
+        """Makes the folder of a wheel, which is the open one from then on.
+
+        Raises:
+            WheelExists: it was opened before: it must be left, and never be written again.
+        """
+        if self._open is not None:
+            raise ValueError(f"{self._open.wheel} is open")
+        meta = WheelMeta(
+            wheel=spare.wheel,
+            members=spare.members,
+            min_insync=spare.min_insync,
+            span_seconds=self._limits.span_seconds,
+            boot=self._folder.state.boot_id,
+        )
+        self._open = OriginWheel.create(
+            self._disk,
+            self._data,
+            meta,
+            self.handles,
+            dial=self._dial,
+            max_frame_messages=self._limits.max_frame_messages,
+            max_frame_bytes=self._limits.max_frame_bytes,
+            table_rows=self._limits.table_rows,
+        )
+        self._open_reader = WheelReader(self._disk, self._data, spare.wheel)
+        self._open.raise_floor(self._copies.floor)
+        self._top_slot = -1
+
+    def append(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> WrittenGroup:
+        """Writes one group into the open wheel.
+
+        Raises:
+            SlotFull: nothing was written.
+            SlotFinished: nothing was written.
+            NotEncodable: nothing was written.
+            WheelBroken: the medium refused; some frames may count, see `last_seq`.
+        """
+        if self._open is None:
+            raise ValueError("no wheel is open")
+        group = NO_GROUP
+        try:
+            group = self._open.append(columns, kind=kind, accepted_at_ms=accepted_at_ms)
+            if self._limits.sync_groups:
+                self._open.sync()
+        except WheelBroken as broken:
+            group = group if len(group) else broken.done
+            raise
+        finally:
+            if len(group):
+                self._top_slot = max(self._top_slot, group.top_slot)
+        if len(self._open.meta.members) > 1:
+            self._recent.add(group.bundle)
+        return group
+
+    def can_encode(self, columns: Columns, kind: Kind) -> bool:
+        """Whether frames of the open wheel can hold these."""
+        if self._open is None:
+            raise ValueError("no wheel is open")
+        try:
+            self._open.check_encodable(columns, kind)
+        except NotEncodable:
+            return False
+        return True
+
+    def leave_wheel(self) -> Held | None:
+        """The open wheel is written no more; what it holds.
+
+        None: the medium refuses to tell, and the wheel is unverified. It is mostly left because
+        its medium refuses something, and that must not keep the node from its spare.
+
+        Raises:
+            WheelMissing: none is open.
+        """
+        if self._open is None:
+            raise WheelMissing(f"{self._data} has no open wheel")
+        wheel, is_doubtful = self._open.wheel, self._open.is_doubtful
+        self._open.close()
+        if self._open_reader is not None:
+            self._open_reader.close()
+        self._open, self._open_reader = None, None
+        self._recent.clear()
+        try:
+            self._copies.recover(wheel, is_doubtful=is_doubtful)
+        except OSError as error:
+            _log.warning("wheel left unverified", wheel=str(wheel), error=str(error))
+            self.unverified |= {wheel}
+            self._counted |= {wheel}
+            return None
+        return self.held(wheel)
+
+    # --- copies
+
+    def mirror(
+        self,
+        card: WheelCard,
+        frames: FrameBundle,
+        *,
+        is_over: Callable[[], bool] | None = None,
+        between: Callable[[], object] = lambda: None,
+    ) -> Held:
+        """Writes frames behind what is held of a wheel, exactly as they are.
+
+        One that does not follow, or is not what it should be, ends the list. Those that are held
+        already are passed over.
+
+        Args:
+            card: of their wheel.
+            frames: which may follow on what is held.
+            is_over: is asked after each frame that was written; if it is so, no more are.
+            between: is called between files, and while a new copy is made: others may want the
+                disk.
+
+        Raises:
+            OSError: the medium refused. What was written whole may count; ask again.
+        """
+        copy = self._taken(card, between)
+        refused = copy.append(frames, is_over=is_over, between=between)
+        if refused is not None:
+            _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
+        return self._written(copy)
+
+    def repair(
+        self,
+        card: WheelCard,
+        frames: FrameBundle,
+        *,
+        between: Callable[[], object] = lambda: None,
+    ) -> Held:
+        """Puts frames up to the last that is held in their places, where they are lacking.
+
+        Args:
+            card: of their wheel.
+            frames: which may lie anywhere up to there.
+            between: is called after each one: others may want the disk.
+
+        Raises:
+            OSError: the medium refused. What was written whole may count; ask again.
+        """
+        copy = self._taken(card, between)
+        for refused in copy.repair(frames, between=between):
+            _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
+        return self._written(copy)
+
+    def close_wheel(
+        self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
+    ) -> Held:
+        """Notes durably that a wheel ends with a seq, and cuts everything beyond.
+
+        Args:
+            wheel: which one.
+            final_seq: its committed end.
+            between: is called after each file that was cut: others may want the disk.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        copy = self._copy(wheel)
+        copy.end_at(final_seq, between=between)
+        return self._written(copy)
+
+    def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
+        """Deletes all that there is of a wheel, file by file."""
+        yield from self._copies.delete(wheel)
+        self._lacking.forget(wheel)
+
+    def forget_lost(self, frames: FrameSet) -> None:
+        """These frames are committed to be lost: they are not lacking any more."""
+        self._lacking.lose(frames)
+
+    def sweep(self, floor: int) -> Iterator[int]:
+        """Finishes every slot below the floor at once; deletes their files one by one.
+
+        Returns:
+            Goes through that, yielding the slot of each file that was deleted. Each wheel is tried
+            by itself: the OSError of the first that failed is raised when all were.
+        """
+        floor = self._copies.floor = max(self._copies.floor, floor)
+        wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
+        if self._open is not None:
+            wheels.append(self._open)
+        for wheel in wheels:
+            wheel.raise_floor(floor)
+        self._dial.clear_below(floor)
+        return self._delete_finished(wheels)
+
+    def read(
+        self,
+        wheel: WheelId,
+        first_seq: int,
+        last_seq: int,
+        *,
+        max_bytes: int,
+        max_frames: int,
+        floor: int,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> tuple[FrameBundle, SeqSet]:
+        """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
+
+        Every frame is checked. One below the floor is without content; one committed to be lost,
+        and not here, is a hole. One that is found damaged is lacking from then on.
+
+        Args:
+            wheel: of which wheel.
+            first_seq: the first that is wanted.
+            last_seq: the last that is wanted.
+            max_bytes: at most so many; but one frame always.
+            max_frames: at most so many.
+            floor: slots below are finished.
+            is_over: is asked after each frame that was read; if it is so, no more are.
+
+        Returns:
+            The frames; and the one that ended them, if it is damaged. Where there are none: the
+            leading seqs of which nothing is here, be they damaged or above the last one held, in
+            one span. Holes are told a segment of the index at a time, what is above the last one
+            all at once.
+        """
+        end_seq = min(last_seq, first_seq + max_frames - 1)
+        floor = max(floor, self._copies.floor)
+        if self._open is not None and self._open.wheel == wheel:
+            recent = self._recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
+            if len(recent):
+                is_over()
+                return recent, NO_SEQS
+        absent = self._absent(wheel, first_seq, last_seq)
+        if absent:
+            return NO_BUNDLE, absent
+        frames: list[FrameCopy] = []
+        length_bytes = 0
+        for found in self._reading(wheel, first_seq, end_seq, floor):
+            if isinstance(found, DamagedFrame):
+                absent = absent.with_span(found.seq, found.seq)
+                if frames or is_over():
+                    break
+                continue
+            length_bytes += len(found.content)
+            if absent or (frames and length_bytes > max_bytes):
+                break
+            frames.append(found)
+            if is_over():
+                break
+        else:
+            beyond = first_seq + len(absent)
+            if not frames and beyond <= end_seq:
+                absent = absent.with_span(beyond, last_seq)  # here the wheel ends before
+        return FrameBundle.of_copies(frames), absent
+
+    def card(self, wheel: WheelId) -> WheelCard:
+        """Who a wheel is.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        if self._open is not None and self._open.wheel == wheel:
+            return _card(self._open.meta)
+        return _card(self._copy(wheel).meta)
+
+    def held(self, wheel: WheelId) -> Held:
+        """What there is of a wheel that is not open.
+
+        Raises:
+            WheelMissing: nothing of it is here.
+        """
+        copy = self._copy(wheel)
+        return Held(
+            card=_card(copy.meta),
+            applied=copy.last_seq,
+            top_slot=copy.top_slot,
+            lacking=self._lacking.of(copy),
+            final_seq=copy.meta.final_seq,
+        )
+
+    def held_wheels(self) -> dict[WheelId, Held]:
+        """What there is of every wheel but the open one."""
+        return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
+
+    def checkpoint(self, on_damaged: Callable[[WheelId, SeqSet], object]) -> None:
+        """Notes on the medium how far it holds what was written. For one thread, whichever.
+
+        Unless groups are synced, it puts there first what was written.
+
+        Args:
+            on_damaged: is told of frames of copies that turn out to be damaged.
+
+        Raises:
+            WheelBroken: the medium refused the open wheel.
+            OSError: it refused a copy, or what is only noted of a wheel; the next call tries again.
+        """
+        syncs = not self._limits.sync_groups
+        refreshes = self.room.state is DiskState.ROOM
+        failure: OSError | None = None
+        for wheel, copy in list(self._copies.known.items()):
+            try:
+                damaged = copy.checkpoint(syncs=syncs, refreshes=refreshes)
+            except OSError as error:
+                failure = error
+                continue
+            if damaged:
+                on_damaged(wheel, damaged)
+        origin = self._open
+        if origin is not None and origin.broken is None:
+            try:
+                origin.checkpoint(syncs=syncs, refreshes=refreshes)
+            except OSError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+
+    # --- behind it
+
+    def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int]:
+        failure: OSError | None = None
+        for wheel in wheels:
+            try:
+                yield from wheel.delete_finished()
+            except OSError as error:
+                _log.warning("wheel not swept", wheel=str(wheel.wheel), error=str(error))
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
+        """The leading seqs that are holes, which are many where one is; lost ones are sent."""
+        copy = self._found(wheel)
+        if copy is None:
+            return NO_SEQS
+        end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
+        lost = self._lacking.lost.seqs(wheel).within(first_seq, end_seq)
+        return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
+
+    def _written(self, copy: MirrorWheel) -> Held:
+        if self._limits.sync_groups:
+            copy.sync()
+        return self.held(copy.wheel)
+
+    def _copy(self, wheel: WheelId) -> MirrorWheel:
+        copy = self._found(wheel)
+        if copy is None:
+            raise WheelMissing(f"{self._data} has no copy of {wheel}")
+        return copy
+
+    def _found(self, wheel: WheelId) -> MirrorWheel | None:
+        is_open = self._open is not None and self._open.wheel == wheel
+        return None if is_open else self._copies.find(wheel)
+
+    def _taken(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
+        """The copy of a wheel, which is made if there is none."""
+        if self._open is not None and self._open.wheel == card.wheel:
+            raise WheelExists(f"{card.wheel} is open")
+        copy = self._copies.known.get(card.wheel)
+        if copy is not None:
+            return copy
+        meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
+        return finish(self._copies.taking(meta), between)
+
+    def _reading(
+        self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """One after the other, as far as the wheel goes here."""
+        copy = self._found(wheel)
+        source = self._open_reader if copy is None else copy
+        if source is None or source.wheel != wheel:
+            return
+        for found in source.copies(first_seq, last_seq, floor=floor):
+            if isinstance(found, FrameCopy):
+                yield found
+            elif (wheel, found.seq) in self._lacking.lost:
+                yield FrameCopy(found.seq, HOLE_ROW, b"")
+            else:
+                self._note_damaged(wheel, copy, found)
+                yield found
+
+    def _note_damaged(self, wheel: WheelId, copy: MirrorWheel | None, frame: DamagedFrame) -> None:
+        if copy is not None and frame.seq in copy.lacking:
+            return
+        _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
+        if copy is not None:
+            copy.note_damaged(frame.seq)
+
+
+def _card(meta: WheelMeta) -> WheelCard:
+    return WheelCard(meta.wheel, meta.members, meta.min_insync, meta.span_seconds)

@@ -1,0 +1,144 @@
+"""How the store's one thread shares its time between callers and work that takes long.
+
+Callers' groups, mirrored frames, and everything the member machine waits for go through one queue,
+in order. On a slow disk a single file may take 50 ms to open, to sync or to delete, and some work
+is about thousands of files. So none of it is one job:
+
+=====================  ==========================================================================
+work                   done
+=====================  ==========================================================================
+sweep, delete a wheel, in steps (`LongWork`), each of which goes behind all that came meanwhile
+verify a wheel
+mirror, serve          in pieces, each as many frames as one `Turn` takes
+repair, cut            file by file
+=====================  ==========================================================================
+
+Between two pieces or files, one waiting group of callers is written. A turn is at least one file.
+Before a next effect a group is written that has waited for a turn: many short ones take long, too.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.writing.wheel import MetaDamaged
+from delaywheel_replica.core.node.events import (
+    Deleted,
+    DeleteWheel,
+    Event,
+    Failed,
+    Held,
+    Sweep,
+    Verified,
+    VerifyWheel,
+)
+from delaywheel_replica.server.commit.store import Store
+
+TURN_MS: Final = 40
+
+AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel
+"""What is about any number of files."""
+
+
+class Turn:
+    """One turn of a long job: at least one file or frame, and no more once it is over.
+
+    Attributes:
+        has_ended: it is over.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], most: int | None = None) -> None:
+        """It begins.
+
+        Args:
+            now_ms: the monotonic clock.
+            most: so many files or frames at most; None: as many as the time allows.
+        """
+        self._now_ms = now_ms
+        self._until_ms = now_ms() + TURN_MS
+        self._left = most
+        self.has_ended = False
+
+    def is_over(self) -> bool:
+        """To be asked after each file or frame."""
+        if self._left is not None:
+            self._left -= 1
+        self.has_ended = self._left == 0 or self._now_ms() >= self._until_ms
+        return self.has_ended
+
+
+class LongWork:
+    """What is about any number of files, in steps. For the store's thread.
+
+    What frees the disk is done first: verifying may take minutes.
+
+    Attributes:
+        verifies: wheels are verified; not when the process is to end.
+    """
+
+    def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
+        """Nothing is to be done yet.
+
+        Args:
+            store: whose files they are.
+            now_ms: the monotonic clock.
+            most_files: a step is about no more; None: as many as a turn takes.
+        """
+        self._store = store
+        self._now_ms = now_ms
+        self._most_files = most_files
+        self._deleting: deque[tuple[Sweep | DeleteWheel, Iterator[object]]] = deque()
+        self._verifying: deque[tuple[VerifyWheel, Iterator[object]]] = deque()
+        self._verified: dict[WheelId, Held] = {}
+        self.verifies = True
+
+    def begin(self, effect: AllOfAWheel) -> bool:
+        """Takes in an effect; whether it is the first, so that a step is to be done.
+
+        A sweep raises the floor at once; one that has not begun to delete gives way to it.
+        """
+        is_first = not self._deleting and not self._verifying
+        match effect:
+            case Sweep():
+                swept = self._store.sweep(effect.floor)
+                if len(self._deleting) > 1 and isinstance(self._deleting[-1][0], Sweep):
+                    self._deleting.pop()
+                self._deleting.append((effect, swept))
+            case DeleteWheel():
+                self._deleting.append((effect, self._store.delete_wheel(effect.wheel)))
+            case VerifyWheel():
+                self._verifying.append((effect, self._verify(effect.wheel)))
+        return is_first
+
+    def step(self) -> tuple[Event | None, bool]:
+        """Does one turn of the oldest work: what the machine is to be told, and if more is left."""
+        if not self.verifies:
+            self._verifying.clear()
+        work: deque[Any] = self._deleting or self._verifying
+        if not work:
+            return None, False
+        effect, steps = work[0]
+        turn = Turn(self._now_ms, self._most_files)
+        event: Event | None
+        try:
+            for _ in steps:
+                if turn.is_over():
+                    return None, True
+            event = self._done(effect)
+        except (OSError, MetaDamaged) as error:
+            event = Failed(effect, str(error))
+        work.popleft()
+        return event, bool(self._deleting or self._verifying)
+
+    def _verify(self, wheel: WheelId) -> Iterator[object]:
+        self._verified[wheel] = yield from self._store.verifying(wheel)
+
+    def _done(self, effect: AllOfAWheel) -> Event | None:
+        match effect:
+            case Sweep():
+                return None
+            case DeleteWheel():
+                return Deleted(effect.wheel)
+            case VerifyWheel():
+                return Verified(self._verified.pop(effect.wheel))

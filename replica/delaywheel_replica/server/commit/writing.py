@@ -1,0 +1,44 @@
+"""From the event loop to the driver's groups, and back: a future for each request."""
+
+import asyncio
+from functools import partial
+
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.process.defects import fatal
+from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
+from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+
+class Writing:
+    """Has requests written. For the event loop's thread, on which it is made."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> "asyncio.Future[Committed]":
+        """Has a request's messages written; the answer comes when they may be acknowledged.
+
+        It is a RefusedError when none of them was accepted, or (WHEEL_LOST) that is not known.
+        """
+        answer: asyncio.Future[Committed] = self._loop.create_future()
+        self._driver.submit(Request(columns, kind, partial(_settle, answer)))
+        return answer
+
+
+@fatal
+def settle(answers: Answers) -> None:
+    """On the event loop: one call for a whole group, so that its callers go on together."""
+    for request, outcome in answers:
+        request.on_answer(outcome)
+
+
+def _settle(answer: "asyncio.Future[Committed]", outcome: Outcome) -> None:
+    if answer.done():  # its caller gave up
+        return
+    if isinstance(outcome, Refusal):
+        answer.set_exception(RefusedError(outcome.reason, outcome.detail))
+    else:
+        answer.set_result(outcome)

@@ -1,0 +1,137 @@
+"""Bounds on what was received and is not yet answered, in bytes: per caller and altogether.
+
+A caller is one connection. Without these bounds a slow disk would turn into memory, and so would a
+caller that does not read: an answer is counted until it is on its way to the caller.
+
+A request counts with its bytes and so much for each message, however short: what is made of it, and
+its answer, are not shorter.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.server.node.refusals import RefusedError
+
+MESSAGE_COST_BYTES: Final = 320
+
+
+def cost_bytes(request: bytes, messages: int) -> int:
+    """What a request counts in flight."""
+    return len(request) + messages * MESSAGE_COST_BYTES
+
+
+class Admission:
+    """Counts the bytes in flight. For the event loop's thread."""
+
+    def __init__(self, *, max_bytes: int, max_caller_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_caller_bytes = max_caller_bytes
+        self._callers: dict[str, int] = {}
+        self.in_flight_bytes = 0
+        self._requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._less = asyncio.Event()
+
+    async def wait_idle(self) -> None:
+        """Waits until no request is in flight; nobody waits for those who do not read answers."""
+        await self._idle.wait()
+
+    async def wait_for_room(self, caller: str, length_bytes: int) -> None:
+        """Waits until this caller's own bound allows so much more."""
+        while not self.caller_has_room(caller, length_bytes):
+            self._less.clear()
+            await self._less.wait()
+
+    def caller_has_room(self, caller: str, length_bytes: int) -> bool:
+        """Whether this caller's own bound allows so much more; an idle caller always has room."""
+        in_flight = self._callers.get(caller, 0)
+        return in_flight == 0 or in_flight + length_bytes <= self._max_caller_bytes
+
+    def admit(self, caller: str, length_bytes: int) -> "Ticket":
+        """Counts a request until its ticket is given back.
+
+        Raises:
+            RefusedError: BACKPRESSURE.
+        """
+        if not self.caller_has_room(caller, length_bytes):
+            raise RefusedError(
+                Reason.BACKPRESSURE,
+                f"{self._callers[caller]} bytes of this caller are in flight",
+            )
+        if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
+            raise RefusedError(
+                Reason.BACKPRESSURE, f"{self.in_flight_bytes} bytes are in flight on this node"
+            )
+        self._count(caller, length_bytes)
+        self._requests += 1
+        self._idle.clear()
+        return Ticket(self, caller, length_bytes)
+
+    def hold_answer(self, caller: str, length_bytes: int) -> Callable[[], None]:
+        """Counts an answer; what is returned is to be called once, when the caller has it.
+
+        It is made already, so it is never refused: its request was counted with it.
+        """
+        self._count(caller, length_bytes)
+        return partial(self._give_back, caller, length_bytes)
+
+    def end_request(self, caller: str, length_bytes: int) -> None:
+        """Counts a request no more."""
+        self._requests -= 1
+        if not self._requests:
+            self._idle.set()
+        self._give_back(caller, length_bytes)
+
+    def _count(self, caller: str, length_bytes: int) -> None:
+        self._callers[caller] = self._callers.get(caller, 0) + length_bytes
+        self.in_flight_bytes += length_bytes
+
+    def _give_back(self, caller: str, length_bytes: int) -> None:
+        self._less.set()
+        self.in_flight_bytes -= length_bytes
+        left = self._callers.get(caller, 0) - length_bytes
+        if left:
+            self._callers[caller] = left
+        else:  # nothing was counted of an empty answer
+            self._callers.pop(caller, None)
+
+
+class Ticket:
+    """One admitted request; leaving its context gives it back, unless it was handed on.
+
+    A caller that goes away does not take back what it sent: what the writer has is counted until
+    it is written.
+    """
+
+    __slots__ = ("_admission", "_caller", "_handed_on", "_length_bytes")
+
+    def __init__(self, admission: Admission, caller: str, length_bytes: int) -> None:
+        self._admission = admission
+        self._caller = caller
+        self._length_bytes = length_bytes
+        self._handed_on = False
+
+    def hand_on(self, answer: "asyncio.Future[Any]") -> None:
+        """From now on it is given back when ``answer`` is there."""
+        self._handed_on = True
+        answer.add_done_callback(self._give_back)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._handed_on:
+            self._give_back()
+
+    def _give_back(self, _answer: "asyncio.Future[Any] | None" = None) -> None:
+        self._admission.end_request(self._caller, self._length_bytes)

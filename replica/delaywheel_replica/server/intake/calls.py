@@ -1,0 +1,209 @@
+"""Calls as bytes: let in, read, given to whoever answers them, and their answers counted.
+
+gRPC would read a request, and make objects of it, before anybody is asked. So every call is taken
+as a stream of bytes here, of which one message is read when there is room for it; on the wire the
+two are the same. Answers leave as bytes, which are counted until gRPC has passed them on. Of what
+is written to a stream that is known; of a unary call's answer it is not: nobody is told when its
+caller went away before.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.reception import Reception
+from delaywheel_replica.server.node.answering import Answer, Context, defect
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
+
+# Whoever asks names a message or a second: no such request is longer.
+_QUESTION_BYTES: Final = 1 << 16
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+Work: TypeAlias = Callable[[bytes, Context], Awaitable[Answer]]
+"""Answers a call, or raises why not."""
+
+StreamWork: TypeAlias = Callable[[Context], Awaitable[None]]
+"""Reads and answers a stream until it ends."""
+
+
+class Answers(NamedTuple):
+    """Bounds on the answers to questions, apart from what producers have in flight.
+
+    Attributes:
+        admission: counts them.
+        length_bytes: how long the answer to a request may get.
+    """
+
+    admission: Admission
+    length_bytes: Callable[[Message], int]
+
+
+class Calls:
+    """Makes gRPC handlers. For the event loop's thread."""
+
+    def __init__(self, reception: Reception, counts: Counts, answers: Answers) -> None:
+        self._reception = reception
+        self._counts = counts
+        self._answers = answers
+
+    def of_service(
+        self,
+        service: ServiceDescriptor,
+        servicer: object,
+        raw: Mapping[str, Handler],
+        name: str | None = None,
+    ) -> grpc.GenericRpcHandler:
+        """Handlers of all calls of a service.
+
+        Args:
+            service: which one.
+            servicer: has a method for each call, as gRPC's generated classes have.
+            raw: handlers of those calls that take bytes.
+            name: by which it is called; absent: its own.
+        """
+        handlers = {
+            method.name: raw.get(method.name) or self._handler(method, servicer)
+            for method in service.methods
+        }
+        return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
+
+    def call(self, name: str, work: Work) -> Handler:
+        """One request, one answer, both as bytes."""
+
+        async def answer(held: ExitStack, context: Context) -> None:
+            told = await work(await self._received(context), context)
+            held.callback(told.end)
+            await context.write(told.content)
+
+        return self._guarded(name, answer)
+
+    def stream(self, name: str, work: StreamWork) -> Handler:
+        """Requests and answers of which no end is known."""
+
+        async def answer(held: ExitStack, context: Context) -> None:
+            held.callback(self._reception.begin_stream(context.peer()))
+            await work(context)
+
+        return self._guarded(name, answer)
+
+    def _guarded(
+        self, name: str, answer: Callable[[ExitStack, Context], Awaitable[None]]
+    ) -> Handler:
+        """A handler that counts the call, and ends it with an answer, a reason, or its caller.
+
+        What it raises gRPC would log with all that is known of it: nothing that a caller does may
+        come so far.
+        """
+
+        async def handle(_: object, context: Context) -> None:
+            try:
+                with ExitStack() as held:
+                    try:
+                        held.callback(self._reception.begin_call())
+                        await answer(held, context)
+                    except (grpc.aio.AbortError, grpc.aio.InternalError):
+                        raise
+                    except Exception as error:  # noqa: BLE001 - a defect of ours is named, too
+                        refusal = _refusal_of(error)
+                    else:
+                        return
+                await self._refuse(context, name, refusal)
+            except grpc.aio.InternalError:  # the caller is gone: nothing can be sent to it
+                raise asyncio.CancelledError from None
+
+        return grpc.stream_stream_rpc_method_handler(handle)
+
+    async def _refuse(self, context: Context, name: str, refusal: Refusal) -> None:
+        self._counts.refused_calls[name, refusal.reason] += 1
+        await abort(context, refusal)
+
+    def _handler(self, method: MethodDescriptor, servicer: object) -> Handler:
+        answer = getattr(servicer, method.name)
+        request_class: type[Message] = GetMessageClass(method.input_type)
+        if method.client_streaming:
+            return self.stream(method.name, _conversation(request_class, answer))
+        if method.server_streaming:  # gRPC's own Watch, which writes to its context
+            return self._watch(method.name, request_class, answer)
+        return self.call(method.name, self._question(request_class, answer))
+
+    def _question(
+        self, request_class: type[Message], answer: Callable[[Any, Context], Awaitable[Message]]
+    ) -> Work:
+        admission, length_bytes = self._answers
+
+        async def work(content: bytes, context: Context) -> Answer:
+            request = _parsed(request_class, content)
+            with admission.admit(context.peer(), length_bytes(request)):
+                told = (await answer(request, context)).SerializeToString()
+                return Answer(told, admission.hold_answer(context.peer(), len(told)))
+
+        return work
+
+    def _watch(
+        self,
+        name: str,
+        request_class: type[Message],
+        watch: Callable[[Any, "_Encoding"], Awaitable[None]],
+    ) -> Handler:
+        async def answer(_: ExitStack, context: Context) -> None:
+            await watch(_parsed(request_class, await self._received(context)), _Encoding(context))
+
+        return self._guarded(name, answer)
+
+    async def _received(self, context: Context) -> bytes:
+        content = await self._reception.receive(context.peer(), context.read)
+        if not isinstance(content, bytes):
+            raise RefusedError(Reason.REQUEST_MALFORMED, "No request")
+        return content
+
+
+class _Encoding:
+    """A context to which messages are written."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def write(self, message: Message) -> None:
+        await self._context.write(message.SerializeToString())
+
+
+def _conversation(
+    request_class: type[Message],
+    answers: Callable[[AsyncIterator[Any], Context], AsyncIterator[Message]],
+) -> StreamWork:
+    async def requests(context: Context) -> AsyncIterator[Message]:
+        while isinstance(content := await context.read(), bytes):
+            yield _parsed(request_class, content)
+
+    async def work(context: Context) -> None:
+        async for answer in answers(requests(context), context):
+            await context.write(answer.SerializeToString())
+
+    return work
+
+
+def _parsed(request_class: type[Message], content: bytes) -> Message:
+    if len(content) > _QUESTION_BYTES:
+        raise RefusedError(
+            Reason.REQUEST_TOO_LARGE, f"{len(content)} bytes, at most {_QUESTION_BYTES}"
+        )
+    try:
+        return request_class.FromString(content)
+    except DecodeError as error:
+        name = request_class.DESCRIPTOR.name
+        raise RefusedError(Reason.REQUEST_MALFORMED, f"It is no {name}") from error
+
+
+def _refusal_of(error: Exception) -> Refusal:
+    """To be called where it is handled."""
+    return error.refusal if isinstance(error, RefusedError) else defect(error)

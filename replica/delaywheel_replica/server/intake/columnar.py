@@ -1,0 +1,114 @@
+"""Reads a request of columns: whether they fit together is a matter of the whole request."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel_replica.server.intake.unpacking import Outline, Span
+from delaywheel_replica.server.node.refusals import RefusedError
+
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+
+
+def content_lengths(
+    key_lengths: NDArray[np.int32],
+    value_lengths: NDArray[np.int32],
+    headers_lengths: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """Bytes of each message in the blob."""
+    lengths = np.maximum(key_lengths, 0).astype(np.int64)
+    lengths += np.maximum(value_lengths, 0)
+    lengths += headers_lengths
+    return lengths
+
+
+def headers_bytes(request: bytes, outline: Outline) -> int:
+    """How long the headers of all messages together are, as a request of columns says."""
+    begin, end = (outline.columns or {}).get("headers_lengths", (0, 0))
+    return int(np.frombuffer(request[begin : end - (end - begin) % 4], "<i4").sum(dtype=np.int64))
+
+
+def decode_columns(request: bytes, outline: Outline) -> Columns:
+    """The messages; their contents stay where they are in the request.
+
+    Raises:
+        RefusedError: REQUEST_MALFORMED.
+    """
+    messages = outline.messages
+    if not messages:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "No messages")
+    packed = _Packed(request, outline.columns or {}, messages)
+    key_lengths = packed.column("key_lengths", np.int32)
+    value_lengths = packed.column("value_lengths", np.int32)
+    headers_lengths = packed.column("headers_lengths", np.int32)
+    topic_numbers = packed.column("topic_numbers", np.uint32)
+    blob = packed.blob()
+    if int(key_lengths.min()) < -1 or int(value_lengths.min()) < -1:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A length below -1")
+    if int(headers_lengths.min()) < 0:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A length of headers below 0")
+    if int(topic_numbers.max()) >= len(outline.topics):
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic number without a topic")
+    lengths_bytes = content_lengths(key_lengths, value_lengths, headers_lengths)
+    starts = content_starts(lengths_bytes)
+    end = int(starts[-1] + lengths_bytes[-1])
+    if end != len(blob):
+        raise RefusedError(
+            Reason.REQUEST_MALFORMED, f"A blob of {len(blob)} bytes for lengths of {end} bytes"
+        )
+    return Columns(
+        due_ms=packed.column("due_ms", np.int64),
+        ids=packed.column("ids", np.uint8, each=ID_LENGTH_BYTES).reshape(messages, ID_LENGTH_BYTES),
+        topics=tuple(_text(request, span) for span in outline.topics),
+        topic_numbers=topic_numbers,
+        key_lengths=key_lengths,
+        value_lengths=value_lengths,
+        headers_lengths=headers_lengths,
+        partitions=packed.optional("partitions", np.int32),
+        timestamps_ms=packed.optional("timestamps_ms", np.int64),
+        blob=blob,
+        starts=starts,
+    ).compacted()
+
+
+class _Packed:
+    """The packed columns of a request."""
+
+    def __init__(self, request: bytes, places: Mapping[str, Span], messages: int) -> None:
+        self._request = request
+        self._places = places
+        self._messages = messages
+
+    def column(self, name: str, dtype: type[_Scalar], *, each: int = 1) -> NDArray[_Scalar]:
+        """One column, in memory of its own: where it lies in the request it need not be aligned."""
+        begin, end = self._places.get(name, (0, 0))
+        items = self._messages * each
+        expected = items * np.dtype(dtype).itemsize
+        if end - begin != expected:
+            raise RefusedError(
+                Reason.REQUEST_MALFORMED, f"Column {name} has {end - begin} bytes, not {expected}"
+            )
+        little = np.dtype(dtype).newbyteorder("<")
+        return np.frombuffer(self._request, little, items, begin).astype(dtype)
+
+    def optional(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
+        """A column that may be left out: none has one."""
+        begin, end = self._places.get(name, (0, 0))
+        if begin == end:
+            return np.full(self._messages, -1, dtype=dtype)
+        return self.column(name, dtype)
+
+    def blob(self) -> memoryview:
+        begin, end = self._places.get("blob", (0, 0))
+        return memoryview(self._request)[begin:end]
+
+
+def _text(request: bytes, span: Span) -> str:
+    try:
+        return request[span[0] : span[1]].decode()
+    except UnicodeDecodeError as error:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic that is no UTF-8") from error

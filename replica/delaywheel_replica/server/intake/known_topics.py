@@ -1,0 +1,294 @@
+"""Which topics Kafka has, as far as this node knows.
+
+Only what Kafka said just now refuses a message: that it has no such topic, or no such partition,
+or takes nothing so large. In doubt (Kafka away, no answer in time) the message is accepted: should
+the doubt be right at its due, it goes to the dead letters, and nothing is lost.
+
+=====================  ========================================  ===============================
+known of a topic       how                                       a message for it
+=====================  ========================================  ===============================
+present, and suits it  told, or found in ``topics.json``         accepted, at once
+present, and does not  told, and the telling is under 2 s old    refused, at once
+the same               the telling is older, or from the file    the cleaner is asked; refused
+                                                                 if it says so in time
+absent                 told, and the telling is under 2 s old    refused, at once
+nothing                neither, or the telling of absence is     the cleaner is asked; accepted
+                       old                                       unless it says "absent" in time
+=====================  ========================================  ===============================
+
+The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While so many wait for its answer,
+messages for further names that nothing is known of are refused with BACKPRESSURE: whoever invents
+names overloads neither the cleaner nor Kafka.
+
+A request may have thousands of topics, so judging it is for any thread; only asking is the loop's.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.bounded import BoundedTable
+from delaywheel.reasons import Reason
+from delaywheel.storage.folder.disk import Disk
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.link import AskTopic, TopicInfo, Topics
+from delaywheel_replica.server.intake.validate import Batch, is_topic_name
+from delaywheel_replica.server.node.refusals import Refusal
+
+ANSWER_WAIT_S: Final = 1.2
+FRESH_FOR_MS: Final = 2_000
+ASKED_AT_MOST: Final = 1_000
+# A caller may invent names without end, and Kafka may have very many.
+_ABSENT_BYTES: Final = 2 << 20
+_PRESENT_BYTES: Final = 16 << 20
+_ENTRY_BYTES: Final = 300
+_NO_BOUND: Final = 1 << 62
+_UNASKED: Final = Refusal(
+    Reason.BACKPRESSURE, f"Kafka is being asked for {ASKED_AT_MOST} topics that nobody knows"
+)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class KnownTopics:
+    """The node's memory of Kafka's topics. For the loop's thread, where nothing else is said."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        *,
+        ask: Callable[[AskTopic], bool],
+        refuses_absent: bool,
+        wait_s: float = ANSWER_WAIT_S,
+    ) -> None:
+        """Reads what was known before.
+
+        Args:
+            disk: where the cache lies.
+            path: the cache.
+            ask: sends a question to the cleaner.
+            refuses_absent: False when missing topics are created at their due.
+            wait_s: how long an unknown topic is waited for.
+        """
+        self._disk = disk
+        self._path = path
+        self._ask = ask
+        self._refuses_absent = refuses_absent
+        self._wait_s = wait_s
+        self._present = BoundedTable[str, _Told](_PRESENT_BYTES)
+        self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
+        for name, info in _load(disk, path).items():
+            self._keep(name, _Told(info, None))
+        # Topic -> which question it is that the cleaner has not answered yet.
+        self._asked: dict[str, object] = {}
+        self._waiters: set[_Waiter] = set()
+        self._unsaved = False
+
+    def doubtful(self, batch: Batch) -> list[str]:
+        """The topics of which too little is known to judge the messages for them; on any thread."""
+        told = self._told_of(batch)
+        old = [known if known and not known.is_fresh else None for known in told]
+        numbers = {number for number, _, _ in _misfits(batch, old)}
+        if self._refuses_absent:
+            numbers.update(number for number, known in enumerate(told) if known is None)
+        names = [batch.columns.topics[number] for number in sorted(numbers)]
+        return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
+
+    async def find_out(self, names: Iterable[str]) -> Collection[str]:
+        """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
+        waiting: dict[str, object] = {}
+        unasked = set()
+        for name in names:
+            question = self._asked.get(name)
+            if question is None and len(self._asked) >= ASKED_AT_MOST:
+                unasked.add(name)
+            elif question is None and self._ask(AskTopic(name)):
+                question = self._asked[name] = object()
+            if question is not None:
+                waiting[name] = question
+        if waiting:
+            await self._wait(set(waiting))
+        # Whoever else waits for these waits in vain as well; the next to come asks again.
+        self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
+        return unasked
+
+    async def _wait(self, names: set[str]) -> None:
+        """Until all of these are settled, but not for long."""
+        waiter = _Waiter(names, asyncio.get_running_loop().create_future())
+        self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter.settled], timeout=self._wait_s)
+        finally:
+            self._waiters.discard(waiter)
+
+    def judge(self, batch: Batch, unasked: Collection[str]) -> None:
+        """Refuses what Kafka would not take, by what is known now; on any thread.
+
+        Args:
+            batch: of decoded messages.
+            unasked: those of its topics that `find_out` could not ask for.
+        """
+        told = self._told_of(batch)
+        fresh = [known if known and known.is_fresh else None for known in told]
+        for _, rows, refusal in _misfits(batch, fresh):
+            batch.refuse(rows, refusal)
+        for number, name in enumerate(batch.columns.topics):
+            if told[number] is not None:
+                continue
+            if self._refuses_absent and self._is_absent(name):
+                refusal = Refusal(Reason.TOPIC_UNKNOWN, f"Kafka has no topic {name}")
+                batch.refuse(batch.rows_for(number), refusal)
+            elif name in unasked:
+                batch.refuse(batch.rows_for(number), _UNASKED)
+
+    def learn(self, message: Topics) -> None:
+        """Takes in what the cleaner says."""
+        for name, info in message.topics.items():
+            known = self._present.get(name)
+            self._unsaved |= known is None or known.info != info
+            self._keep(name, _Told(info, message.checked_at_ms))
+            self._absent_ms.pop(name)
+        for name in message.absent:
+            self._unsaved |= self._present.pop(name) is not None
+            self._absent_ms.put(name, message.checked_at_ms, len(name) + _ENTRY_BYTES)
+        self._settle([*message.topics, *message.absent])
+
+    def save_changes(self) -> None:
+        """Writes the cache if something changed; may be called on another thread."""
+        if not self._unsaved:
+            return
+        self._unsaved = False
+        document = {
+            name: [told.info.partitions, told.info.max_message_bytes]
+            for name, told in self._present.copy().items()
+        }
+        try:
+            self._disk.replace_file(self._path, json.dumps(document).encode())
+        except OSError:
+            self._unsaved = True
+            raise
+
+    def _keep(self, name: str, told: "_Told") -> None:
+        self._present.put(name, told, len(name) + _ENTRY_BYTES)
+
+    def _told_of(self, batch: Batch) -> "list[_Told | None]":
+        """What is known of each topic of a batch, in their order."""
+        return [self._present.get(name) for name in batch.columns.topics]
+
+    def _is_absent(self, name: str) -> bool:
+        return _is_fresh(self._absent_ms.get(name))
+
+    def _settle(self, names: Sequence[str]) -> None:
+        """Nobody waits for these any more.
+
+        Many callers may wait for the same thousand: a future a name, with a callback for each of
+        them, would hold up the loop when they come.
+        """
+        for name in names:
+            self._asked.pop(name, None)
+        for waiter in self._waiters:
+            waiter.names.difference_update(names)
+            if not waiter.names and not waiter.settled.done():
+                waiter.settled.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A caller that waits for the cleaner's word.
+
+    Attributes:
+        names: of the topics that are left.
+        settled: once none is.
+    """
+
+    names: set[str]
+    settled: "asyncio.Future[None]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is known of a topic that is there.
+
+    Attributes:
+        info: of it.
+        checked_at_ms: when Kafka was asked, on the monotonic clock; None: before this process.
+    """
+
+    info: TopicInfo
+    checked_at_ms: int | None
+
+    @property
+    def room_bytes(self) -> int:
+        """So long may a message be."""
+        most = self.info.max_message_bytes
+        return _NO_BOUND if most is None else most - FORWARD_ROOM_BYTES
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether a message may be refused by it."""
+        return _is_fresh(self.checked_at_ms)
+
+
+def _is_fresh(checked_at_ms: int | None) -> bool:
+    return checked_at_ms is not None and _monotonic_ms() - checked_at_ms < FRESH_FOR_MS
+
+
+def _misfits(
+    batch: Batch, told: "Sequence[_Told | None]"
+) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
+    """The messages for each topic that it does not take, and why: compared as whole columns.
+
+    Args:
+        batch: of decoded messages.
+        told: of each of its topics; None: it takes anything.
+    """
+    if not any(told):
+        return
+    columns = batch.columns
+    partitions = np.array(
+        [known.info.partitions if known else _NO_BOUND for known in told], dtype=np.int64
+    )
+    rooms = np.array([known.room_bytes if known else _NO_BOUND for known in told], dtype=np.int64)
+    numbers = columns.topic_numbers
+    outside = np.flatnonzero(columns.partitions >= partitions[numbers])
+    for number, rows in _by_topic(numbers, outside):
+        detail = f"{columns.topics[number]} has {partitions[number]} partitions"
+        yield number, rows, Refusal(Reason.PARTITION_INVALID, detail)
+    large = np.flatnonzero(batch.lengths_bytes > rooms[numbers])
+    for row in large.tolist():
+        number = int(numbers[row])
+        detail = (
+            f"{int(batch.lengths_bytes[row]):,} bytes; {columns.topics[number]} takes"
+            f" {rooms[number]:,} beside our headers (its max.message.bytes)"
+        )
+        yield number, np.array([row]), Refusal(Reason.MESSAGE_TOO_LARGE, detail)
+
+
+def _by_topic(
+    numbers: NDArray[np.uint32], rows: NDArray[np.intp]
+) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Some messages, topic by topic."""
+    if not len(rows):
+        return
+    order = rows[np.argsort(numbers[rows], kind="stable")]
+    found, begins = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, begins[1:]), strict=True)
+
+
+def _load(disk: Disk, path: Path) -> dict[str, TopicInfo]:
+    """The cache; empty where there is none, or none that can be read: it is only a cache."""
+    try:
+        document: Mapping[str, tuple[int, int | None]] = json.loads(disk.read_file(path))
+        return {name: TopicInfo(*info) for name, info in document.items()}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,231 @@
+"""DelayProduce and DelayProduceStream: from a request's bytes to its answer's.
+
+A message's refusal is an error in its result; a request's refusal is the status of the call, or,
+on a stream, an error in its response, so that the stream goes on.
+
+What takes more than some milliseconds, to be read or to be answered, is done on a thread: one for
+all callers, so that large requests wait for each other and for nobody else. Small ones are not
+worth the way there and back: a pass of the loop does some of them (looptime.py).
+
+A request's bytes are let go of once columns are made of them, before it is written: whoever passes
+them on keeps none. Otherwise a request of messages would be in memory twice while it waits.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.intake.admission import Admission, cost_bytes
+from delaywheel_replica.server.intake.columnar import headers_bytes
+from delaywheel_replica.server.intake.known_topics import KnownTopics
+from delaywheel_replica.server.intake.results import column_results, row_results
+from delaywheel_replica.server.intake.unpacking import Outline, is_short, outline_of
+from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
+from delaywheel_replica.server.node.answering import Answer, Context, defect
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.looptime import LoopTime
+from delaywheel_replica.server.node.node_view import wall_ms
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+# Requests of one stream that may wait for their answers at the same time.
+_STREAM_WINDOW: Final = 256
+# Beyond these, each some millisecond's work, a request of messages, or one of columns, goes to the
+# thread. What columns cost are their numbers, their topics and the headers' names; contents stay
+# where they are.
+_FEW_ROWS: Final = 64
+_FEW_ROW_BYTES: Final = 1 << 14
+_FEW_COLUMN_ROWS: Final = 2_000
+_FEW_TOPICS: Final = 128
+_FEW_HEADER_BYTES: Final = 1 << 14
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(slots=True)
+class Accepting:
+    """What a produce request passes through."""
+
+    # Why the node takes no messages now; None: it does.
+    refusal: Callable[[], Refusal | None]
+    rules: Rules
+    admission: Admission
+    topics: KnownTopics
+    writing: Writing
+    counts: Counts
+
+
+class Producing:
+    """Takes messages. For the event loop's thread."""
+
+    def __init__(self, accepting: Accepting) -> None:
+        self._accepting = accepting
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._loop_time = LoopTime()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def one(self, request: bytes, context: Context) -> Answer:
+        """Answers one request.
+
+        Raises:
+            RefusedError: the whole of it is refused.
+        """
+        producing = self._produce(request, await self._outlined(request), context.peer())
+        del request
+        return await producing
+
+    async def stream(self, context: Context) -> None:
+        """Answers the requests of a stream, in their order."""
+        stream = _Stream()
+        reading = asyncio.create_task(self._read(context, stream))
+        try:
+            while (task := await stream.answers.get()) is not None:
+                try:
+                    await context.write((await task).content)
+                finally:
+                    task.add_done_callback(_end)
+                stream.window.release()
+            await reading
+        finally:
+            # What is being written is written; nobody is left to be told.
+            reading.cancel()
+            stream.abandon()
+
+    async def _outlined(self, request: bytes) -> Outline:
+        max_messages = self._accepting.rules.max_request_messages
+        return await self._done(
+            is_short(request), partial(outline_of, request, max_messages=max_messages)
+        )
+
+    async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
+        """Takes a request, and counts what became of its messages."""
+        parts = self._accepting
+        taking = self._take(request, outline, caller)
+        del request
+        try:
+            batch, wheel = await taking
+        except RefusedError as error:
+            parts.counts.refused_request(outline.messages, error.refusal.reason)
+            raise
+        content = await self._done(
+            len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
+            partial(row_results if outline.columns is None else column_results, batch, wheel),
+        )
+        parts.counts.answered(len(batch), batch.refusals)
+        return Answer(content, parts.admission.hold_answer(caller, len(content)))
+
+    async def _take(
+        self, request: bytes, outline: Outline, caller: str
+    ) -> tuple[Batch, WheelId | None]:
+        parts = self._accepting
+        refusal = parts.refusal()
+        if refusal is not None:
+            raise RefusedError.of(refusal)
+        with parts.admission.admit(caller, cost_bytes(request, outline.messages)) as ticket:
+            is_small = _is_small(request, outline)
+            decoding = self._done(is_small, partial(self._decode, request, outline))
+            del request
+            batch, doubtful = await decoding
+            if doubtful:
+                unasked = await parts.topics.find_out(doubtful)
+                await self._done(is_small, partial(self._judge, batch, unasked))
+            wheel: WheelId | None = None
+            if len(batch.accepted):
+                answer = parts.writing.submit(batch.accepted)
+                ticket.hand_on(answer)
+                committed = await asyncio.shield(answer)
+                wheel = committed.wheel
+                batch.refuse_accepted(committed.failed)
+        return batch, wheel
+
+    def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
+        """On any thread. Unless topics are to be asked for, which it returns, it is judged, too."""
+        parts = self._accepting
+        batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
+        doubtful = parts.topics.doubtful(batch)
+        if not doubtful:
+            self._judge(batch, ())
+        return batch, doubtful
+
+    def _judge(self, batch: Batch, unasked: Collection[str]) -> None:
+        """On any thread."""
+        self._accepting.topics.judge(batch, unasked)
+        batch.accept()
+
+    async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
+        """Does some work here or, if it may take long, on the thread."""
+        if is_small:
+            return await self._loop_time.do(work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _read(self, context: Context, stream: "_Stream") -> None:
+        """Reads a stream, but not while its window or the caller's bound is full.
+
+        So its caller feels it when the node is slow, and is not refused for it; and when it does
+        not read its answers.
+        """
+        caller = context.peer()
+        admission = self._accepting.admission
+        try:
+            while isinstance(request := await context.read(), bytes):
+                await stream.window.acquire()
+                outline = await self._outlined(request)
+                await admission.wait_for_room(caller, cost_bytes(request, outline.messages))
+                stream.answers.put_nowait(
+                    asyncio.create_task(self._produce_on_stream(request, outline, caller))
+                )
+                del request
+        finally:
+            stream.answers.put_nowait(None)
+
+    async def _produce_on_stream(self, request: bytes, outline: Outline, caller: str) -> Answer:
+        producing = self._produce(request, outline, caller)
+        del request
+        try:
+            return await producing
+        except RefusedError as error:
+            refusal = error.refusal
+        except Exception as error:  # noqa: BLE001 - as in calls.py
+            refusal = defect(error)
+        self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
+        content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
+        return Answer(content, self._accepting.admission.hold_answer(caller, len(content)))
+
+
+def _is_small(request: bytes, outline: Outline) -> bool:
+    if outline.columns is None:
+        return len(request) <= _FEW_ROW_BYTES and outline.messages <= _FEW_ROWS
+    return (
+        outline.messages <= _FEW_COLUMN_ROWS
+        and len(outline.topics) <= _FEW_TOPICS
+        and headers_bytes(request, outline) <= _FEW_HEADER_BYTES
+    )
+
+
+class _Stream:
+    """One stream's requests on their way: answers in order, at most a window of them."""
+
+    def __init__(self) -> None:
+        self.window = asyncio.Semaphore(_STREAM_WINDOW)
+        # None: the caller has sent its last request.
+        self.answers: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
+
+    def abandon(self) -> None:
+        """Whoever waits for them is gone: answers are counted no more once they are there."""
+        while not self.answers.empty():
+            task = self.answers.get_nowait()
+            if task is not None:
+                task.add_done_callback(_end)
+
+
+def _end(task: "asyncio.Task[Answer]") -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().end()

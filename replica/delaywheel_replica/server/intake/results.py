@@ -1,0 +1,44 @@
+"""What is told of a request's messages, as bytes of the protocol's DelayProduceResponse.
+
+Thousands of messages are refused for one and the same reason: its error is encoded once.
+"""
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.intake.validate import Batch
+from delaywheel_replica.server.node.refusals import Refusal
+
+
+def row_results(batch: Batch, wheel: WheelId | None) -> bytes:
+    """Of a request of messages: one result each, in order."""
+    ids = batch.columns.ids.tobytes().hex()
+    errors: dict[Refusal, bytes] = {}
+    results = []
+    for row, due_ms in enumerate(batch.columns.due_ms.tolist()):
+        refusal = batch.refusals.get(row)
+        if refusal is None:
+            handle = f"{wheel}:{due_ms // 1000}:{ids[row * 32 : row * 32 + 32]}"
+            results.append(_encoded(pb.ProduceResult(handle=handle, due_ms=due_ms)))
+        elif (known := errors.get(refusal)) is not None:
+            results.append(known)
+        else:
+            errors[refusal] = _encoded(pb.ProduceResult(error=refusal.as_error()))
+            results.append(errors[refusal])
+    return b"".join(results)
+
+
+def _encoded(result: pb.ProduceResult) -> bytes:
+    """One result as a field of the response: responses are joined by joining their bytes."""
+    return pb.DelayProduceResponse(results=[result]).SerializeToString()
+
+
+def column_results(batch: Batch, wheel: WheelId | None) -> bytes:
+    """Of a request of columns: the wheel, and the refused ones."""
+    errors: dict[Refusal, pb.Error] = {}
+    results = pb.ColumnResults(wheel=str(wheel) if wheel is not None else "")
+    for row, refusal in sorted(batch.refusals.items(), key=lambda item: item[0]):
+        error = errors.get(refusal)
+        if error is None:
+            error = errors[refusal] = refusal.as_error()
+        results.errors.add(row=row, error=error)
+    return pb.DelayProduceResponse(columns=results).SerializeToString()

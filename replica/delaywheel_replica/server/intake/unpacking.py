@@ -1,0 +1,208 @@
+"""Takes a request apart as far as it must be, before anything is made of it.
+
+Two bytes on the wire can become an object of a hundred. So a request is not given to protobuf as a
+whole: it is walked field by field here, no further than what is accepted at most, and each of its
+messages, or columns, is then read by itself.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+Span: TypeAlias = tuple[int, int]
+"""Where something begins and ends in the bytes of a request."""
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FIXED_LENGTHS: Final = {_FIXED64: 8, _FIXED32: 4}
+_VARINT_LONGEST: Final = 10
+# Beyond the fields that repeat with the messages: those of columns, and some that a newer client
+# may know.
+_OTHER_FIELDS: Final = 64
+_FEW_FIELDS: Final = 256
+
+
+def _tag(message: type[pb.DelayProduceRequest | pb.ColumnBatch], name: str, wire_type: int) -> int:
+    return int(message.DESCRIPTOR.fields_by_name[name].number) << 3 | wire_type
+
+
+_MESSAGES_TAG: Final = _tag(pb.DelayProduceRequest, "messages", _BYTES)
+_COLUMNS_TAG: Final = _tag(pb.DelayProduceRequest, "columns", _BYTES)
+_COUNT_TAG: Final = _tag(pb.ColumnBatch, "messages", _VARINT)
+_TOPICS_TAG: Final = _tag(pb.ColumnBatch, "topics", _BYTES)
+_COLUMN_NAMES: Final = {
+    number << 3 | _BYTES: name
+    for number, name in (
+        (each.number, each.name)
+        for each in pb.ColumnBatch.DESCRIPTOR.fields
+        if not each.is_repeated
+    )
+}
+
+
+@dataclass(slots=True)
+class Outline:
+    """What a request has, and where.
+
+    Attributes:
+        messages: how many; of a request that is refused: as far as they were counted.
+        refusal: why the request is refused as it is; None: it is not, so far.
+        rows: of a request of messages: each of them.
+        columns: of a request of columns: name -> where it is; None: it is one of messages.
+        topics: the dictionary of these columns.
+    """
+
+    messages: int = 0
+    refusal: Refusal | None = None
+    rows: list[Span] = field(default_factory=list)
+    columns: dict[str, Span] | None = None
+    topics: list[Span] = field(default_factory=list)
+
+
+def outline_of(request: bytes, *, max_messages: int) -> Outline:
+    """Walks through a request; it may be refused: REQUEST_MALFORMED, TOO_MANY_MESSAGES."""
+    outline = Outline()
+    try:
+        _walk_through(outline, request, max_messages)
+    except RefusedError as error:
+        outline.refusal = error.refusal
+    return outline
+
+
+def _walk_through(outline: Outline, request: bytes, max_messages: int) -> None:
+    batch: Span | None = None
+    for tag, begin, end in fields_of(request, (0, len(request)), max_messages + _OTHER_FIELDS):
+        if tag == _MESSAGES_TAG:
+            outline.rows.append((begin, end))
+            outline.messages += 1
+            _refuse_too_many(outline.messages, max_messages)
+        elif tag == _COLUMNS_TAG:
+            if batch is not None:
+                raise RefusedError(Reason.REQUEST_MALFORMED, "Columns are given twice")
+            batch = begin, end
+    if (batch is None) == (not outline.rows):
+        raise RefusedError(Reason.REQUEST_MALFORMED, "Give either messages or columns")
+    if batch is not None:
+        _add_columns(outline, request, batch, max_messages)
+
+
+def _add_columns(outline: Outline, request: bytes, batch: Span, max_messages: int) -> None:
+    outline.columns = {}
+    for tag, begin, end in fields_of(request, batch, max_messages + _OTHER_FIELDS):
+        if tag == _TOPICS_TAG:
+            outline.topics.append((begin, end))
+        elif tag == _COUNT_TAG:
+            outline.messages = begin & 0xFFFFFFFF
+            _refuse_too_many(outline.messages, max_messages)
+        elif tag in _COLUMN_NAMES:
+            outline.columns[_COLUMN_NAMES[tag]] = begin, end
+    if len(outline.topics) > outline.messages:
+        raise RefusedError(
+            Reason.REQUEST_MALFORMED,
+            f"{len(outline.topics)} topics for {outline.messages} messages",
+        )
+
+
+def _refuse_too_many(messages: int, max_messages: int) -> None:
+    if messages > max_messages:
+        raise RefusedError(Reason.TOO_MANY_MESSAGES, f"More than {max_messages} messages")
+
+
+def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int, int]]:
+    """The fields of one message of protobuf: tag, begin and end of each; of a varint its value.
+
+    Raises:
+        RefusedError: REQUEST_MALFORMED: it is none, or has more than `most` fields.
+    """
+    try:
+        yield from _walk(content, span, most)
+    except _TooManyFieldsError:
+        raise _malformed(f"more than {most} fields") from None
+
+
+class _TooManyFieldsError(Exception):
+    """There are more than were wanted."""
+
+
+def _walk(  # noqa: C901 - a call for each field would cost more than the field
+    content: bytes, span: Span, most: int
+) -> Iterator[tuple[int, int, int]]:
+    at, end = span
+    for _ in range(most):
+        if at >= end:
+            break
+        tag = content[at]
+        at += 1
+        if tag >= 0x80:
+            tag, at = _varint(content, at - 1, end)
+        wire_type = tag & 7
+        if wire_type == _BYTES:
+            # Nearly all lengths are below 128.
+            if at < end and content[at] < 0x80:
+                begin = at + 1
+                at = begin + content[at]
+            else:
+                length, begin = _varint(content, at, end)
+                at = begin + length
+            if at > end:
+                raise _malformed("a field ends behind its message")
+            yield tag, begin, at
+        elif wire_type == _VARINT:
+            value, at = _varint(content, at, end)
+            yield tag, value, at
+        elif wire_type in _FIXED_LENGTHS:
+            at += _FIXED_LENGTHS[wire_type]
+            if at > end:
+                raise _malformed("a field ends behind its message")
+        else:
+            raise _malformed(f"a field of type {wire_type}")
+    if at < end:
+        raise _TooManyFieldsError
+
+
+def has_more_fields(content: bytes, span: Span, most: int) -> bool:
+    """Whether a message of protobuf has more than `most` fields.
+
+    Raises:
+        RefusedError: REQUEST_MALFORMED: it is none.
+    """
+    try:
+        for _ in _walk(content, span, most):
+            pass
+    except _TooManyFieldsError:
+        return True
+    return False
+
+
+def is_short(request: bytes) -> bool:
+    """Whether a request has so few fields that walking through it takes no time."""
+    if len(request) <= _FEW_FIELDS:
+        return True
+    try:
+        batches = 0
+        for tag, begin, end in _walk(request, (0, len(request)), _FEW_FIELDS):
+            if tag == _COLUMNS_TAG:
+                batches += 1
+                if batches > 1 or has_more_fields(request, (begin, end), _FEW_FIELDS):
+                    return False
+    except (RefusedError, _TooManyFieldsError):
+        return False
+    return True
+
+
+def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = 0
+    for place in range(min(_VARINT_LONGEST, end - at)):
+        byte = content[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, at + place + 1
+    raise _malformed("a number that does not end")
+
+
+def _malformed(detail: str) -> RefusedError:
+    return RefusedError(Reason.REQUEST_MALFORMED, f"Not a request: {detail}")

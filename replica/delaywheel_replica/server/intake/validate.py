@@ -1,0 +1,386 @@
+"""Turns requests into columns, and says of each message whether it may be accepted.
+
+Both forms of a request, rows and columns, become a ``Batch``; everything that is refused by a
+value (dues, sizes, headers, partitions, …) is refused there, for both alike, by comparisons of
+whole columns. Only what a form has of its own is looked at here and there: for rows how a due is
+said, for columns whether they fit together (columnar.py).
+
+What a request may cost is bounded by what it may have: messages, topics (no more than messages),
+headers, bytes. No request takes longer than some hundred milliseconds; for what takes more than a
+few there is a thread (producing.py).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import uuid_utils
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from delaywheel.headers import TooManyHeadersError, check_headers, encode_headers
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.intake.columnar import content_lengths, decode_columns
+from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+MESSAGE_HEADERS: Final = 10_000
+REQUEST_HEADERS: Final = 200_000
+"""Headers cost by their number, however short they are: in one message, in one request."""
+
+_TOO_MANY_HEADERS: Final = Refusal(Reason.MESSAGE_TOO_LARGE, f"More than {MESSAGE_HEADERS} headers")
+# A message's fields are counted, before it is read, where there may be many of them.
+_WALKED_ABOVE_BYTES: Final = 1 << 15
+# What a message may have beside its content, and beside its headers: nothing is so long.
+_BESIDE_CONTENT_BYTES: Final = 1 << 16
+_OTHER_FIELDS: Final = 64
+_NO_MESSAGE: Final = pb.DelayedMessage()
+# Dues are cut to this before they go into a column: far beyond every span, far below overflow.
+_FAR_FUTURE_MS: Final = 1 << 52
+_NO_ID: Final = bytes(ID_LENGTH_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a node accepts."""
+
+    span_seconds: int
+    late_window_seconds: int
+    # A caller whose clock runs ahead by so much may still use the whole span.
+    clock_skew_ms: int
+    max_message_bytes: int
+    max_request_messages: int
+    max_request_bytes: int
+    levels_ms: Mapping[str, int]
+    # The service's own topics: forwarding into them could forge its records.
+    own_topics: frozenset[str]
+
+
+class Batch:
+    """The messages of one request, and those of them that are refused.
+
+    The first refusal of a message counts.
+
+    Attributes:
+        columns: all of them; once some are accepted, and others not, without their contents.
+        refusals: row -> why it is refused.
+        accepted: those that were not refused when `accept` was called.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.refusals: dict[int, Refusal] = {}
+        self.accepted = columns
+        # Which row each of the accepted is; None: all are.
+        self._rows: NDArray[np.intp] | None = None
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def refuse(self, rows: NDArray[np.intp] | Sequence[int], refusal: Refusal) -> None:
+        """Refuses these messages, unless they are already."""
+        for row in np.asarray(rows).tolist():
+            self.refusals.setdefault(row, refusal)
+
+    @cached_property
+    def lengths_bytes(self) -> NDArray[np.int64]:
+        """Key, value and headers of each message together."""
+        return self.columns.lengths_bytes
+
+    def rows_for(self, number: int) -> NDArray[np.intp]:
+        """The messages for a topic, ascending.
+
+        They are sorted once, for all topics: a pass for each would take as long as messages times
+        topics.
+        """
+        order, ends = self._by_topic
+        return order[ends[number] : ends[number + 1]]
+
+    @cached_property
+    def _by_topic(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The rows, topic by topic, and where those of each begin; the last end is the length."""
+        numbers = self.columns.topic_numbers
+        order = np.argsort(numbers, kind="stable")
+        return order, np.searchsorted(numbers[order], np.arange(len(self.columns.topics) + 1))
+
+    def accept(self) -> None:
+        """Sets apart what is not refused by now."""
+        if not self.refusals:
+            return
+        good = np.ones(len(self.columns), dtype=np.bool_)
+        good[list(self.refusals)] = False
+        self._rows = np.flatnonzero(good)
+        self.accepted = self.columns.take(self._rows).compacted()
+        self.columns = replace(self.columns, blob=b"")
+
+    def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
+        """Refuses some of the accepted after all.
+
+        Args:
+            failed: row of ``accepted`` -> why.
+        """
+        for row, refusal in failed.items():
+            self.refusals[row if self._rows is None else int(self._rows[row])] = refusal
+
+
+def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
+    """Decodes and validates a request of the protocol, a DelayProduceRequest.
+
+    What Kafka knows of the topics is not looked at here.
+
+    Raises:
+        RefusedError: the request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
+            REQUEST_TOO_LARGE.
+    """
+    outline = outline_of(request, max_messages=rules.max_request_messages)
+    return decode_outlined(request, outline, rules, now_ms=now_ms)
+
+
+def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: int) -> Batch:
+    """The same, of a request that was walked through before.
+
+    Raises:
+        RefusedError: as above.
+    """
+    if outline.refusal is not None:
+        raise RefusedError.of(outline.refusal)
+    if len(request) > rules.max_request_bytes:
+        raise RefusedError(
+            Reason.REQUEST_TOO_LARGE, f"{len(request)} bytes, at most {rules.max_request_bytes}"
+        )
+    if outline.columns is not None:
+        batch = Batch(decode_columns(request, outline))
+    else:
+        batch = _decode_rows(request, outline.rows, rules, now_ms=now_ms)
+    _check(batch, rules, now_ms=now_ms)
+    return batch
+
+
+# --- what both forms have in common
+
+
+def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
+    columns = batch.columns
+    _check_dues(batch, columns.due_ms, rules, now_ms=now_ms)
+    _check_topic_names(batch, rules.own_topics)
+    for row in np.flatnonzero(columns.lengths_bytes > rules.max_message_bytes).tolist():
+        batch.refuse([row], _too_large(int(columns.lengths_bytes[row]), rules))
+    _check_headers(batch)
+    batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
+    # 0 is a legal timestamp that the Kafka client cannot express: to it, it means "now".
+    no_timestamp = (columns.timestamps_ms < -1) | (columns.timestamps_ms == 0)
+    batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
+
+
+def _too_large(length_bytes: int, rules: Rules) -> Refusal:
+    return Refusal(
+        Reason.MESSAGE_TOO_LARGE,
+        f"{length_bytes:,} bytes, at most {rules.max_message_bytes:,} (max_message_bytes)",
+    )
+
+
+def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms: int) -> None:
+    oldest_ms = now_ms - rules.late_window_seconds * 1000
+    newest_ms = now_ms + rules.span_seconds * 1000 + rules.clock_skew_ms
+    if int(due_ms.min()) >= max(oldest_ms, 1) and int(due_ms.max()) <= newest_ms:
+        return
+    batch.refuse(np.flatnonzero(due_ms < 1), Refusal(Reason.DUE_INVALID))
+    batch.refuse(
+        np.flatnonzero(due_ms < oldest_ms),
+        Refusal(Reason.DUE_TOO_OLD, f"Older than {rules.late_window_seconds} s"),
+    )
+    batch.refuse(
+        np.flatnonzero(due_ms > newest_ms),
+        Refusal(
+            Reason.DUE_BEYOND_SPAN,
+            f"More than {_told(rules.span_seconds)} ahead, the greatest delay here",
+        ),
+    )
+
+
+def _told(seconds: int) -> str:
+    """In the largest unit that divides it."""
+    units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+    unit_s, name = next(unit for unit in units if seconds % unit[0] == 0)
+    return f"{seconds // unit_s:,} {name}"
+
+
+def _check_headers(batch: Batch) -> None:
+    try:
+        found = check_headers(batch.columns, most=MESSAGE_HEADERS, most_of_all=REQUEST_HEADERS)
+    except TooManyHeadersError:
+        raise _too_many_headers() from None
+    batch.refuse(found.too_many, _TOO_MANY_HEADERS)
+    batch.refuse(found.malformed, Refusal(Reason.HEADER_INVALID))
+    batch.refuse(found.reserved, Refusal(Reason.HEADER_RESERVED))
+
+
+def _too_many_headers() -> RefusedError:
+    return RefusedError(Reason.REQUEST_TOO_LARGE, f"More than {REQUEST_HEADERS} headers")
+
+
+def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
+    columns = batch.columns
+    is_name = np.array([is_topic_name(topic) for topic in columns.topics], dtype=np.bool_)
+    if not is_name.all():
+        invalid = np.flatnonzero(~is_name[columns.topic_numbers])
+        batch.refuse(invalid, Refusal(Reason.TOPIC_INVALID))
+    for topic in own_topics.intersection(columns.topics):
+        ours = np.flatnonzero(columns.topic_numbers == columns.topics.index(topic))
+        batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, f"{topic} belongs to the service"))
+
+
+def is_topic_name(topic: str) -> bool:
+    """Whether Kafka could have a topic of this name.
+
+    Nothing is remembered of it: matching costs no more than looking it up, and a caller may name
+    topics of any length.
+    """
+    return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
+
+
+# --- rows
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The columns of a request of rows, while they are gathered."""
+
+    due_ms: list[int]
+    ids: list[bytes]
+    topics: dict[str, int]
+    topic_numbers: list[int]
+    key_lengths: list[int]
+    value_lengths: list[int]
+    headers_lengths: list[int]
+    partitions: list[int]
+    timestamps_ms: list[int]
+    parts: list[bytes]
+
+    def as_columns(self) -> Columns:
+        key_lengths = np.array(self.key_lengths, dtype=np.int32)
+        value_lengths = np.array(self.value_lengths, dtype=np.int32)
+        headers_lengths = np.array(self.headers_lengths, dtype=np.int32)
+        return Columns(
+            due_ms=np.array(self.due_ms, dtype=np.int64),
+            ids=np.frombuffer(b"".join(self.ids), dtype=np.uint8).reshape(-1, ID_LENGTH_BYTES),
+            topics=tuple(self.topics),
+            topic_numbers=np.array(self.topic_numbers, dtype=np.uint32),
+            key_lengths=key_lengths,
+            value_lengths=value_lengths,
+            headers_lengths=headers_lengths,
+            partitions=np.array(self.partitions, dtype=np.int32),
+            timestamps_ms=np.array(self.timestamps_ms, dtype=np.int64),
+            blob=b"".join(self.parts),
+            starts=content_starts(content_lengths(key_lengths, value_lengths, headers_lengths)),
+        )
+
+
+def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms: int) -> Batch:
+    rows = _Rows([], [], {}, [], [], [], [], [], [], [])
+    refusals: dict[int, Refusal] = {}
+    headers = 0
+    for row, span in enumerate(spans):
+        message = _NO_MESSAGE
+        id_, due_ms = _NO_ID, now_ms
+        try:
+            message = _message_at(request, span, rules)
+            headers += len(message.headers)
+            id_, due_ms = _id_of(message), _due_of(message, rules, now_ms=now_ms)
+        except RefusedError as error:
+            if error.refusal.reason is Reason.REQUEST_MALFORMED:
+                raise
+            refusals[row] = error.refusal
+            headers += MESSAGE_HEADERS if error.refusal is _TOO_MANY_HEADERS else 0
+        if headers > REQUEST_HEADERS:
+            raise _too_many_headers()
+        _add_content(rows, message)
+        rows.ids.append(id_)
+        rows.due_ms.append(due_ms)
+    batch = Batch(rows.as_columns())
+    batch.refusals = refusals
+    return batch
+
+
+def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
+    """One message, if it is not so long, or of so many fields, that it need not be looked at."""
+    begin, end = span
+    if end - begin > _WALKED_ABOVE_BYTES:
+        if end - begin > rules.max_message_bytes + _BESIDE_CONTENT_BYTES:
+            raise RefusedError.of(_too_large(end - begin, rules))
+        most = MESSAGE_HEADERS + _OTHER_FIELDS
+        if has_more_fields(request, span, most):
+            raise RefusedError.of(_TOO_MANY_HEADERS)
+    try:
+        message = pb.DelayedMessage.FromString(request[begin:end])
+    except DecodeError as error:
+        raise RefusedError(Reason.REQUEST_MALFORMED, "A message that is none") from error
+    if len(message.headers) > MESSAGE_HEADERS:
+        raise RefusedError.of(_TOO_MANY_HEADERS)
+    return message
+
+
+def _add_content(rows: _Rows, message: pb.DelayedMessage) -> None:
+    rows.topic_numbers.append(rows.topics.setdefault(message.topic, len(rows.topics)))
+    for lengths, field in ((rows.key_lengths, "key"), (rows.value_lengths, "value")):
+        if message.HasField(field):  # type: ignore[arg-type]  # mypy-protobuf wants literals
+            content: bytes = getattr(message, field)
+            lengths.append(len(content))
+            rows.parts.append(content)
+        else:
+            lengths.append(-1)
+    headers = b""
+    if message.headers:
+        headers = encode_headers(
+            (header.name, header.value if header.HasField("value") else None)
+            for header in message.headers
+        )
+        rows.parts.append(headers)
+    rows.headers_lengths.append(len(headers))
+    # -1 would mean "none" in a column: one that is given but negative is refused as -2.
+    rows.partitions.append(_given(message, "partition", message.partition))
+    rows.timestamps_ms.append(_given(message, "timestamp_ms", message.timestamp_ms))
+
+
+def _given(message: pb.DelayedMessage, field: Any, value: int) -> int:
+    if not message.HasField(field):
+        return -1
+    return value if value >= 0 else -2
+
+
+def _id_of(message: pb.DelayedMessage) -> bytes:
+    if not message.HasField("id"):
+        return uuid_utils.uuid7().bytes
+    if len(message.id) != ID_LENGTH_BYTES:
+        raise RefusedError(Reason.ID_INVALID, f"An id of {len(message.id)} bytes")
+    return message.id
+
+
+def _due_of(message: pb.DelayedMessage, rules: Rules, *, now_ms: int) -> int:
+    ways = [way for way in ("deliver_at_ms", "delay_ms", "level") if message.HasField(way)]
+    if len(ways) != 1:
+        reason = Reason.DUE_AMBIGUOUS if ways else Reason.DUE_MISSING
+        raise RefusedError(reason)
+    if ways[0] == "deliver_at_ms":
+        return min(message.deliver_at_ms, _FAR_FUTURE_MS)
+    if message.HasField("id") and not message.HasField("sent_at_ms"):
+        raise RefusedError(Reason.SENT_AT_MISSING)
+    sent_at_ms = message.sent_at_ms if message.HasField("sent_at_ms") else now_ms
+    return max(-1, min(sent_at_ms + _delay_of(message, rules), _FAR_FUTURE_MS))
+
+
+def _delay_of(message: pb.DelayedMessage, rules: Rules) -> int:
+    if message.HasField("level"):
+        delay_ms = rules.levels_ms.get(message.level)
+        if delay_ms is None:
+            raise RefusedError(Reason.LEVEL_UNKNOWN, f"No level {quoted(message.level)}")
+        return delay_ms
+    if message.delay_ms < 0:
+        raise RefusedError(Reason.DELAY_INVALID, f"A delay of {message.delay_ms} ms")
+    return message.delay_ms

@@ -1,0 +1,1 @@
+"""The ledger: rows of what was accepted, and their publication as Parquet."""

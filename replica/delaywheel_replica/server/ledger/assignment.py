@@ -1,0 +1,124 @@
+"""Which wheels' ledger this node publishes, and how far.
+
+=========================================  ==============  ===================================
+a wheel that is held here                  is published    up to
+                                           by
+=========================================  ==============  ===================================
+own, not closed                            this node       what W members hold: its high
+                                                           watermark
+own, closed at T                           this node       T, as far as it is held here
+another's, closed at T, its node is lost   the leader's    likewise
+                                           node
+another's, otherwise                       its own node
+=========================================  ==============  ===================================
+
+A node is lost for a wheel when
+
+- its folder was replaced, or it was taken out, by an operator's word: it never comes back; or
+- it runs on another folder than the wheel's: that one may come back, or not; or
+- nobody heard it for `LOST_MS`, and this node has been there to hear it for as long.
+
+It may come back after all and publish, too. Whoever publishes what another node might looks at the
+names first; what still overlaps has the same rows, and readers drop the second ones. The leader
+holds all that counts of a closed wheel, or it does not lead; a member that lacks something never
+publishes it for others.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.failure_detector import ages_ms
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+
+LOST_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Publishable:
+    """What may be published of a wheel.
+
+    Attributes:
+        last_seq: up to here.
+        told_seq: up to here it is known to be published, or given up, by whomever.
+        born_ms: nothing of it was accepted before.
+        is_sole: nobody else may publish it.
+        lost: of its frames those that nobody can read.
+    """
+
+    last_seq: int
+    told_seq: int = 0
+    born_ms: int = 0
+    is_sole: bool = True
+    lost: FrameSet = NO_FRAMES
+
+
+def publishable(
+    status: ServerStatus, cleaner: CleanerStatus | None, *, leads: bool, heard_for_ms: int
+) -> dict[WheelId, Publishable]:
+    """All that this node publishes.
+
+    Args:
+        status: of its server.
+        cleaner: what its cleaner told last; None: nothing yet.
+        leads: whether that cleaner lives and leads.
+        heard_for_ms: for how long the server could have heard others.
+    """
+    beat = status.beat
+    records: Mapping[WheelId, WheelRecord] = {} if cleaner is None else cleaner.wheels
+    found: dict[WheelId, Publishable] = {}
+    for wheel, told in beat.wheels.items():
+        record = records.get(wheel)
+        is_own = wheel.node == beat.node
+        if is_own and wheel != beat.spare:
+            found[wheel] = _publishable(wheel, told, record, cleaner)
+        elif not is_own and leads and record is not None and record.closed_at is not None:
+            assert cleaner is not None
+            if _is_lost(wheel, record, status, cleaner, heard_for_ms):
+                found[wheel] = _publishable(wheel, told, record, cleaner)
+    return found
+
+
+def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
+    """The registered wheels; None: nobody has read them.
+
+    Args:
+        cleaner: what the cleaner tells; None: it does not live.
+    """
+    return None if cleaner is None or cleaner.control_offset < 0 else cleaner.wheels.keys()
+
+
+def _publishable(
+    wheel: WheelId, told: WheelBeat, record: WheelRecord | None, cleaner: CleanerStatus | None
+) -> Publishable:
+    closed_at = None if record is None else record.closed_at
+    lost = NO_FRAMES if cleaner is None else cleaner.lost.of_wheel(wheel)
+    end = lost.seqs(wheel).end_from(told.prefix)
+    return Publishable(
+        last_seq=min(end, told.high_watermark if closed_at is None else closed_at),
+        told_seq=told.ledger_seq,
+        born_ms=0 if record is None else record.seal_slot * 1000,
+        is_sole=closed_at is None,
+        lost=lost,
+    )
+
+
+def _is_lost(
+    wheel: WheelId,
+    record: WheelRecord,
+    status: ServerStatus,
+    cleaner: CleanerStatus,
+    heard_for_ms: int,
+) -> bool:
+    node = wheel.node
+    if node not in cleaner.control.remaining(record):
+        return True
+    sight = status.peers.get(node)
+    if sight is not None and sight.beat.storage != record.members[node]:
+        return True
+    age_ms = ages_ms(status, status.monotonic_ms).get(node, heard_for_ms)
+    return min(age_ms, heard_for_ms) >= LOST_MS

@@ -1,0 +1,196 @@
+"""What the books must know of themselves after a restart, in one small file of their own.
+
+    <data>/ledger/books.json
+
+Of each wheel that this node publishes: up to where files and gaps are in place, so that names are
+looked for no further back; and the gap that was decided while the place was away. That decision is
+durable before it is told: from then on the frames may go.
+
+A wheel has one gap at most that is not in place yet: it goes there before anything later does, and
+what is given up meanwhile makes it longer.
+
+A decision that is to free space needs some itself. `ballast`, a file beside, is thrown out where a
+disk has not even that left, and made again when it has.
+"""
+
+import contextlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Self
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel_replica.core.protocol.fields import Fields, MalformedError, parse_wheel
+from delaywheel_replica.process.logs import get_logger
+
+_BALLAST_BYTES: Final = 64 << 10
+
+_log = get_logger(__name__)
+
+
+class GapReason(StrEnum):
+    """Why rows were given up."""
+
+    DISK_RESERVE = "DISK_RESERVE"
+    """The disk reached its reserve while the place was away."""
+    FRAMES_LOST = "FRAMES_LOST"
+    """Nobody can read the frames any more, and no row was kept of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Frames of which the ledger has no rows.
+
+    Attributes:
+        wheel: whose frames.
+        first_seq: from here
+        last_seq: to here.
+        accepted_from_ms: nothing in it was accepted before.
+        accepted_to_ms: nor after.
+        messages: in it, as far as that is known.
+        reason: why.
+        node: who decided it.
+        recorded_at_ms: when, by its wall clock.
+    """
+
+    wheel: WheelId
+    first_seq: int
+    last_seq: int
+    accepted_from_ms: int
+    accepted_to_ms: int
+    messages: int
+    reason: GapReason
+    node: str
+    recorded_at_ms: int
+
+    def followed_by(self, other: Self) -> Self:
+        """This gap and the one right behind it as one."""
+        return replace(
+            other,
+            first_seq=self.first_seq,
+            accepted_from_ms=min(self.accepted_from_ms, other.accepted_from_ms),
+            accepted_to_ms=max(self.accepted_to_ms, other.accepted_to_ms),
+            messages=self.messages + other.messages,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object: what is published, too."""
+        return {
+            "wheel": str(self.wheel),
+            "first_seq": self.first_seq,
+            "last_seq": self.last_seq,
+            "accepted_from_ms": self.accepted_from_ms,
+            "accepted_to_ms": self.accepted_to_ms,
+            "messages": self.messages,
+            "reason": self.reason.value,
+            "node": self.node,
+            "recorded_at_ms": self.recorded_at_ms,
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        return cls(
+            wheel=fields.wheel("wheel"),
+            first_seq=fields.integer("first_seq", at_least=1),
+            last_seq=fields.integer("last_seq", at_least=1),
+            accepted_from_ms=fields.integer("accepted_from_ms"),
+            accepted_to_ms=fields.integer("accepted_to_ms"),
+            messages=fields.integer("messages", at_least=0),
+            reason=fields.choice("reason", GapReason),
+            node=fields.text("node"),
+            recorded_at_ms=fields.integer("recorded_at_ms"),
+        )
+
+
+class Notes:
+    """The file, and what it says. For one thread."""
+
+    def __init__(self, disk: Disk, data: Path) -> None:
+        """Reads it; one that cannot be understood is as good as none."""
+        self._disk = disk
+        self._path = data / "ledger" / "books.json"
+        self._ballast = data / "ledger" / "ballast"
+        self._placed: dict[WheelId, int] = {}
+        self._gaps: dict[WheelId, Gap] = {}
+        try:
+            self._read(Fields.from_bytes(disk.read_file(self._path)))
+        except FileNotFoundError:
+            return
+        except MalformedError as error:
+            _log.warning("books.json ignored", error=str(error))
+
+    def take_ballast(self) -> None:
+        """Makes the ballast, if it is not there and there is room for it."""
+        if self._disk.exists(self._ballast):
+            return
+        with contextlib.suppress(OSError):
+            self._disk.replace_file(self._ballast, bytes(_BALLAST_BYTES))
+
+    @property
+    def gaps(self) -> Mapping[WheelId, Gap]:
+        """The gaps that are not in place yet."""
+        return self._gaps
+
+    def placed(self, wheel: WheelId) -> int:
+        """Up to which seq files and gaps are in place, at least."""
+        return self._placed.get(wheel, 0)
+
+    def place(self, wheel: WheelId, seq: int) -> None:
+        """Files and gaps are in place up to here: a gap that ends by then, too.
+
+        Raises:
+            OSError: the disk refuses; what is noted stays as it was, there and here.
+        """
+        placed = {**self._placed, wheel: seq}
+        gap = self._gaps.get(wheel)
+        is_gap_placed = gap is not None and gap.last_seq <= seq
+        gaps = {w: g for w, g in self._gaps.items() if not (w == wheel and is_gap_placed)}
+        self._write(placed, gaps)
+
+    def give_up(self, gap: Gap) -> None:
+        """The rows of these frames will not come.
+
+        Raises:
+            OSError: the disk refuses; it is not decided.
+        """
+        before = self._gaps.get(gap.wheel)
+        joined = gap if before is None else before.followed_by(gap)
+        gaps = {**self._gaps, gap.wheel: joined}
+        try:
+            self._write(self._placed, gaps)
+        except OSError:
+            self._disk.delete(self._ballast)
+            self._write(self._placed, gaps)
+
+    def keep_only(self, wheels: Collection[WheelId]) -> None:
+        """Forgets all others; but gaps have to be told, however old.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        kept = {w: seq for w, seq in self._placed.items() if w in wheels or w in self._gaps}
+        if kept != self._placed:
+            self._write(kept, self._gaps)
+
+    def _read(self, fields: Fields) -> None:
+        placed = fields.object("placed")
+        self._placed = {parse_wheel(w): placed.integer(w, at_least=0) for w in placed.names()}
+        gaps = [Gap.from_json(document) for document in fields.items("gaps")]
+        self._gaps = {gap.wheel: gap for gap in gaps}
+
+    def _write(self, placed: dict[WheelId, int], gaps: dict[WheelId, Gap]) -> None:
+        document = {
+            "placed": {str(wheel): seq for wheel, seq in placed.items()},
+            "gaps": [gap.to_json() for gap in gaps.values()],
+        }
+        self._disk.replace_file(self._path, json.dumps(document).encode())
+        self._placed, self._gaps = placed, gaps

@@ -1,0 +1,132 @@
+"""Puts the rows of one wheel in place: file after file, and gaps where there are none.
+
+A file lies in one hour of acceptance and has at most `MAX_FILE_ROWS`; its range goes on to where
+the next one begins, so what has no rows (cancels) leaves no hole between names. Of what is written
+one group of rows is in memory, and what Parquet keeps of a file until it ends: some bytes a group.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.server.ledger.notes import Gap, GapReason
+from delaywheel_replica.server.ledger.place import HOUR_MS, UNREACHED, Place
+from delaywheel_replica.server.ledger.rows import Block
+from delaywheel_replica.server.ledger.source import RowGroups, Unreadable
+
+MAX_FILE_ROWS: Final = 4_000_000
+
+
+class Pages:
+    """One go at one wheel. Any method may raise what reaching the place may."""
+
+    def __init__(
+        self,
+        place: Place,
+        wheel: WheelId,
+        first_seq: int,
+        *,
+        node: str,
+        born_ms: int,
+        now_ms: int,
+        on_file: Callable[[int, int], None],
+        on_gap: Callable[[Gap], None],
+    ) -> None:
+        """Begins behind what is in place.
+
+        Args:
+            place: where.
+            wheel: which.
+            first_seq: of the next name.
+            node: this one.
+            born_ms: nothing of the wheel was accepted before.
+            now_ms: the wall clock.
+            on_file: a file is in place: its last seq, and how many rows it has.
+            on_gap: a gap is.
+        """
+        self._place = place
+        self._wheel = wheel
+        self._first_seq = first_seq
+        self._node = node
+        self._born_ms = born_ms
+        self._now_ms = now_ms
+        self._on_file = on_file
+        self._on_gap = on_gap
+        self._writer: pq.ParquetWriter | None = None
+        self._groups = RowGroups(wheel)
+        self._rows = 0
+        # Of the last messages that were seen.
+        self._accepted_at_ms: int | None = None
+        # Messages of the gap that is open; None: none is.
+        self._gap_messages: int | None = None
+
+    def add(self, piece: Block | Unreadable) -> None:
+        """Takes what comes next."""
+        if isinstance(piece, Unreadable):
+            self._end_file(piece.seq - 1)
+            self._gap_messages = (self._gap_messages or 0) + piece.messages
+        elif len(piece):
+            self._end_gap(piece.first_seq - 1, piece.accepted_at_ms)
+            if self._writer is not None and not self._fits(piece):
+                self._end_file(piece.first_seq - 1)
+            self._write(piece)
+
+    def finish(self, last_seq: int) -> None:
+        """All up to here was added."""
+        self._end_file(last_seq)
+        self._end_gap(last_seq, self._now_ms)
+
+    def abandon(self) -> None:
+        """What is not in place yet never will be."""
+        if self._writer is not None:
+            with contextlib.suppress(*UNREACHED):
+                self._writer.close()
+            self._writer = None
+
+    def _fits(self, block: Block) -> bool:
+        assert self._accepted_at_ms is not None
+        is_hour = block.accepted_at_ms // HOUR_MS == self._accepted_at_ms // HOUR_MS
+        return is_hour and self._rows < MAX_FILE_ROWS
+
+    def _write(self, block: Block) -> None:
+        if self._writer is None:
+            self._writer = self._place.begin()
+            self._rows = 0
+        self._accepted_at_ms = block.accepted_at_ms
+        self._rows += len(block)
+        for table in self._groups.add(block):
+            self._writer.write_table(table)
+
+    def _end_file(self, last_seq: int) -> None:
+        if self._writer is None:
+            return
+        for table in self._groups.rest():
+            self._writer.write_table(table)
+        self._writer.close()
+        self._writer = None
+        assert self._accepted_at_ms is not None
+        self._place.put_file(self._wheel, self._first_seq, last_seq, self._accepted_at_ms)
+        self._first_seq = last_seq + 1
+        self._on_file(last_seq, self._rows)
+
+    def _end_gap(self, last_seq: int, accepted_to_ms: int) -> None:
+        if self._gap_messages is None:
+            return
+        before_ms = self._accepted_at_ms
+        gap = Gap(
+            wheel=self._wheel,
+            first_seq=self._first_seq,
+            last_seq=last_seq,
+            accepted_from_ms=self._born_ms if before_ms is None else before_ms,
+            accepted_to_ms=accepted_to_ms,
+            messages=self._gap_messages,
+            reason=GapReason.FRAMES_LOST,
+            node=self._node,
+            recorded_at_ms=self._now_ms,
+        )
+        self._place.put_gap(gap)
+        self._first_seq, self._gap_messages = last_seq + 1, None
+        self._on_gap(gap)

@@ -1,0 +1,438 @@
+"""Publishes the ledger: sealed rows, as Parquet, into a place on any pyarrow file system.
+
+What is published is found from the names there (``place.py``) and from a note of the node's
+own (``notes.py``); what local rows lack (a restart, a full disk, another node's wheel) is
+read again from the frames. Each wheel is gone through in order, so its names follow one another
+without hole or overlap, whatever ends in between. Which wheels are this node's to publish, and how
+far, is in ``assignment.py``.
+
+A frame counts as published once a file or a gap with its seq is in place, or when all that is
+published up to it has no rows (cancels: they become part of the next file's range). Then the
+machine is told, which tells it to all: the floor waits for it.
+
+========================================  ========================================================
+while the place does not answer           then
+========================================  ========================================================
+and the disk has room                     rows and frames are kept: the floor waits
+and the disk is at its reserve            what is publishable is given up: the gap is noted here,
+                                          durably, and counts as published; the floor goes on
+and it answers again                      gaps go there first, then what came after them
+========================================  ========================================================
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel_replica.core.protocol.frames import FrameName
+from delaywheel_replica.hiding import shown
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.ledger.assignment import Publishable
+from delaywheel_replica.server.ledger.notes import Gap, GapReason, Notes
+from delaywheel_replica.server.ledger.pages import Pages
+from delaywheel_replica.server.ledger.place import UNREACHED, Place
+from delaywheel_replica.server.ledger.retention import Retention
+from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
+from delaywheel_replica.server.ledger.source import Source, Unreadable
+
+_RETRY_S: Final = 5.0
+_PATIENCE_S: Final = 10.0
+"""A place that fails for less keeps nobody from anything: no rows are given up for it."""
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BooksState:
+    """How the publication stands.
+
+    Attributes:
+        place: where to; without secrets.
+        failure: why the last try failed; None: it did not.
+        failing_since_ms: since when every try fails, Unix milliseconds.
+        gaps: how often rows were given up since the process started; and those from before that
+            are not in place yet.
+        gap_messages: in these.
+        files: that were put in place since the process started.
+        rows: in these.
+    """
+
+    place: str
+    failure: str | None = None
+    failing_since_ms: int | None = None
+    gaps: int = 0
+    gap_messages: int = 0
+    files: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BooksConfig:
+    """As the operator wishes.
+
+    Attributes:
+        node: this one.
+        uri: the place.
+        seal_seconds: how often rows are sealed and published.
+        retention_hours: how long files are kept there; 0: for ever.
+        full_retention_hours: how long while the disk is full; None: as long as ever.
+    """
+
+    node: str
+    uri: str
+    seal_seconds: float
+    retention_hours: int = 0
+    full_retention_hours: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BooksLinks:
+    """What the books ask of the node, and tell it. All are called on the books' thread.
+
+    Attributes:
+        publishable: which wheels are this node's to publish, and how far.
+        registered: the registered wheels; None: they are not known now.
+        is_full: the disk is at its reserve.
+        on_published: a wheel is published, or given up, to a seq.
+        on_unreadable: a frame cannot be read, and nobody has said that it is lost.
+    """
+
+    publishable: Callable[[], Mapping[WheelId, Publishable]]
+    registered: Callable[[], Collection[WheelId] | None]
+    is_full: Callable[[], bool]
+    on_published: Callable[[WheelId, int], None]
+    on_unreadable: Callable[[WheelId, int], None]
+
+
+class Books:
+    """Publishes now and then, on a thread of its own: the place may be far away, or gone."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        ledger: Ledger,
+        config: BooksConfig,
+        links: BooksLinks,
+        *,
+        place_at: Callable[[], Place] | None = None,
+    ) -> None:
+        """Prepares; ``start`` starts the thread.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            ledger: writes the rows.
+            config: where to, how often, for how long.
+            links: to the rest of the node.
+            place_at: finds the place; None: as `config` says.
+        """
+        self._disk = disk
+        self._data = data
+        self._ledger = ledger
+        self._config = config
+        self._links = links
+        self._place_at = place_at or self._configured
+        self._place: Place | None = None
+        self._notes = Notes(disk, data)
+        self._retention = Retention(
+            config.retention_hours,
+            registered=links.registered,
+            hours_when_full=config.full_retention_hours,
+            is_full=links.is_full,
+        )
+        # Of each wheel: up to where names reach, and up to where the machine was told.
+        self._placed: dict[WheelId, int] = {}
+        self._told: dict[WheelId, int] = {}
+        self._files = self._files_found()
+        waiting = self._notes.gaps.values()
+        self._state = BooksState(
+            shown(config.uri), gaps=len(waiting), gap_messages=sum(gap.messages for gap in waiting)
+        )
+        self._failing_since_s: float | None = None
+        # While it is at work: when it last went on.
+        self._moved_s: float | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="books", daemon=True)
+
+    def state(self) -> BooksState:
+        """How it stands; any thread may ask, and is told of a place that hangs, too."""
+        state, moved_s = self._state, self._moved_s
+        if moved_s is None or state.failure is not None:
+            return state
+        if self._place is not None:
+            moved_s = max(moved_s, self._place.answered_s)
+        hanging_s = time.monotonic() - moved_s
+        if hanging_s <= _PATIENCE_S:
+            return state
+        since_ms = _wall_ms() - int(hanging_s * 1000)
+        return replace(state, failure="does not answer", failing_since_ms=since_ms)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self, *, patience_s: float = _PATIENCE_S) -> None:
+        """Publishes once more, if the place answers, and ends the thread.
+
+        Args:
+            patience_s: for how long that is waited for. A place that hangs keeps nobody from
+                ending: then the thread ends with the process, which loses and doubles nothing.
+        """
+        self._ended.set()
+        self._thread.join(patience_s)
+        if self._thread.is_alive():
+            _log.warning(
+                "the ledger's place does not answer: not waited for", place=self._state.place
+            )
+
+    def _run(self) -> None:
+        while True:
+            wait_s = self._config.seal_seconds
+            if not self.work():
+                wait_s = min(_RETRY_S, wait_s)
+            if self._ended.is_set():
+                return
+            self._ended.wait(wait_s)
+
+    # --- one go
+
+    def work(self) -> bool:
+        """Seals and publishes what there is; False: not all could be.
+
+        Nothing is lost then: the next call goes on.
+        """
+        self._moved_s = time.monotonic()
+        try:
+            return self._go()
+        finally:
+            self._moved_s = None
+
+    def _go(self) -> bool:
+        # Before sealing: what is held now has its rows in the files sealed then.
+        wheels = self._links.publishable()
+        for sealed in self._ledger.seal():
+            self._files.setdefault(sealed.wheel, []).append(sealed.path)
+        for wheel in wheels:
+            self._tell(wheel, self._noted(wheel))
+        try:
+            self._work(wheels)
+        except UNREACHED as error:
+            self._failed(str(error).replace(self._config.uri, self._state.place))
+            try:
+                self._give_up(wheels)
+            except OSError as refused:
+                _log.warning("rows not given up", error=str(refused))
+            return False
+        if self._failing_since_s is not None:
+            _log.info("ledger published again", place=self._state.place)
+        self._failing_since_s = None
+        self._state = replace(self._state, failure=None, failing_since_ms=None)
+        return True
+
+    def _work(self, wheels: Mapping[WheelId, Publishable]) -> None:
+        if self._place is None:
+            self._place = self._place_at()
+        place = self._place
+        place.reach()
+        self._retention.look(place, _wall_ms())  # first: it may make room for what comes
+        self._put_gaps(place)
+        open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._told.get(w, 0)}
+        self._look_at_names(place, open_ends)
+        for wheel, found in open_ends.items():
+            self._publish(place, wheel, found)
+        if not self._links.is_full():
+            self._notes.take_ballast()
+        self._forget_wheels()
+
+    def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
+        """Of a wheel that no other node publishes they are known from then on."""
+        asked = {
+            wheel: found.born_ms
+            for wheel, found in wheels.items()
+            if wheel not in self._placed or not found.is_sole
+        }
+        names = place.newest(asked) if asked else {}
+        for wheel in asked:
+            known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
+            # Nothing here, but somewhere: in a place of another node's own.
+            self._placed[wheel] = known or wheels[wheel].told_seq
+
+    def _noted(self, wheel: WheelId) -> int:
+        gap = self._notes.gaps.get(wheel)
+        return self._notes.placed(wheel) if gap is None else gap.last_seq
+
+    def _publish(self, place: Place, wheel: WheelId, found: Publishable) -> None:
+        pages = Pages(
+            place,
+            wheel,
+            self._placed[wheel] + 1,
+            node=self._config.node,
+            born_ms=found.born_ms,
+            now_ms=_wall_ms(),
+            on_file=lambda last_seq, rows: self._filed(wheel, last_seq, rows),
+            on_gap=lambda gap: self._gapped(wheel, gap),
+        )
+        source = self._source(wheel)
+        last_seq = found.last_seq
+        try:
+            for piece in source.blocks(self._placed[wheel] + 1, last_seq):
+                self._moved_s = time.monotonic()
+                if isinstance(piece, Unreadable) and not _is_gone((wheel, piece.seq), found):
+                    # Another member may have it: the machine fetches it, or has it declared lost.
+                    self._links.on_unreadable(wheel, piece.seq)
+                    last_seq = piece.seq - 1
+                    break
+                pages.add(piece)
+            pages.finish(last_seq)
+        finally:
+            pages.abandon()
+        self._tell(wheel, last_seq)
+        self._delete_files(wheel, source.files_up_to(self._placed[wheel]))
+
+    def _filed(self, wheel: WheelId, last_seq: int, rows: int) -> None:
+        state = self._state
+        self._state = replace(state, files=state.files + 1, rows=state.rows + rows)
+        self._is_placed(wheel, last_seq)
+
+    def _gapped(self, wheel: WheelId, gap: Gap) -> None:
+        self._count(gap)
+        self._is_placed(wheel, gap.last_seq)
+
+    def _is_placed(self, wheel: WheelId, seq: int) -> None:
+        self._placed[wheel] = seq
+        self._notes.place(wheel, seq)
+        self._tell(wheel, seq)
+
+    def _tell(self, wheel: WheelId, seq: int) -> None:
+        if seq > self._told.get(wheel, 0):
+            self._told[wheel] = seq
+            self._links.on_published(wheel, seq)
+
+    # --- gaps
+
+    def _put_gaps(self, place: Place) -> None:
+        """But for what is there: another node may have had the rows, and published them."""
+        gaps = dict(self._notes.gaps)
+        names = place.newest({w: gap.accepted_from_ms for w, gap in gaps.items()}) if gaps else {}
+        for wheel, gap in gaps.items():
+            placed = names.get(wheel, 0)
+            if placed < gap.last_seq:
+                place.put_gap(replace(gap, first_seq=max(placed + 1, gap.first_seq)))
+            self._is_placed(wheel, max(placed, gap.last_seq))
+
+    def _give_up(self, wheels: Mapping[WheelId, Publishable]) -> None:
+        """The business goes on; only what is at hand is given up, not what is accepted later."""
+        assert self._failing_since_s is not None
+        if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._links.is_full():
+            return
+        for wheel, found in wheels.items():
+            if found.last_seq > self._told.get(wheel, 0):
+                self._give_up_wheel(wheel, found)
+
+    def _give_up_wheel(self, wheel: WheelId, found: Publishable) -> None:
+        known = max(self._placed.get(wheel, 0), self._noted(wheel)) or found.told_seq
+        source = self._source(wheel)
+        gap = self._gap(source, wheel, known + 1, found.last_seq)
+        if gap.messages:
+            self._notes.give_up(gap)
+            self._placed[wheel] = gap.last_seq
+            self._count(gap)
+            self._delete_files(wheel, source.files_up_to(gap.last_seq))
+        self._tell(wheel, found.last_seq)
+
+    def _gap(self, source: Source, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
+        """What would be missing: counted from the rows."""
+        now_ms = _wall_ms()
+        messages, from_ms, to_ms = 0, now_ms, 0
+        for piece in source.blocks(first_seq, last_seq):
+            if isinstance(piece, Unreadable):
+                messages += piece.messages
+            elif len(piece):
+                messages += len(piece)
+                from_ms = min(piece.accepted_at_ms, from_ms)
+                to_ms = max(piece.accepted_at_ms, to_ms)
+        return Gap(
+            wheel=wheel,
+            first_seq=first_seq,
+            last_seq=last_seq,
+            accepted_from_ms=from_ms,
+            accepted_to_ms=to_ms or now_ms,
+            messages=messages,
+            reason=GapReason.DISK_RESERVE,
+            node=self._config.node,
+            recorded_at_ms=now_ms,
+        )
+
+    def _count(self, gap: Gap) -> None:
+        state = self._state
+        self._state = replace(
+            state, gaps=state.gaps + 1, gap_messages=state.gap_messages + gap.messages
+        )
+        _log.error(
+            "gap in the ledger",
+            wheel=str(gap.wheel),
+            first_seq=gap.first_seq,
+            last_seq=gap.last_seq,
+            messages=gap.messages,
+            reason=gap.reason.value,
+        )
+
+    def _failed(self, failure: str) -> None:
+        if self._failing_since_s is None:
+            self._failing_since_s = time.monotonic()
+            self._state = replace(self._state, failing_since_ms=_wall_ms())
+        self._state = replace(self._state, failure=failure)
+        _log.warning("ledger not published", place=self._state.place, error=failure)
+
+    # --- local rows
+
+    def _configured(self) -> Place:
+        staging = self._data / "ledger" / "upload.parquet"
+        return Place(self._config.uri, node=self._config.node, staging=staging)
+
+    def _source(self, wheel: WheelId) -> Source:
+        return Source(self._disk, self._data, wheel, self._files.get(wheel, []))
+
+    def _delete_files(self, wheel: WheelId, files: Collection[Path]) -> None:
+        for path in files:
+            self._disk.delete(path)
+            self._files[wheel].remove(path)
+
+    def _files_found(self) -> dict[WheelId, list[Path]]:
+        """What an earlier life left, in order."""
+        found = {}
+        for name in self._disk.list_folder(rows_folder(self._data)):
+            folder = rows_folder(self._data) / name
+            paths = [folder / each for each in self._disk.list_folder(folder)]
+            found[WheelId.parse(name)] = sorted(paths, key=_first_seq)
+        return found
+
+    def _forget_wheels(self) -> None:
+        """Wheels that are gone leave nothing behind; the open one may have no rows yet."""
+        wheels = self._links.publishable()
+        for wheel in [wheel for wheel in self._files if wheel not in wheels]:
+            self._disk.delete_folder(rows_folder(self._data, wheel))
+            del self._files[wheel]
+        for known in (self._placed, self._told):
+            for wheel in known.keys() - wheels.keys():
+                del known[wheel]
+        self._notes.keep_only(wheels.keys())
+
+
+def _is_gone(frame: FrameName, found: Publishable) -> bool:
+    """A frame that cannot be read, and never will be: lost, or finished and deleted."""
+    return frame in found.lost or frame[1] <= found.told_seq
+
+
+def _first_seq(path: Path) -> int:
+    return int(path.stem)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

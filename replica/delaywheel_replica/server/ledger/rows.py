@@ -1,0 +1,305 @@
+"""The ledger before it is published: what was accepted, from the memory of the commit.
+
+Beside the wheels, and independent of whoever forwards: each group's messages are written as one
+block into a file of their wheel, after its callers' frames and before nobody's answer, for a row
+that is missing here is in the frames still. A file is sealed now and then; the books publish
+sealed files and delete them (``publisher.py``).
+
+    <data>/ledger/rows/<wheel>/<first seq>.rows        blocks, one behind the other
+
+A block holds the messages of consecutive frames in columns, each ready for ``numpy.frombuffer``:
+
+======================  ==========  ==============================================
+head                    40 bytes    magic, checksum over all behind it, frames,
+                                    messages, length of the topics, first seq,
+                                    accepted_at_ms
+due_ms                  int64       of each message, by frame and row
+ids                     16 bytes    of each message
+topic numbers           uint32      of each message, in the block's topics
+counts                  uint32      messages of each frame; 0: it holds cancels
+topics                  JSON        a list of names
+======================  ==========  ==============================================
+
+A file ends where a block is torn or its checksum is wrong: the rest is read from the frames.
+"""
+
+import json
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.server.node.counts import Counts
+
+_MAGIC: Final = b"DWlc"
+_HEAD = struct.Struct("<4sIIIIxxxxQq")  # magic, checksum, frames, rows, topics, first, accepted
+_CHECKED_FROM: Final = 8
+_ROW_BYTES: Final = 8 + 16 + 4
+_FRAME_BYTES: Final = 4
+_NO_TOPICS: Final = b"[]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """The messages of the consecutive frames from ``first_seq`` on; perhaps none.
+
+    Attributes:
+        first_seq: of the first frame.
+        accepted_at_ms: when they were accepted.
+        topics: names.
+        counts: messages of each frame.
+        due_ms: of each message, by frame and row.
+        ids: likewise, 16 bytes each.
+        topic_numbers: likewise, in `topics`.
+    """
+
+    first_seq: int
+    accepted_at_ms: int
+    topics: Sequence[str]
+    counts: NDArray[Any]
+    due_ms: NDArray[Any]
+    ids: NDArray[Any]
+    topic_numbers: NDArray[Any]
+
+    def __len__(self) -> int:
+        """Messages."""
+        return len(self.due_ms)
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last frame."""
+        return self.first_seq + len(self.counts) - 1
+
+    def seqs(self) -> NDArray[np.int64]:
+        """Of each message."""
+        numbers = np.arange(self.first_seq, self.last_seq + 1, dtype=np.int64)
+        return np.repeat(numbers, self.counts)
+
+    def between(self, first_seq: int, last_seq: int) -> "Block":
+        """What of it lies in these frames; at least one does."""
+        if first_seq <= self.first_seq and last_seq >= self.last_seq:
+            return self
+        begin = max(first_seq - self.first_seq, 0)
+        end = min(last_seq, self.last_seq) - self.first_seq + 1
+        ends = np.cumsum(self.counts)
+        rows = slice(int(ends[begin - 1]) if begin else 0, int(ends[end - 1]))
+        return Block(
+            self.first_seq + begin,
+            self.accepted_at_ms,
+            self.topics,
+            self.counts[begin:end],
+            self.due_ms[rows],
+            self.ids[rows],
+            self.topic_numbers[rows],
+        )
+
+
+def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
+    """Where the unpublished rows are."""
+    folder = data / "ledger" / "rows"
+    return folder if wheel is None else folder / str(wheel)
+
+
+def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) -> Block:
+    """The block of a group of consecutive frames; ``columns`` is None when they are cancels."""
+    if columns is None:
+        return _without_rows(group.first_seq, len(group), accepted_at_ms)
+    counts, order = group.counts.astype("<u4"), group.order
+    return Block(
+        group.first_seq,
+        accepted_at_ms,
+        columns.topics,
+        counts,
+        columns.due_ms[order],
+        columns.ids[order],
+        columns.topic_numbers[order],
+    )
+
+
+def block_of_frame(seq: int, accepted_at_ms: int, columns: Columns | None) -> Block:
+    """The block of one frame as it is read from its wheel; None: it holds cancels.
+
+    It keeps nothing else of the frame in memory.
+    """
+    if columns is None:
+        return _without_rows(seq, 1, accepted_at_ms)
+    return Block(
+        seq,
+        accepted_at_ms,
+        columns.topics,
+        np.array([len(columns)], dtype="<u4"),
+        columns.due_ms.copy(),
+        columns.ids.copy(),
+        columns.topic_numbers.copy(),
+    )
+
+
+def _without_rows(first_seq: int, frames: int, accepted_at_ms: int) -> Block:
+    nothing = np.empty(0, dtype="<i8")
+    counts = np.zeros(frames, dtype="<u4")
+    ids = np.empty((0, 16), dtype="u1")
+    return Block(first_seq, accepted_at_ms, (), counts, nothing, ids, nothing)
+
+
+def encode_block(block: Block) -> bytearray:
+    """The bytes of a block."""
+    topics = json.dumps(list(block.topics)).encode() if len(block) else _NO_TOPICS
+    head = _HEAD.pack(
+        _MAGIC,
+        0,
+        len(block.counts),
+        len(block),
+        len(topics),
+        block.first_seq,
+        block.accepted_at_ms,
+    )
+    body = bytearray().join(
+        (
+            head,
+            block.due_ms.astype("<i8", copy=False).tobytes(),
+            block.ids.tobytes(),
+            block.topic_numbers.astype("<u4", copy=False).tobytes(),
+            block.counts.tobytes(),
+            topics,
+        )
+    )
+    body[4:8] = crc32c(memoryview(body)[_CHECKED_FROM:]).to_bytes(4, "little")
+    return body
+
+
+def read_blocks(disk: Disk, path: Path) -> Iterator[Block]:
+    """The whole blocks of a file, up to the first that is not; one at a time is in memory."""
+    file = disk.open_read(path)
+    try:
+        size, at = file.size(), 0
+        while at + _HEAD.size <= size:
+            content = _whole_block(file, at, size)
+            if content is None:
+                return
+            yield _decode(content)
+            at += len(content)
+    finally:
+        file.close()
+
+
+def _whole_block(file: File, at: int, size: int) -> bytes | None:
+    magic, checksum, frames, rows, topics, _, _ = _HEAD.unpack(file.read_at(_HEAD.size, at))
+    length = _HEAD.size + rows * _ROW_BYTES + frames * _FRAME_BYTES + topics
+    if magic != _MAGIC or at + length > size:
+        return None
+    content = file.read_at(length, at)
+    return content if crc32c(memoryview(content)[_CHECKED_FROM:]) == checksum else None
+
+
+def _decode(content: bytes) -> Block:
+    _, _, frames, rows, _, first_seq, accepted_at_ms = _HEAD.unpack_from(content)
+    at = _HEAD.size
+    due_ms = np.frombuffer(content, "<i8", rows, at)
+    at += due_ms.nbytes
+    ids = np.frombuffer(content, "u1", rows * 16, at).reshape(rows, 16)
+    at += ids.nbytes
+    topic_numbers = np.frombuffer(content, "<u4", rows, at)
+    at += topic_numbers.nbytes
+    counts = np.frombuffer(content, "<u4", frames, at)
+    topics = json.loads(content[at + counts.nbytes :])
+    return Block(first_seq, accepted_at_ms, topics, counts, due_ms, ids, topic_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRows:
+    """A file that takes no more blocks."""
+
+    wheel: WheelId
+    path: Path
+
+
+@dataclass(slots=True)
+class _Open:
+    wheel: WheelId
+    path: Path
+    file: File
+    length_bytes: int = 0
+
+
+class Ledger:
+    """Writes the blocks. ``enter`` is for the writer's thread, ``seal`` for the books'."""
+
+    def __init__(self, disk: Disk, data: Path, *, max_file_bytes: int = 64 << 20) -> None:
+        self._disk = disk
+        self._data = data
+        self._max_file_bytes = max_file_bytes
+        self._lock = threading.Lock()
+        self._open: _Open | None = None
+        self._sealed: list[SealedRows] = []
+        # Set after the medium refused a block: the frames have it, and the books read them.
+        self.failure: str | None = None
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        group: WrittenGroup,
+        accepted_at_ms: int,
+    ) -> None:
+        """Takes note of the frames of a group."""
+        content = encode_block(block_of(columns, group, accepted_at_ms))
+        with self._lock:
+            try:
+                file = self._file_for(wheel, group.first_seq)
+                file.file.write_at((content,), file.length_bytes)
+            except OSError as error:
+                self.failure = str(error)
+                self._seal_open()
+            else:
+                self.failure = None
+                file.length_bytes += len(content)
+
+    def seal(self) -> list[SealedRows]:
+        """Ends the open file; returns all that were sealed since the last time, in order."""
+        with self._lock:
+            self._seal_open()
+            sealed, self._sealed = self._sealed, []
+            return sealed
+
+    def _file_for(self, wheel: WheelId, first_seq: int) -> _Open:
+        opened = self._open
+        if opened is None or opened.wheel != wheel or opened.length_bytes >= self._max_file_bytes:
+            self._seal_open()
+            path = rows_folder(self._data, wheel) / f"{first_seq}.rows"
+            opened = self._open = _Open(wheel, path, self._disk.open(path, create=True))
+        return opened
+
+    def _seal_open(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.file.close()
+            self._sealed.append(SealedRows(opened.wheel, opened.path))
+
+
+class CountedLedger:
+    """Counts what is entered into the ledger."""
+
+    def __init__(self, ledger: Ledger, counts: Counts) -> None:
+        self._ledger = ledger
+        self._counts = counts
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        group: WrittenGroup,
+        accepted_at_ms: int,
+    ) -> None:
+        """Takes note of the frames of a group."""
+        self._counts.entered(columns, group)
+        self._ledger.enter(wheel, columns, group, accepted_at_ms)

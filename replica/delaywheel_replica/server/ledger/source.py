@@ -1,0 +1,141 @@
+"""The rows of one wheel that are to be published: from local files, and from frames beyond them.
+
+A block that is torn, a file that a full disk refused, a wheel that another node wrote: what has no
+local row is read from the frames, in the order of seqs all the same. One block is in memory at a
+time; a group of callers' requests makes one, so its size is bounded as theirs is.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.server.ledger.place import SCHEMA
+from delaywheel_replica.server.ledger.rows import Block, block_of_frame, read_blocks
+
+_ROW_GROUP: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A frame of messages, or of nobody knows what, without a local row and not to be read.
+
+    Attributes:
+        seq: of it.
+        messages: in it, as far as its index row says.
+    """
+
+    seq: int
+    messages: int
+
+
+class Source:
+    """One look at the rows of one wheel."""
+
+    def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: Sequence[Path]) -> None:
+        """Prepares.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            wheel: which.
+            files: its local rows, in order.
+        """
+        self._disk = disk
+        self._data = data
+        self._wheel = wheel
+        self._files = files
+        self._ends: dict[Path, int] = {}
+
+    def blocks(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
+        """All frames ``first_seq`` to ``last_seq``, in order and once."""
+        next_seq = first_seq
+        for path in self._files:
+            self._ends[path] = 0
+            for block in read_blocks(self._disk, path):
+                self._ends[path] = block.last_seq
+                if block.last_seq < next_seq or block.first_seq > last_seq:
+                    continue  # published before, or not yet held by enough members
+                yield from self._from_frames(next_seq, block.first_seq - 1)
+                part = block.between(next_seq, last_seq)
+                yield part
+                next_seq = part.last_seq + 1
+        yield from self._from_frames(next_seq, last_seq)
+
+    def files_up_to(self, seq: int) -> list[Path]:
+        """Of the files that were read to their ends: those without a frame beyond."""
+        return [path for path, end in self._ends.items() if end <= seq]
+
+    def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
+        if first_seq > last_seq:
+            return
+        reader = WheelReader(self._disk, self._data, self._wheel)
+        try:
+            for seq in range(first_seq, last_seq + 1):
+                yield _from_frame(reader, seq)
+        finally:
+            reader.close()
+
+
+def _from_frame(reader: WheelReader, seq: int) -> Block | Unreadable:
+    if not reader.has(seq):
+        return Unreadable(seq, 0)
+    frame = reader.frame(seq)
+    if isinstance(frame, Frame):
+        columns = frame.columns if frame.kind is Kind.MESSAGES else None
+        return block_of_frame(seq, frame.accepted_at_ms, columns)
+    if frame.cancels:
+        return block_of_frame(seq, 0, None)
+    return Unreadable(seq, frame.messages)
+
+
+class RowGroups:
+    """Gathers blocks until they make a group of rows: what is in memory of a file being written."""
+
+    def __init__(self, wheel: WheelId) -> None:
+        """There is nothing yet."""
+        self._wheel = wheel
+        self._blocks: list[Block] = []
+        self._rows = 0
+
+    def add(self, block: Block) -> Iterator[pa.Table]:
+        """Takes a block; yields the groups that are full."""
+        self._blocks.append(block)
+        self._rows += len(block)
+        if self._rows >= _ROW_GROUP:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[pa.Table]:
+        """What there is."""
+        if self._rows:
+            yield _table(self._wheel, self._blocks)
+        self._blocks, self._rows = [], 0
+
+
+def _table(wheel: WheelId, blocks: Sequence[Block]) -> pa.Table:
+    topics: dict[str, int] = {}
+    numbers: list[NDArray[Any]] = []
+    for block in blocks:
+        renumbered = [topics.setdefault(topic, len(topics)) for topic in block.topics]
+        numbers.append(np.array(renumbered, dtype=np.int32)[block.topic_numbers])
+    ids = np.concatenate([block.ids for block in blocks])
+    counts = [len(block) for block in blocks]
+    columns = {
+        "id": pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(16), len(ids), [None, pa.py_buffer(ids.tobytes())]
+        ),
+        "due_ms": np.concatenate([block.due_ms for block in blocks]),
+        "accepted_at_ms": np.repeat([block.accepted_at_ms for block in blocks], counts),
+        "topic": pa.DictionaryArray.from_arrays(np.concatenate(numbers), list(topics)),
+        "wheel": pa.DictionaryArray.from_arrays(np.zeros(len(ids), np.int32), [str(wheel)]),
+        "seq": np.concatenate([block.seqs() for block in blocks]),
+    }
+    return pa.table(columns, schema=SCHEMA)

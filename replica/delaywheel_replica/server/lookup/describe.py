@@ -1,0 +1,155 @@
+"""What a node tells callers of its cluster: DescribeCluster, and the wheels beside lists of slots.
+
+Of each wheel the newest word counts: of an open one its own node's, as far as that is heard. What
+costs a look at the disk is in details.py, what it takes to ask the other nodes in asking.py.
+"""
+
+from importlib.metadata import version
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.lookup.stored import progress_message
+from delaywheel_replica.server.node.node_view import (
+    NodeView,
+    beats_heard,
+    leader_heard,
+    storage_is_replaced,
+    wall_ms,
+)
+from delaywheel_replica.server.node.refusals import Refusal
+
+# Read once: it is in a file.
+_VERSION: Final = version("delaywheel")
+
+_SILENT_MS: Final = 2_000
+"""A cleaner that told nothing for so long may have left anything undone since."""
+
+
+def describe_cluster(
+    config: Config, view: NodeView, status: ServerStatus, address: str, *, refusal: Refusal | None
+) -> pb.DescribeClusterResponse:
+    """Members, wheels, leader, progress, floor, limits.
+
+    Args:
+        config: of the node.
+        view: what its parts know.
+        status: of its server.
+        address: where callers reach it.
+        refusal: why it takes no messages now; None: it does.
+    """
+    cleaner = view.cleaner.status
+    progress = None if cleaner is None else cleaner.progress
+    answer = pb.DescribeClusterResponse(
+        cluster_id=config.cluster_id,
+        node=config.node_id,
+        version=_VERSION,
+        members=_members(config, view, status, address, accepting=refusal is None),
+        min_insync=config.min_insync_members,
+        wheels=wheels_of(status, view, of_all=True),
+        progress=progress_message(progress),
+        lateness_ms=_lateness_ms(cleaner),
+        levels=[pb.Level(name=name, delay_ms=ms) for name, ms in config.levels.items()],
+        limits=pb.Limits(
+            span_seconds=config.span_seconds,
+            late_window_seconds=config.late_window_seconds,
+            max_message_bytes=config.max_message_bytes,
+            max_request_messages=config.max_request_messages,
+            max_request_bytes=config.max_request_bytes,
+        ),
+        now_ms=wall_ms(),
+    )
+    if refusal is not None:
+        answer.refusing.CopyFrom(refusal.as_error())
+    leader = leader_heard(status)
+    if leader is not None:
+        answer.leader.node = leader.node
+        answer.leader.epoch = leader.epoch
+    if status.beat.floor is not None:
+        answer.floor = status.beat.floor
+    return answer
+
+
+def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.WheelStatus]:
+    """Every wheel that is registered, or of which there is something.
+
+    Args:
+        status: of this node's server.
+        view: what its parts know.
+        of_all: what is known of all nodes; else: what this one holds.
+    """
+    cleaner, beats = view.cleaner.status, beats_heard(status)
+    registered = {} if cleaner is None else cleaner.wheels
+    progress = None if cleaner is None else cleaner.progress
+    rows = []
+    for wheel in sorted(status.beat.wheels.keys() | registered.keys()):
+        record, told = registered.get(wheel), _newest(wheel, status, of_all=of_all)
+        row = pb.WheelStatus(
+            wheel=str(wheel),
+            node=wheel.node,
+            state=pb.WHEEL_STATE_FENCED,
+            applied_seq=told.applied,
+            high_watermark=told.high_watermark,
+            progress_seq=progress.seq(wheel) if progress is not None else 0,
+            ledger_seq=told.ledger_seq,
+        )
+        origin = beats.get(wheel.node)
+        if origin is not None and storage_is_replaced(cleaner, wheel.node, origin.storage):
+            origin = None  # what another folder knows of its wheels is nothing
+        if record is not None and record.closed_at is not None:
+            row.state = pb.WHEEL_STATE_CLOSED
+            row.final_seq = record.closed_at
+        elif origin is not None and wheel == origin.open:
+            row.state = pb.WHEEL_STATE_OPEN
+            if wheel.node == status.beat.node:
+                row.in_sync.extend(sorted(view.in_sync()))
+        elif origin is not None and (wheel == origin.spare or wheel.number > origin.last_number):
+            row.state = pb.WHEEL_STATE_SPARE
+        rows.append(row)
+    return rows
+
+
+def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelBeat:
+    """The word of whoever knows most of a wheel: its own node, or who holds most of it."""
+    others = [sight.beat for sight in status.peers.values()] if of_all else []
+    beats = [status.beat, *others]
+    told = [beat.wheels[wheel] for beat in beats if wheel in beat.wheels]
+    nothing = WheelBeat(0, 0, 0, 0, 0, -1)
+    return max(told, key=lambda each: (each.applied, each.high_watermark), default=nothing)
+
+
+def _members(
+    config: Config, view: NodeView, status: ServerStatus, address: str, *, accepting: bool
+) -> list[pb.Member]:
+    beats, peers = beats_heard(status), view.peers()
+    rows = []
+    for node in sorted(config.members):
+        beat, is_self = beats.get(node), node == config.node_id
+        peer = peers.get(node)
+        told = None if peer is None else peer.client_address
+        others_accept = beat is not None and beat.open is not None and not beat.draining
+        rows.append(
+            pb.Member(
+                node=node,
+                address=address if is_self else told or "",
+                reachable=beat is not None,
+                accepting=accepting if is_self else others_accept,
+                complete=beat is not None and beat.complete,
+                storage_replaced=beat is not None
+                and storage_is_replaced(view.cleaner.status, node, beat.storage),
+                settings_differ=(None if peer is None else peer.rolling) or "",
+            )
+        )
+    return rows
+
+
+def _lateness_ms(cleaner: CleanerStatus | None) -> int | None:
+    """As the cleaner told it, grown by its silence; None: nobody knows of anything done."""
+    if cleaner is None or cleaner.progress is None:
+        return None
+    silent_ms = max(0, wall_ms() - cleaner.wall_ms)
+    is_telling = cleaner.role is Role.LEADING and silent_ms < _SILENT_MS
+    return 0 if is_telling and not cleaner.lateness_ms else cleaner.lateness_ms + silent_ms

@@ -1,0 +1,116 @@
+"""What became of messages that are done, as far as this node's cleaner told while it led.
+
+A dead letter is told as such by its id and due. That a message was delivered is never told; it
+follows from what is known of a time: a *span* is what was done between two progress records while
+every dead letter was told. The cleaner's row has both, how many it has counted and how far it has
+come, so the two can be held against each other:
+
+| the row says | then the span |
+|---|---|
+| it leads, and has counted as many as were told | reaches its progress; a new one begins there |
+| it has counted more | rests: they are on their way, or were dropped |
+| it does not lead, or in another office | ends |
+
+It also ends where what is told does not follow on what was told before. What became of a message
+that was done outside of all spans is not known here. Bounded: of too much the oldest is forgotten,
+dead letters and spans together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.link import DeadLettered
+
+MAX_BYTES: Final = 16 << 20
+_LETTER_BYTES: Final = 200
+_GENERATIONS: Final = 4
+# Each has two progress records: seqs of up to 900 wheels.
+_SPANS_AT_MOST: Final = 8
+
+
+@dataclass(slots=True)
+class _Span:
+    """Of what was done between two progress records every dead letter is known."""
+
+    office: tuple[int, int | None]
+    begin: Progress
+    end: Progress
+
+    def has(self, due_ms: int, position: Position) -> bool:
+        return not self.begin.covers(due_ms, position) and self.end.covers(due_ms, position)
+
+
+@dataclass(slots=True)
+class _Generation:
+    """What was told in some time, forgotten as a whole."""
+
+    reasons: dict[bytes, str] = field(default_factory=dict)
+    spans: deque[_Span] = field(default_factory=lambda: deque(maxlen=_SPANS_AT_MOST))
+
+
+class Fates:
+    """Keeps it. Written by the event loop's thread, read by any."""
+
+    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+        """Nothing is known.
+
+        Args:
+            max_bytes: of memory for dead letters.
+        """
+        self._letters_each = max(1, max_bytes // _LETTER_BYTES // _GENERATIONS)
+        self._generations: deque[_Generation] = deque([_Generation()], maxlen=_GENERATIONS)
+        self._open: _Span | None = None
+        # By the cleaner's process: a row of the one before may be read after a word of the next.
+        self._told: dict[int, int] = {}
+
+    def heard(self, told: DeadLettered) -> None:
+        """The cleaner tells of dead letters."""
+        if told.before != self._told.get(told.cleaner_ms, 0):
+            self._open = None
+        self._told = {
+            **dict(list(self._told.items())[-1:]),
+            told.cleaner_ms: told.before + len(told.letters),
+        }
+        newest = self._generations[-1]
+        for letter in told.letters:
+            if len(newest.reasons) >= self._letters_each:
+                newest, self._open = _Generation(), None
+                self._generations.append(newest)
+            newest.reasons[_key(letter.id, letter.due_ms)] = letter.reason
+
+    def row(self, status: CleanerStatus) -> None:
+        """The cleaner has written its row."""
+        progress = status.progress
+        if status.role is not Role.LEADING or progress is None:
+            self._open = None
+            return
+        if status.counters.get("dead_lettered", 0) != self._told.get(status.started_ms, 0):
+            return
+        office = status.started_ms, status.epoch
+        if self._open is None or self._open.office != office:
+            self._open = _Span(office, progress, progress)
+            self._generations[-1].spans.append(self._open)
+        self._open.end = progress
+
+    def reason(self, id_: bytes, due_ms: int) -> str | None:
+        """Why this message is a dead letter; None: it is none, or that is not known here."""
+        key = _key(id_, due_ms)
+        for generation in list(self._generations):
+            reason = generation.reasons.get(key)
+            if reason is not None:
+                return reason
+        return None
+
+    def is_known(self, due_ms: int, position: Position) -> bool:
+        """Whether this message would be known as a dead letter, if it were one."""
+        spans = [span for generation in list(self._generations) for span in list(generation.spans)]
+        return any(span.has(due_ms, position) for span in spans)
+
+
+def _key(id_: bytes, due_ms: int) -> bytes:
+    return id_ + due_ms.to_bytes(8, "little", signed=True)

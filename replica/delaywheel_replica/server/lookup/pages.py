@@ -1,0 +1,114 @@
+"""The messages of one second, a page at a time.
+
+First a second's cancels are read, which may lie behind what they withdraw; of its messages then no
+more than the page holds, up to the end of a piece. Where a page ends, the reading stays open for a
+while for whoever asks for the next one; a caller that comes later begins it anew from there.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.scan import Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.stored import rows_after, stored_message
+
+_PAGE_DEFAULT: Final = 100
+_PAGE_AT_MOST: Final = 1_000
+# A page that carries contents ends when it gets so long.
+_PAGE_BYTES: Final = 2 << 20
+LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
+"""A page with the rest of its rows; beyond that there is the content of one message."""
+
+# Each may hold the cancels of a second in memory.
+_READINGS: Final = 4
+_OPEN_FOR_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A second, read up to some message.
+
+    Attributes:
+        rows: the messages that come next.
+        cancelled: those of the second that were withdrawn when it was begun.
+        until_s: by the monotonic clock: it is kept no longer.
+    """
+
+    rows: Iterator[tuple[Frame, int]]
+    cancelled: set[bytes]
+    until_s: float
+
+
+class Pages:
+    """Makes pages. For one thread."""
+
+    def __init__(self, scanner: Scanner, fates: Fates) -> None:
+        self._scanner = scanner
+        self._fates = fates
+        self._readings: dict[tuple[int, str], _Reading] = {}
+
+    def page(
+        self,
+        request: pb.GetSlotRequest,
+        after: Position | None,
+        limits: Mapping[WheelId, int],
+        progress: Progress | None,
+    ) -> pb.GetSlotResponse:
+        """One page.
+
+        Args:
+            request: whose page it is.
+            after: what its token says.
+            limits: the wheels to look at, each up to a seq.
+            progress: the committed one.
+        """
+        page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
+        reading = self._reading(request, after, limits)
+        answer = pb.GetSlotResponse()
+        length_bytes = 0
+        for frame, row in reading.rows:
+            if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
+                answer.next_page_token = str(after)
+                reading.rows = chain([(frame, row)], reading.rows)
+                self._keep((request.slot, answer.next_page_token), reading)
+                break
+            answer.messages.append(
+                stored_message(
+                    frame,
+                    row,
+                    progress,
+                    cancelled=key_of(frame.columns, row) in reading.cancelled,
+                    with_content=request.with_content,
+                    fates=self._fates,
+                )
+            )
+            if request.with_content:
+                length_bytes += answer.messages[-1].ByteSize()
+            after = Position(frame.wheel, frame.seq, row)
+        return answer
+
+    def _reading(
+        self, request: pb.GetSlotRequest, after: Position | None, limits: Mapping[WheelId, int]
+    ) -> _Reading:
+        kept = self._readings.pop((request.slot, request.page_token), None)
+        if kept is not None and kept.until_s > time.monotonic():
+            return kept
+        slot, frames = request.slot, self._scanner.frames
+        cancelled = cancelled_keys(frames(slot, limits, kind=Kind.CANCELS))
+        messages = frames(slot, limits, kind=Kind.MESSAGES, after=after)
+        return _Reading(iter(rows_after(messages, after)), cancelled, 0.0)
+
+    def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
+        now_s = time.monotonic()
+        for old, kept in list(self._readings.items()):
+            if kept.until_s <= now_s or len(self._readings) >= _READINGS:
+                del self._readings[old]
+        reading.until_s = now_s + _OPEN_FOR_S
+        self._readings[key] = reading

@@ -1,0 +1,254 @@
+"""Answers questions: ListSlots, GetSlot, GetMessage.
+
+The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
+and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
+files are read on a thread of its own, so that a large second holds up nobody who sends; pages of a
+second and long lists are made on two others, so that they hold up no cancel either.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.writing.dial import DialView
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.leader.holders import knows_all
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.lookup.describe import wheels_of
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.pages import Pages
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.lookup.stored import progress_message, stored_message
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import RefusedError
+
+_SLOTS_AT_MOST: Final = 10_000
+_SLOT_BEYOND: Final = 1 << 32
+# So many of those that a handle may mean are named.
+_DUES_TOLD: Final = 5
+_Made = TypeVar("_Made")
+
+_PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
+
+
+class Queries:
+    """Looks at what this node holds. For the event loop's thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        view: NodeView,
+        fates: Fates,
+        *,
+        on_damaged: Callable[[WheelId, int], None],
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            view: what the parts know of the node.
+            fates: what became of messages, as far as that is known here.
+            on_damaged: a frame was come upon that could not be read.
+        """
+        self._view = view
+        self._fates = fates
+        self._on_damaged = on_damaged
+        self._dial = DialView(disk, data)
+        self._scanner = Scanner(disk, data, on_damaged=self._damaged)
+        self._pages = Pages(Scanner(disk, data, on_damaged=self._damaged), fates)
+        self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
+        self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
+
+    def close(self) -> None:
+        """Ends the threads."""
+        self._thread.shutdown(cancel_futures=True)
+        self._paging.shutdown(cancel_futures=True)
+        self._lists.shutdown(cancel_futures=True)
+
+    async def find(self, reference: Reference) -> Found:
+        """Where a message and its cancels lie; below the floor there is nothing to be found.
+
+        Raises:
+            RefusedError: HANDLE_AMBIGUOUS: several messages have this id and second;
+                NOT_UP_TO_DATE: only another message is found, and this one may lie in what cannot
+                be read.
+        """
+        progress = self._progress()
+        if progress is not None and reference.slot < progress.floor:
+            # Its rows may still be in an index, its file is gone: nothing that others could hold.
+            return Found()
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        find = partial(self._scanner.find, lost=NO_FRAMES if cleaner is None else cleaner.lost)
+        found = await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            find,
+            reference.slot,
+            reference.id,
+            limits_of(status),
+            reference.due_ms,
+            reference.wheel,
+        )
+        found.complete = found.complete and self._knows_all(status)
+        if found.copies and not (found.in_wheel or found.complete):
+            raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
+        if len(found.dues_ms) > 1:
+            dues = ", ".join(map(str, found.dues_ms[:_DUES_TOLD]))
+            raise RefusedError(
+                Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}"
+            )
+        return found
+
+    async def get_message(self, reference: Reference) -> pb.StoredMessage:
+        """One message with its content.
+
+        Raises:
+            RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
+                HANDLE_AMBIGUOUS.
+        """
+        found = await self.find(reference)
+        if not found.copies:
+            reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
+            raise RefusedError(reason)
+        place = found.copies[0]
+        frame = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.frame, place.wheel, place.seq
+        )
+        if frame is None:  # since then: deleted with its second, or not to be read any more
+            raise RefusedError(Reason.NOT_UP_TO_DATE)
+        message = stored_message(
+            frame,
+            place.row,
+            self._progress(),
+            cancelled=bool(found.cancels),
+            with_content=True,
+            fates=self._fates,
+        )
+        if message.state == pb.MESSAGE_STATE_DONE and self._was_delivered(found):
+            message.state = pb.MESSAGE_STATE_DELIVERED
+        return message
+
+    def _was_delivered(self, found: Found) -> bool:
+        """Of a message that is done: whether it would be known if it were a dead letter, or lost.
+
+        Of a retry another copy may have been the dead letter, long ago: each must be known of.
+        """
+        status, (due_ms,) = self._view.cleaner.status, found.dues_ms
+        if status is None or not found.complete:
+            return False
+        return all(
+            self._fates.is_known(due_ms, copy) and (copy.wheel, copy.seq) not in status.lost
+            for copy in found.copies
+        )
+
+    async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
+        """The seconds that hold messages, from the dial."""
+        status, progress = self._view.status(), self._progress()
+        return await self.for_lists(lambda: self._slots(request, status, progress))
+
+    async def for_lists(self, work: Callable[[], _Made]) -> _Made:
+        """Makes a long list on the thread for them: one at a time, and not on the event loop's."""
+        return await asyncio.get_running_loop().run_in_executor(self._lists, work)
+
+    def _slots(
+        self, request: pb.ListSlotsRequest, status: ServerStatus, progress: Progress | None
+    ) -> pb.ListSlotsResponse:
+        limit = slots_at_most(request)
+        to_slot = request.to_slot if request.HasField("to_slot") else None
+        rows = self._dial.rows(request.from_slot if request.HasField("from_slot") else 0, to_slot)
+        answer = pb.ListSlotsResponse(
+            slots=[
+                pb.SlotRow(
+                    slot=int(row["slot"]),
+                    messages=int(row["messages"]),
+                    length_bytes=int(row["length_bytes"]),
+                    frames=int(row["frames"]),
+                    cancels=int(row["cancels"]),
+                    wheels=int(row["wheels"]),
+                    copies=1,
+                )
+                for row in rows[:limit]
+            ],
+            node=status.beat.node,
+            wheels=wheels_of(status, self._view, of_all=False),
+            progress=progress_message(progress),
+            counted_by=[status.beat.node],
+        )
+        if len(rows) > limit:
+            answer.next_slot = int(rows[limit]["slot"])
+        return answer
+
+    async def get_slot(self, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
+        """The messages of one second, a page.
+
+        Raises:
+            RefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
+        """
+        if not 0 < request.slot < _SLOT_BEYOND:
+            raise RefusedError(Reason.SLOT_INVALID)
+        after = _page_position(request.page_token)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._paging,
+            self._pages.page,
+            request,
+            after,
+            limits_of(self._view.status()),
+            self._progress(),
+        )
+
+    # --- what the node knows
+
+    def _progress(self) -> Progress | None:
+        status = self._view.cleaner.status
+        return None if status is None else status.progress
+
+    def _knows_all(self, status: ServerStatus) -> bool:
+        """Else what this node does not hold could be the message, or a cancel."""
+        cleaner = self._view.cleaner.status
+        if cleaner is None:
+            return False
+        registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
+        return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
+
+    def _damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
+        """The floor is looked at afterwards: nothing is deleted before it is known here."""
+        cleaner, floor = self._view.cleaner.status, self._view.status().beat.floor
+        is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
+        if not is_lost and (floor is None or slot >= floor):
+            self._on_damaged(wheel, seq)
+
+
+def slots_at_most(request: pb.ListSlotsRequest) -> int:
+    """So many seconds are listed in one answer."""
+    return min(request.limit or _SLOTS_AT_MOST, _SLOTS_AT_MOST)
+
+
+def limits_of(status: ServerStatus) -> dict[WheelId, int]:
+    """The wheels of which there are files here, each with the last seq that is looked at."""
+    return {wheel: told.applied for wheel, told in status.beat.wheels.items() if told.applied}
+
+
+def _page_position(token: str) -> Position | None:
+    if not token:
+        return None
+    match = _PAGE_TOKEN.fullmatch(token)
+    if match is None:
+        raise RefusedError(Reason.PAGE_TOKEN_INVALID)
+    try:
+        return Position(WheelId.parse(match["wheel"]), int(match["seq"]), int(match["row"]))
+    except NameInvalidError as error:
+        raise RefusedError(Reason.PAGE_TOKEN_INVALID) from error

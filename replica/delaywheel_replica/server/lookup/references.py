@@ -1,0 +1,59 @@
+"""Reads which message a caller means: a handle, or id and due."""
+
+from dataclasses import dataclass
+
+from delaywheel.errors import MessageInvalidError
+from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.message import Handle
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.node.refusals import RefusedError, quoted
+
+_SLOT_BEYOND = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One message.
+
+    Attributes:
+        slot: its second.
+        id: its 16 bytes.
+        due_ms: its due; None: a handle gives only the second.
+        wheel: the wheel that took it, as a handle says; None: only id and due are given.
+    """
+
+    slot: int
+    id: bytes
+    due_ms: int | None
+    wheel: WheelId | None = None
+
+
+def reference_of(message: pb.MessageRef) -> Reference:
+    """Reads a reference.
+
+    Raises:
+        RefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.
+    """
+    match message.WhichOneof("ref"):
+        case "handle":
+            try:
+                handle = Handle.parse(message.handle)
+                wheel = WheelId.parse(handle.wheel)
+            except (MessageInvalidError, NameInvalidError) as error:
+                raise RefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
+            return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None, wheel)
+        case "id_and_due":
+            both = message.id_and_due
+            if len(both.id) != ID_LENGTH_BYTES:
+                raise RefusedError(Reason.ID_INVALID, f"An id of {len(both.id)} bytes")
+            return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
+        case _:
+            raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+
+
+def _slot(slot: int, reason: Reason) -> int:
+    if not 0 <= slot < _SLOT_BEYOND:
+        raise RefusedError(reason, f"Second {slot}")
+    return slot

@@ -1,0 +1,196 @@
+"""Finds messages in the slot files: of one slot, or one message by its id and due.
+
+There is no index of ids: a slot's id column is compared as a whole. Every wheel is looked at, for
+a retry may have gone to another wheel than the first attempt. Used by one thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Position
+
+
+@dataclass(slots=True)
+class Found:
+    """Where a message and its cancels lie.
+
+    Attributes:
+        dues_ms: of all that may be meant, ascending: one, unless nothing was found, or a handle
+            fits several messages. Of several nothing else is told.
+        copies: in the order of positions; more than one after a retry.
+        in_wheel: the wheel that the handle names has a copy, or none is named.
+        complete: every frame of the slot could be read, of every wheel, and of none it is unknown
+            whether it is of this slot.
+    """
+
+    dues_ms: tuple[int, ...] = ()
+    copies: list[Position] = field(default_factory=list)
+    cancels: list[Position] = field(default_factory=list)
+    in_wheel: bool = True
+    complete: bool = True
+
+
+class Scanner:
+    """Reads slots of all wheels of this node. For one thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        *,
+        on_damaged: Callable[[WheelId, int, int], None] | None = None,
+    ) -> None:
+        """Nothing is open yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            on_damaged: is told of each frame that was come upon and could not be read: its wheel,
+                seq and slot. Below the floor that is as it should be.
+        """
+        self._disk = disk
+        self._data = data
+        self._on_damaged = on_damaged
+        self._open_indexes = OpenIndexes()
+        self._readers: dict[WheelId, WheelReader] = {}
+
+    def find(
+        self,
+        slot: int,
+        id_: bytes,
+        limits: Mapping[WheelId, int],
+        due_ms: int | None,
+        wheel: WheelId | None = None,
+        *,
+        lost: FrameSet = NO_FRAMES,
+    ) -> Found:
+        """Looks for a message.
+
+        Args:
+            slot: its second.
+            id_: its 16 bytes.
+            limits: the wheels to look at, each up to a seq.
+            due_ms: its due; None: any within the second.
+            wheel: which one took it; None: any. It decides when the id was sent with several dues
+                of one second. It need not have it any more: another attempt may lie elsewhere.
+            lost: frames that nobody can read any more. Of those whose second nobody knows either
+                none is taken for one of this second.
+        """
+        found = Found()
+        wanted = np.frombuffer(id_, dtype=np.uint8)
+        named: dict[Kind, list[tuple[Position, int]]] = {kind: [] for kind in Kind}
+        # None is kept: they may be 4 GiB.
+        for frame in self.frames(slot, limits, found=found, lost=lost):
+            for row in _rows_of(frame.columns, wanted, due_ms):
+                place = Position(frame.wheel, frame.seq, row)
+                named[frame.kind].append((place, int(frame.columns.due_ms[row])))
+        copies = named[Kind.MESSAGES]
+        dues_ms = {due_ms for _, due_ms in copies}
+        if wheel is not None:
+            there = {due_ms for place, due_ms in copies if place.wheel == wheel}
+            found.in_wheel = bool(there)
+            dues_ms = there or dues_ms
+        found.dues_ms = tuple(sorted(dues_ms))
+        if len(dues_ms) == 1:
+            (due_ms,) = dues_ms
+            found.copies = [place for place, its_due_ms in copies if its_due_ms == due_ms]
+            cancels = named[Kind.CANCELS]
+            found.cancels = [place for place, its_due_ms in cancels if its_due_ms == due_ms]
+        return found
+
+    def frame(self, wheel: WheelId, seq: int) -> Frame | None:
+        """One frame; None: it cannot be read, or is there no more."""
+        frame = self._reader(wheel).frame(seq)
+        return frame if isinstance(frame, Frame) else None
+
+    def frames(
+        self,
+        slot: int,
+        limits: Mapping[WheelId, int],
+        *,
+        kind: Kind | None = None,
+        after: Position | None = None,
+        found: Found | None = None,
+        lost: FrameSet = NO_FRAMES,
+    ) -> Iterator[Frame]:
+        """The readable frames of a slot, in the order of positions.
+
+        Args:
+            slot: which second.
+            limits: the wheels to look at, each up to a seq.
+            kind: those with messages or those with cancels; None: both.
+            after: the first is the one in which this position lies.
+            found: is told if one could not be read, or if nobody knows of one where it belongs.
+            lost: as in `find`.
+        """
+        self._forget(limits)
+        for wheel in sorted(limits):
+            from_seq = 1
+            if after is not None and wheel <= after.wheel:
+                if wheel < after.wheel:
+                    continue
+                from_seq = after.seq
+            reader, given_up = self._reader(wheel), lost.seqs(wheel)
+            for frame in reader.slot_frames(
+                slot, limits[wheel], kind=kind, from_seq=from_seq, lost=given_up
+            ):
+                if isinstance(frame, Frame):
+                    yield frame
+                else:
+                    self._lacks(wheel, frame.seq, slot, found)
+            if found is not None:
+                for seq in reader.holes(limits[wheel], given_up):
+                    self._lacks(wheel, seq, slot, found)
+
+    def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
+        if found is not None:
+            found.complete = False
+        if self._on_damaged is not None:
+            self._on_damaged(wheel, seq, slot)
+
+    def _reader(self, wheel: WheelId) -> WheelReader:
+        reader = self._readers.get(wheel)
+        if reader is None:
+            reader = WheelReader(self._disk, self._data, wheel, opened=self._open_indexes)
+            self._readers[wheel] = reader
+        return reader
+
+    def _forget(self, wheels: Iterable[WheelId]) -> None:
+        for wheel in self._readers.keys() - set(wheels):
+            self._readers.pop(wheel).close()
+
+
+def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
+    """Id and due of what the cancel frames among these name, as `key_of` gives them."""
+    return {
+        key_of(frame.columns, row)
+        for frame in frames
+        if frame.kind is Kind.CANCELS
+        for row in range(len(frame.columns))
+    }
+
+
+def key_of(columns: Columns, row: int) -> bytes:
+    """Id and due of a message, as one key."""
+    id_: bytes = columns.ids[row].tobytes()
+    return id_ + int(columns.due_ms[row]).to_bytes(8, "little")
+
+
+def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:
+    ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+    same = (ids == wanted).all(axis=1)
+    if due_ms is not None:
+        same &= columns.due_ms == due_ms
+    rows: list[int] = np.flatnonzero(same).tolist()
+    return rows

@@ -1,0 +1,100 @@
+"""What lies in slot files, as the protocol tells it: for answers, and for the command line tool."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.server.lookup.fates import Fates
+
+
+def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterable[tuple[Frame, int]]:
+    """The messages behind a position, in the order of positions."""
+    for frame in frames:
+        if frame.kind is not Kind.MESSAGES:
+            continue
+        first = 0
+        if after is not None:
+            if (frame.wheel, frame.seq) < (after.wheel, after.seq):
+                continue
+            if (frame.wheel, frame.seq) == (after.wheel, after.seq):
+                first = after.row + 1
+        for row in islice(range(len(frame.columns)), first, None):
+            yield frame, row
+
+
+def stored_message(
+    frame: Frame,
+    row: int,
+    progress: Progress | None,
+    *,
+    cancelled: bool,
+    with_content: bool,
+    fates: Fates | None = None,
+) -> pb.StoredMessage:
+    """A message as the protocol tells it.
+
+    Args:
+        frame: it lies in this one.
+        row: in this place.
+        progress: the committed one, as far as it is known.
+        cancelled: a cancel frame of its slot names it.
+        with_content: key, value and headers, too.
+        fates: what is known of those that are done.
+    """
+    columns = frame.columns
+    due_ms = int(columns.due_ms[row])
+    id_ = columns.ids[row].tobytes()
+    message = pb.StoredMessage(
+        handle=f"{frame.wheel}:{frame.slot}:{id_.hex()}",
+        id=id_,
+        due_ms=due_ms,
+        topic=columns.topic(row),
+        accepted_at_ms=frame.accepted_at_ms,
+        wheel=str(frame.wheel),
+        seq=frame.seq,
+        state=pb.MESSAGE_STATE_PENDING,
+        key_length_bytes=int(columns.key_lengths[row]),
+        value_length_bytes=int(columns.value_lengths[row]),
+        headers_length_bytes=int(columns.headers_lengths[row]),
+    )
+    reason = None if fates is None else fates.reason(id_, due_ms)
+    if reason is not None:
+        message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, reason
+    elif cancelled:
+        message.state = pb.MESSAGE_STATE_CANCELLED
+    elif progress is not None and progress.covers(due_ms, Position(frame.wheel, frame.seq, row)):
+        message.state = pb.MESSAGE_STATE_DONE
+    if columns.partitions[row] >= 0:
+        message.partition = int(columns.partitions[row])
+    if columns.timestamps_ms[row] >= 0:
+        message.timestamp_ms = int(columns.timestamps_ms[row])
+    if with_content:
+        _add_content(message, frame, row)
+    return message
+
+
+def _add_content(message: pb.StoredMessage, frame: Frame, row: int) -> None:
+    key, value = frame.columns.key(row), frame.columns.value(row)
+    if key is not None:
+        message.key = key
+    if value is not None:
+        message.value = value
+    for name, content in frame.columns.headers(row):
+        header = message.headers.add(name=name)
+        if content is not None:
+            header.value = content
+
+
+def progress_message(progress: Progress | None) -> pb.Progress | None:
+    """The committed progress as the protocol tells it."""
+    if progress is None:
+        return None
+    position = None if progress.position is None else str(progress.position)
+    return pb.Progress(
+        due_ms=progress.due_ms,
+        position=position,
+        set_backs=progress.set_backs,
+        ahead_ms=progress.ahead_ms,
+    )

@@ -1,0 +1,1 @@
+"""Metrics: what is measured, and from which facts."""

@@ -1,0 +1,215 @@
+"""What is true of this node when its metrics are asked for, gathered once for each answer.
+
+The two rows are read as everybody else reads them, so that what is shown is what the other
+process acts upon, and their age shows whether they are still written. Everything else comes
+through `Sources`.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.status_file import RowReader
+from delaywheel.storage.writing.dial import DialView, Pending
+from delaywheel_replica.config import Config
+from delaywheel_replica.core.protocol.fields import MalformedError
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.metrics.processes import Process, look_at
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import done_slot, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.node.refusals import Refusal
+
+SERVER: Final = "server"
+CLEANER: Final = "cleaner"
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where facts come from. Each is called on a thread of its own, and must not block.
+
+    Attributes:
+        refusal: why the node takes no messages now; None: it does.
+        in_sync: members in sync with the open wheel; empty: none is open.
+        in_flight_bytes: of requests not answered yet.
+        cleaner: what the cleaner told last in this boot of the machine.
+        handles: the open slot files.
+        counts: what was counted.
+        books: how the publication of the ledger stands.
+        max_caller_connections: how many callers may be connected.
+        peers: how things stand with the connection to each peer.
+    """
+
+    refusal: Callable[[], Refusal | None]
+    in_sync: Callable[[], frozenset[str]]
+    in_flight_bytes: Callable[[], int]
+    cleaner: Callable[[], CleanerStatus | None]
+    handles: HandleCache
+    counts: Counts
+    books: Callable[[], BooksState]
+    max_caller_connections: int
+    peers: Callable[[], Mapping[str, PeerState]] = dict
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """The file system of the data folder.
+
+    Attributes:
+        size_bytes: of all of it.
+        free_bytes: that we may still use.
+        free_inodes: files that can still be made; None: the file system has no such limit.
+        reserve_bytes: with less free space no messages are taken.
+    """
+
+    size_bytes: int
+    free_bytes: int
+    free_inodes: int | None
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The node as it is now.
+
+    Attributes:
+        node: its id.
+        cluster: its cluster's id.
+        members: how many nodes the cluster has.
+        min_insync: W.
+        started_s: when the server process started, Unix seconds.
+        wall_ms: now, by the wall clock.
+        monotonic_ms: now, by the clock of the rows' stamps.
+        server: this process' own row; None before its first.
+        cleaner: see `Sources`; None: nothing was told in this boot.
+        refusal: see `Sources`.
+        in_sync: see `Sources`.
+        in_sync_changes: since the server started.
+        in_flight_bytes: see `Sources`.
+        counts: see `Sources`; read while it is counted on.
+        loop_lags: how late the event loop's timer came.
+        greatest_lag_us: of the last minute.
+        pending: what is not done, by how far ahead it is due.
+        disk: the file system's space.
+        open_slot_files: files kept open for writing.
+        max_slot_files: how many may be.
+        max_caller_connections: see `Sources`.
+        processes: those that run: server and cleaner.
+        peers: see `Sources`.
+        books: see `Sources`.
+    """
+
+    node: str
+    cluster: str
+    members: int
+    min_insync: int
+    started_s: float
+    wall_ms: int
+    monotonic_ms: int
+    server: ServerStatus | None
+    cleaner: CleanerStatus | None
+    refusal: Refusal | None
+    in_sync: frozenset[str]
+    in_sync_changes: int
+    in_flight_bytes: int
+    counts: Counts
+    loop_lags: Histogram
+    greatest_lag_us: int
+    pending: tuple[Pending, ...]
+    disk: DiskSpace
+    open_slot_files: int
+    max_slot_files: int
+    max_caller_connections: int
+    processes: Mapping[str, Process]
+    peers: Mapping[str, PeerState]
+    books: BooksState
+
+    @property
+    def own_open(self) -> WheelBeat | None:
+        """The wheel that the node accepts into."""
+        beat = None if self.server is None else self.server.beat
+        return None if beat is None or beat.open is None else beat.wheels.get(beat.open)
+
+
+class Gatherer:
+    """Gathers them. For any thread; one at a time."""
+
+    def __init__(self, config: Config, sources: Sources, pulse: Pulse) -> None:
+        self._config = config
+        self._sources = sources
+        self._pulse = pulse
+        self._disk = PosixDisk()
+        self._dial = DialView(self._disk, config.data_dir)
+        self._row = RowReader(server_row_path(config.data_dir), ServerStatus.from_json)
+        self._started_s = time.time()
+
+    def gather(self) -> Facts:
+        """Looks at everything; some milliseconds, most of them for the dial of a long span."""
+        config, sources, pulse = self._config, self._sources, self._pulse
+        server, cleaner = self._own_row(), sources.cleaner()
+        now_ms = wall_ms()
+        return Facts(
+            node=config.node_id,
+            cluster=config.cluster_id,
+            members=len(config.members),
+            min_insync=config.min_insync_members,
+            started_s=self._started_s,
+            wall_ms=now_ms,
+            monotonic_ms=monotonic_ms(),
+            server=server,
+            cleaner=cleaner,
+            refusal=sources.refusal(),
+            in_sync=sources.in_sync(),
+            in_sync_changes=pulse.in_sync_changes,
+            in_flight_bytes=sources.in_flight_bytes(),
+            counts=sources.counts,
+            loop_lags=pulse.lags.read(),
+            greatest_lag_us=pulse.greatest_lag_us,
+            pending=self._dial.pending(
+                now_ms // 1000, done_slot(None if cleaner is None else cleaner.progress)
+            ),
+            disk=_space(self._disk, config),
+            open_slot_files=len(sources.handles),
+            max_slot_files=sources.handles.capacity,
+            max_caller_connections=sources.max_caller_connections,
+            processes=_processes(cleaner),
+            peers=sources.peers(),
+            books=sources.books(),
+        )
+
+    def _own_row(self) -> ServerStatus | None:
+        try:
+            status = self._row.read()
+        except MalformedError:  # of a release before this one: the first beat replaces it
+            return None
+        return status if status is not None and status.pid == os.getpid() else None
+
+
+def _space(disk: PosixDisk, config: Config) -> DiskSpace:
+    data: Path = config.data_dir
+    return DiskSpace(
+        size_bytes=shutil.disk_usage(data).total,
+        free_bytes=disk.free_bytes(data),
+        free_inodes=disk.free_inodes(data),
+        reserve_bytes=config.disk_reserve_bytes,
+    )
+
+
+def _processes(cleaner: CleanerStatus | None) -> dict[str, Process]:
+    """A cleaner that is silent may be dead, and its number another process's by now."""
+    pids = {SERVER: os.getpid()}
+    if cleaner is not None and cleaner.is_fresh(monotonic_ms()):
+        pids[CLEANER] = cleaner.pid
+    found = {name: look_at(pid) for name, pid in pids.items()}
+    return {name: process for name, process in found.items() if process is not None}

@@ -1,0 +1,135 @@
+"""One metric: its name, its kind, what it tells, and how it follows from the facts.
+
+Names begin with `delaywheel_`, end with their unit (seconds, bytes), those of counters with
+`_total`. Labels have few values: nodes, roles, reasons, horizons; never topics or wheels.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.server.metrics.facts import Facts
+
+PREFIX = "delaywheel_"
+_UNITS = ("seconds", "bytes")
+
+Value: TypeAlias = float | None
+"""None: nothing is known, or it does not apply now: no sample is given."""
+Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
+"""Values of labels, and the sample."""
+
+
+class Kind(StrEnum):
+    """Of metrics, as Prometheus names them."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One metric.
+
+    Attributes:
+        name: in full, as it is scraped.
+        kind: how it behaves: a counter never falls while its process lives.
+        text: what it tells, for people.
+        labels: the names of its labels.
+        family: makes it from the facts; None: it does not apply, and is left out.
+    """
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...]
+    family: Callable[[Facts], Metric | None]
+
+
+def gauge(name: str, text: str, value: Callable[[Facts], Value]) -> Spec:
+    """One value that goes up and down."""
+    return gauges(name, text, (), lambda facts: _single(value(facts)))
+
+
+def gauges(
+    name: str, text: str, labels: tuple[str, ...], values: Callable[[Facts], Values]
+) -> Spec:
+    """Values that go up and down, by labels."""
+    full = PREFIX + name
+
+    def family(facts: Facts) -> Metric | None:
+        made = GaugeMetricFamily(full, text, labels=labels, unit=_unit(full))
+        for label_values, value in values(facts):
+            made.add_metric(label_values, value)
+        return made if made.samples else None
+
+    return Spec(full, Kind.GAUGE, text, labels, family)
+
+
+def counter(name: str, text: str, value: Callable[[Facts], Value]) -> Spec:
+    """A number that only grows. The name comes without `_total`."""
+    return counters(name, text, (), lambda facts: _single(value(facts)))
+
+
+def counters(
+    name: str, text: str, labels: tuple[str, ...], values: Callable[[Facts], Values]
+) -> Spec:
+    """Numbers that only grow, by labels. The name comes without `_total`."""
+    base = PREFIX + name
+
+    def family(facts: Facts) -> Metric | None:
+        made = CounterMetricFamily(base, text, labels=labels, unit=_unit(base))
+        for label_values, value in values(facts):
+            made.add_metric(label_values, value)
+        return made if made.samples else None
+
+    return Spec(f"{base}_total", Kind.COUNTER, text, labels, family)
+
+
+def histogram(name: str, text: str, value: Callable[[Facts], Histogram | None]) -> Spec:
+    """Counts in buckets; the name ends with `_seconds`."""
+    full = PREFIX + name
+
+    def family(facts: Facts) -> Metric | None:
+        found = value(facts)
+        if found is None:
+            return None
+        bounds = [str(bound / 1e6) for bound in found.bounds_us] + ["+Inf"]
+        return HistogramMetricFamily(
+            full,
+            text,
+            buckets=list(zip(bounds, accumulate(found.counts), strict=True)),
+            sum_value=found.sum_us / 1e6,
+            unit=_unit(full),
+        )
+
+    return Spec(full, Kind.HISTOGRAM, text, (), family)
+
+
+def one_of(values: Iterable[str], present: str | None) -> Values:
+    """1 for what is so now and 0 for all the others."""
+    return [((value,), float(value == present)) for value in values]
+
+
+def by_label(values: Mapping[str, float | None]) -> Values:
+    """What is known, by one label."""
+    return [((label,), value) for label, value in values.items() if value is not None]
+
+
+def _single(value: Value) -> Values:
+    return [] if value is None else [((), value)]
+
+
+def _unit(name: str) -> str:
+    last = name.rpartition("_")[2]
+    return last if last in _UNITS else ""

@@ -1,0 +1,36 @@
+"""Metrics of the ledger: how far it is published, and what keeps it from being so."""
+
+from delaywheel_replica.server.metrics.facts import Facts
+from delaywheel_replica.server.metrics.metric import Spec, counter, gauge
+from delaywheel_replica.server.node.node_view import ledger_lag_frames
+
+
+def _lag(facts: Facts) -> float | None:
+    return None if facts.server is None else ledger_lag_frames(facts.server.beat)
+
+
+def _failing_s(facts: Facts) -> float:
+    since_ms = facts.books.failing_since_ms
+    return 0 if since_ms is None else max(0, facts.wall_ms - since_ms) / 1e3
+
+
+BOOKS_METRICS: tuple[Spec, ...] = (
+    gauge(
+        "ledger_lag_frames",
+        "Frames of own wheels that are not in the published ledger yet.",
+        _lag,
+    ),
+    gauge(
+        "ledger_failing_seconds",
+        "For how long every try to publish the ledger has failed; 0: the last one did not.",
+        _failing_s,
+    ),
+    counter("ledger_files", "Files of the ledger put in place.", lambda f: f.books.files),
+    counter("ledger_messages", "Messages in these files.", lambda f: f.books.rows),
+    counter(
+        "ledger_gaps",
+        "Times that rows of the ledger were given up, or could not be had any more.",
+        lambda f: f.books.gaps,
+    ),
+    counter("ledger_gap_messages", "Messages in these gaps.", lambda f: f.books.gap_messages),
+)

@@ -1,0 +1,132 @@
+"""Metrics of forwarding, out of the cleaner's row.
+
+A cleaner that is dead leaves its last row behind: what it counted stays shown until the next one
+begins anew, and `delaywheel_row_age_seconds` says how old that is.
+"""
+
+from collections.abc import Callable
+
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.metrics.facts import Facts
+from delaywheel_replica.server.metrics.metric import (
+    Spec,
+    Value,
+    Values,
+    counter,
+    gauge,
+    gauges,
+    histogram,
+    one_of,
+)
+
+
+def _of(value: Callable[[CleanerStatus], Value]) -> Callable[[Facts], Value]:
+    """A value out of the row, once there is one."""
+    return lambda facts: None if facts.cleaner is None else value(facts.cleaner)
+
+
+def _counted(name: str, text: str, key: str) -> Spec:
+    return counter(name, text, _of(lambda status: status.counters.get(key, 0)))
+
+
+def _role(facts: Facts) -> Values:
+    """None of them while the cleaner is silent: what it did last says nothing."""
+    if facts.cleaner is None:
+        return []
+    is_fresh = facts.cleaner.is_fresh(facts.monotonic_ms)
+    return one_of(Role, facts.cleaner.role if is_fresh else None)
+
+
+def _overdue_s(facts: Facts) -> float | None:
+    """As the row tells it; where something was overdue, grown by its silence since."""
+    status = facts.cleaner
+    if status is None or status.progress is None:
+        return None
+    silent_ms = max(0, facts.monotonic_ms - status.monotonic_ms)
+    return (status.lateness_ms + (silent_ms if status.lateness_ms else 0)) / 1e3
+
+
+def _registered(facts: Facts) -> Values:
+    if facts.cleaner is None:
+        return []
+    records = facts.cleaner.wheels.values()
+    closed = sum(record.closed_at is not None for record in records)
+    return [(("open",), len(records) - closed), (("closed",), closed)]
+
+
+CLEANER_METRICS: tuple[Spec, ...] = (
+    gauges(
+        "role",
+        "1 for what the node's cleaner does now; all 0 while it is silent.",
+        ("role",),
+        _role,
+    ),
+    gauge(
+        "leader_epoch",
+        "Epoch of the leader, as far as this node read the control topic.",
+        _of(lambda status: None if status.leader is None else status.leader.epoch),
+    ),
+    _counted("elections", "Times that this node began to lead.", "elections"),
+    _counted("forwarded_messages", "Messages committed to their topics by this node.", "forwarded"),
+    _counted("cancelled_messages", "Messages withdrawn by their callers.", "cancelled"),
+    _counted("duplicate_messages", "Retries dropped at their due.", "duplicates"),
+    _counted("dead_letters", "Messages committed to the dead-letter topic.", "dead_lettered"),
+    _counted("lost_frames", "Frames told as lost: nobody could read them.", "lost_frames"),
+    _counted("commits", "Transactions committed, idle ones too.", "transactions"),
+    _counted(
+        "failed_commits",
+        "Transactions that ended in any other way, or are not known to be committed.",
+        "failed_transactions",
+    ),
+    histogram(
+        "commit_duration_seconds",
+        "Time from the begin of a committed transaction to the answer to its commit.",
+        lambda f: None if f.cleaner is None else f.cleaner.commit_times,
+    ),
+    histogram(
+        "lateness_seconds",
+        "Of forwarded messages: from due to the answer to the commit, by the leader's clock.",
+        lambda f: None if f.cleaner is None else f.cleaner.lateness,
+    ),
+    gauge(
+        "overdue_seconds",
+        "How late the oldest message is that is due and not done; 0: none is.",
+        _overdue_s,
+    ),
+    gauge(
+        "progress_timestamp_seconds",
+        "Everything due up to this Unix time is done, as committed.",
+        _of(lambda status: None if status.progress is None else status.progress.due_ms / 1e3),
+    ),
+    gauge(
+        "floor_timestamp_seconds",
+        "Everything due before this Unix time is done and may be deleted, as committed.",
+        _of(lambda status: status.floor),
+    ),
+    gauges(
+        "registered_wheels",
+        "Wheels of all nodes that forwarding knows of and is not done with.",
+        ("state",),
+        _registered,
+    ),
+    gauge(
+        "kafka_error",
+        "1 while something keeps the cleaner from leading or forwarding, else 0.",
+        _of(lambda status: float(status.kafka_error is not None)),
+    ),
+    gauge(
+        "kafka_warnings",
+        "Settings and copies of the control topic that endanger what was committed.",
+        _of(lambda status: len(status.kafka_warnings)),
+    ),
+    gauge(
+        "unavailable_topics",
+        "Topics that take nothing now: their messages are dead-lettered; 100 are counted at most.",
+        _of(lambda status: len(status.unavailable_topics)),
+    ),
+    gauge(
+        "unreadable_frames",
+        "Frames that forwarding waits for.",
+        _of(lambda status: len(status.unreadable)),
+    ),
+)

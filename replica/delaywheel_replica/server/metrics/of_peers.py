@@ -1,0 +1,192 @@
+"""Metrics of how a node's wheels are held: by itself, and by the other members."""
+
+from collections.abc import Callable, Mapping
+
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.peers.states import Connection, Counters, PeerState
+from delaywheel_replica.server.metrics.facts import Facts
+from delaywheel_replica.server.metrics.metric import (
+    Spec,
+    Values,
+    by_label,
+    counter,
+    counters,
+    gauge,
+    gauges,
+)
+
+
+def _wheels(facts: Facts) -> Values:
+    if facts.server is None:
+        return []
+    beat = facts.server.beat
+    own = [wheel for wheel in beat.wheels if wheel.node == beat.node]
+    return [
+        (("open",), float(beat.open is not None)),
+        (("spare",), float(beat.spare is not None)),
+        (("left",), len([wheel for wheel in own if wheel not in beat.named])),
+        (("mirror",), len(beat.wheels) - len(own)),
+    ]
+
+
+def _watermark_lag(facts: Facts) -> float | None:
+    told = facts.own_open
+    return None if told is None else told.applied - told.high_watermark
+
+
+def _lacking(facts: Facts) -> float | None:
+    if facts.server is None:
+        return None
+    return sum(len(told.lacking) for told in facts.server.beat.wheels.values())
+
+
+def _peer_lags(facts: Facts) -> Values:
+    """How far each peer is behind this node's open wheel."""
+    told, server = facts.own_open, facts.server
+    if told is None or server is None or server.beat.open is None:
+        return []
+    lags = {}
+    for peer, sight in server.peers.items():
+        theirs = sight.beat.wheels.get(server.beat.open)
+        lags[peer] = told.applied - (0 if theirs is None else min(theirs.prefix, told.applied))
+    return by_label(lags)
+
+
+def _mirror_lags(facts: Facts) -> Values:
+    """How far this node is behind the open wheel of each peer."""
+    server = facts.server
+    if server is None:
+        return []
+    return by_label(
+        {peer: _behind(server.beat, sight.beat) for peer, sight in server.peers.items()}
+    )
+
+
+def _behind(own: Beat, theirs: Beat) -> float | None:
+    if theirs.open is None or theirs.open not in theirs.wheels:
+        return None
+    mirror = own.wheels.get(theirs.open)
+    return max(0, theirs.wheels[theirs.open].applied - (0 if mirror is None else mirror.prefix))
+
+
+def _heard_ages(facts: Facts) -> Values:
+    if facts.server is None:
+        return []
+    return by_label(
+        {
+            peer: None
+            if sight.heard_ms is None
+            else max(0, facts.monotonic_ms - sight.heard_ms) / 1e3
+            for peer, sight in facts.server.peers.items()
+        }
+    )
+
+
+def _connected(peers: Mapping[str, PeerState]) -> Values:
+    return by_label(
+        {peer: float(s.connection is Connection.CONNECTED) for peer, s in peers.items()}
+    )
+
+
+def _refused(peers: Mapping[str, PeerState]) -> Values:
+    return [
+        ((peer, state.refusal.reason.value), 1)
+        for peer, state in peers.items()
+        if state.refusal is not None
+    ]
+
+
+def _traffic(name: str, text: str, count: Callable[[Counters], int]) -> Spec:
+    return counters(
+        name,
+        text,
+        ("peer",),
+        lambda f: by_label({peer: count(state.counters) for peer, state in f.peers.items()}),
+    )
+
+
+PEER_METRICS: tuple[Spec, ...] = (
+    gauges(
+        "wheels",
+        "Wheels of which there are files here: own ones open, spare or left, and mirrors.",
+        ("role",),
+        _wheels,
+    ),
+    gauge(
+        "high_watermark_lag_frames",
+        "Frames of the open wheel that too few members are known to hold.",
+        _watermark_lag,
+    ),
+    gauge(
+        "lacking_frames",
+        "Frames that should be here and cannot be read; of many gaps, also what lies between.",
+        _lacking,
+    ),
+    gauge("members", "Nodes of the cluster.", lambda f: f.members),
+    gauge(
+        "min_in_sync_members",
+        "So many must hold a message before it is acknowledged.",
+        lambda f: f.min_insync,
+    ),
+    gauge(
+        "in_sync_members",
+        "Members in sync with the open wheel, this node included.",
+        lambda f: len(f.in_sync) or None,
+    ),
+    counter(
+        "in_sync_changes",
+        "Times that the set of them changed, as seen ten times a second.",
+        lambda f: f.in_sync_changes,
+    ),
+    gauges(
+        "peer_lag_frames",
+        "Frames of this node's open wheel that a peer does not hold, as it said last.",
+        ("peer",),
+        _peer_lags,
+    ),
+    gauges(
+        "mirror_lag_frames",
+        "Frames of a peer's open wheel that this node does not hold.",
+        ("peer",),
+        _mirror_lags,
+    ),
+    gauges("peer_heard_age_seconds", "How long ago a peer was heard.", ("peer",), _heard_ages),
+    gauges(
+        "peer_connected",
+        "1 while all streams to and from a peer are up, else 0.",
+        ("peer",),
+        lambda f: _connected(f.peers),
+    ),
+    gauges(
+        "peer_refused",
+        "1 for the reason for which one of the two nodes refuses the other.",
+        ("peer", "reason"),
+        lambda f: _refused(f.peers),
+    ),
+    gauges(
+        "peer_settings_differ",
+        "1 while `members` or `min_insync` of a peer are not this node's.",
+        ("peer",),
+        lambda f: by_label({peer: float(s.rolling is not None) for peer, s in f.peers.items()}),
+    ),
+    _traffic("peer_sent_messages", "Messages sent to a peer.", lambda c: c.sent),
+    _traffic("peer_sent_bytes", "Bytes of them.", lambda c: c.sent_bytes),
+    _traffic("peer_received_messages", "Messages received of a peer.", lambda c: c.received),
+    _traffic("peer_received_bytes", "Bytes of them.", lambda c: c.received_bytes),
+    _traffic(
+        "peer_dropped_messages",
+        "Messages not sent: no connection, or a full queue; what counts is sent again.",
+        lambda c: c.dropped,
+    ),
+    _traffic(
+        "peer_malformed_messages",
+        "Messages of a peer that could not be read or cannot be so; each closed its connection.",
+        lambda c: c.malformed,
+    ),
+    counter(
+        "implausible_beats",
+        "Beats that one peer told of another one, and that cannot have been its own.",
+        lambda f: None if f.server is None else f.server.implausible_beats,
+    ),
+    _traffic("peer_breaks", "Times that the connection to a peer broke.", lambda c: c.breaks),
+)

@@ -1,0 +1,243 @@
+"""Calls of this node to others, as a caller of them: passed on to the leader's, or asked of all.
+
+Nobody but the leader's node can answer a cancel, or do what an operator wants of a node. A call
+that arrives with `dw-passed` is never passed on again: while two nodes take each other for the
+leader, it would go round for ever.
+
+What each node knows best itself is asked of all at once; whoever says nothing in time is named
+with why, and nobody waits for it any longer.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.node.node_view import NodeView, beats_heard, leader_heard
+from delaywheel_replica.server.node.refusals import DETAILS_KEY, RefusedError
+
+PASSED: Final = "dw-passed"
+"""Metadata of a call that another node has passed on."""
+
+AS_PASSED: Final = ((PASSED, "1"),)
+
+_Answer = TypeVar("_Answer")
+
+# They say how a cancel stands; others that pass say how the leader's node does.
+_OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+
+_TIMEOUT_S: Final = 12.0
+# Nobody waits longer for what is only good to know.
+_ASKED_BY_THE_WAY_S: Final = 1.0
+# So many callers at once have all others asked for a message; each takes a connection to each.
+_ASKS: Final = 4
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+_FRESH: Final = (*_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node that was asked and gave no answer.
+
+    Attributes:
+        why: for people.
+    """
+
+    why: str
+
+
+def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
+    """Whether another node has passed this call on."""
+    return any(key == PASSED for key, _ in metadata or ())
+
+
+class Passing:
+    """Where the other nodes are, and calls to them. For the event loop's thread."""
+
+    def __init__(self, view: NodeView) -> None:
+        self._view = view
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._asks = asyncio.Semaphore(_ASKS)
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    def leader_address(self) -> str | None:
+        """Where callers reach the leader's node, if that is another one that is heard."""
+        status = self._view.status()
+        leader = leader_heard(status)
+        if leader is None or leader.node == status.beat.node:
+            return None
+        peer = self._view.peers().get(leader.node)
+        return None if peer is None else peer.client_address
+
+    async def cancel(self, address: str, request: pb.CancelRequest) -> pb.CancelResponse:
+        """The same call there.
+
+        Raises:
+            RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
+                One that speaks of that node (DRAINING) becomes NO_LEADER or, where the cancel may
+                have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
+        """
+        try:
+            return await self.call(
+                address,
+                lambda channel: rpc.DelayWheelStub(channel).Cancel(
+                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.CANCEL_UNKNOWN,
+            )
+        except RefusedError as error:
+            reason = error.refusal.reason
+            if reason in _OF_A_CANCEL or not reason.retry_helps:
+                raise
+            of_cancel = Reason.NO_LEADER if reason.outcome_known else Reason.CANCEL_UNKNOWN
+            detail = f"The leader's node cannot write it: {reason.value}"
+            raise RefusedError(of_cancel, detail) from error
+
+    async def get_message(
+        self, address: str, request: pb.GetMessageRequest
+    ) -> pb.StoredMessage | None:
+        """What the node there says of a message; None: nothing, within a short time."""
+        try:
+            answer = await self.call(
+                address,
+                lambda channel: rpc.DelayWheelStub(channel).GetMessage(
+                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=AS_PASSED
+                ),
+                unknown=Reason.NOT_UP_TO_DATE,
+            )
+        except RefusedError:
+            return None
+        return answer.message
+
+    async def others_have_none(self, message: pb.MessageRef, *, wanted: int) -> bool:
+        """Whether nobody else has a message, by what so many other nodes say, asked now.
+
+        One that has perhaps forgotten something is not counted.
+
+        Args:
+            message: which one.
+            wanted: how many have to say so.
+        """
+        if not wanted:
+            return True
+        request = pb.GetMessageRequest(message=message)
+
+        async def has_none(channel: grpc.aio.Channel, within_s: float) -> bool:
+            stub = rpc.DelayWheelStub(channel)
+            try:
+                await stub.GetMessage(request, timeout=within_s, metadata=AS_PASSED)
+            except grpc.aio.AioRpcError as error:
+                if _reason_of(error) is not Reason.MESSAGE_NOT_FOUND:
+                    raise
+                return True
+            return False
+
+        async with self._asks:
+            answers = await self.ask_all(has_none, within_s=_ASKED_BY_THE_WAY_S)
+        beats = beats_heard(self._view.status())
+        complete = {node for node, beat in beats.items() if beat.complete}
+        none = [node for node, answer in answers.items() if answer is True and node in complete]
+        return len(none) >= wanted and False not in answers.values()
+
+    async def call(
+        self,
+        address: str,
+        call: Callable[[grpc.aio.Channel], Awaitable[_Answer]],
+        *,
+        unknown: Reason,
+    ) -> _Answer:
+        """A call to the leader's node.
+
+        Args:
+            address: where it is.
+            call: makes it, with a deadline and `AS_PASSED`.
+            unknown: the reason where none is given: it may have arrived or not.
+
+        Raises:
+            RefusedError: with the reason that was given there, in the words of there.
+        """
+        try:
+            return await call(self._channel(address))
+        except grpc.aio.AioRpcError as error:
+            reason = _reason_of(error) or unknown
+            _log.debug("passed call refused", address=address, reason=reason.value)
+            words = (error.details() or "").removesuffix(reason.advice).strip(" .")
+            raise RefusedError(reason, f"The leader's node: {words or 'no'}") from error
+
+    async def ask_all(
+        self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
+    ) -> dict[str, _Answer | Silent]:
+        """Asks every other member at once; never fails.
+
+        Args:
+            call: makes it, with this deadline in seconds.
+            within_s: the deadline.
+        """
+        peers = self._view.peers()
+        answers = await asyncio.gather(
+            *(self._ask(state, call, within_s) for state in peers.values())
+        )
+        return dict(zip(peers, answers, strict=True))
+
+    @staticmethod
+    async def _ask(
+        peer: PeerState,
+        call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]],
+        within_s: float,
+    ) -> _Answer | Silent:
+        if peer.refusal is not None:
+            return Silent(f"{peer.refusal.reason}: {peer.refusal.text}")
+        if peer.client_address is None:
+            return Silent("it was never reached, so its address for callers is not known")
+        address = peer.client_address
+        # A connection of its own: one that is kept rests after a failure, and for a while does not
+        # find a node that came back.
+        async with grpc.aio.insecure_channel(address, options=_FRESH) as channel:
+            try:
+                return await call(channel, within_s)
+            except grpc.aio.AioRpcError as error:
+                return Silent(_why(error, address, within_s))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return self._channels[address]
+
+
+def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return f"no answer from {address} within {within_s:.1f} s"
+        case grpc.StatusCode.UNAVAILABLE:
+            return f"nobody is reached at {address}"
+        case code:
+            return f"{address} answered {code.name}: {error.details()}"
+
+
+def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:
+    """Ours, if it came from there."""
+    for key, content in error.trailing_metadata() or ():
+        if key != DETAILS_KEY or not isinstance(content, bytes):
+            continue
+        info = error_details_pb2.ErrorInfo()
+        for detail in status_pb2.Status.FromString(content).details:
+            if detail.Unpack(info) and info.reason in Reason.__members__:
+                return Reason[info.reason]
+    return None

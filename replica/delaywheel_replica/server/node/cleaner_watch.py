@@ -1,0 +1,134 @@
+"""Hears the cleaner: its row, what comes through the link, and its end.
+
+The row is read when the link wakes us, and a while after it was read last: wake-ups may be lost.
+The process that writes the row is watched: a dead leader's office is over at once, not when its
+last row is a second old. Where it cannot be watched, the age of the row tells as well, but later.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Final
+
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.link import DeadLettered, Link, LinkMessageError, Topics
+from delaywheel_replica.process.defects import fatal
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
+
+UNWOKEN_S: Final = 0.15
+"""A cleaner with news wakes us ten times a second: then nothing is read in between."""
+
+_log = get_logger(__name__)
+
+
+class CleanerWatch:
+    """Keeps what is known of the cleaner current. For the event loop's thread."""
+
+    def __init__(
+        self,
+        link: Link,
+        row: CleanerRow,
+        cleaner: Cleaner,
+        *,
+        on_topics: Callable[[Topics], None],
+        on_dead: Callable[[DeadLettered], None],
+        on_status: Callable[[CleanerStatus | None], None],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            link: to the cleaner.
+            row: of the cleaner.
+            cleaner: where the newest status is put.
+            on_topics: the cleaner knows something about topics.
+            on_dead: it has committed dead letters.
+            on_status: it has written its row; None: it has died.
+        """
+        self._link = link
+        self._row = row
+        self._cleaner = cleaner
+        self._on_topics = on_topics
+        self._on_dead = on_dead
+        self._on_status = on_status
+        self._read_at = float("-inf")
+        self._pid: int | None = None
+        self._pidfd: int | None = None
+        self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # The other end is closed: the cleaner has ended, and nobody will start it again.
+        self.ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Listens until cancelled."""
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._link.fileno(), fatal(self._receive))
+        try:
+            while True:
+                rest_s = self._read_at + UNWOKEN_S - loop.time()
+                if rest_s <= 0:
+                    self._read()
+                    rest_s = UNWOKEN_S
+                await asyncio.sleep(rest_s)
+        finally:
+            loop.remove_reader(self._link.fileno())
+            self._unwatch()
+
+    async def next_word(self) -> None:
+        """Waits until the row says something new of progress or role."""
+        await asyncio.shield(self._word)
+
+    def _receive(self) -> None:
+        try:
+            for message in self._link.receive():
+                if isinstance(message, Topics):
+                    self._on_topics(message)
+                elif isinstance(message, DeadLettered):
+                    self._on_dead(message)
+                # Anything else is a wake-up; the row is read below.
+        except LinkMessageError as error:
+            _log.warning("link message ignored", error=str(error))
+        except EOFError:
+            asyncio.get_running_loop().remove_reader(self._link.fileno())
+            self.ended.set()
+        self._read()
+
+    def _read(self) -> None:
+        self._read_at = asyncio.get_running_loop().time()
+        status = self._row.read()
+        if status is None or status is self._cleaner.status:
+            return
+        before = self._cleaner.status
+        self._cleaner.status, self._cleaner.has_died = status, False
+        if before is None or status.progress != before.progress or status.role != before.role:
+            word, self._word = self._word, asyncio.get_running_loop().create_future()
+            word.set_result(None)
+        self._on_status(status)
+        self._watch(status.pid)
+
+    def _watch(self, pid: int) -> None:
+        if pid == self._pid:
+            return
+        self._unwatch()
+        self._pid = pid
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._died()
+        except OSError as error:
+            _log.warning("cleaner not watched", pid=pid, error=str(error))
+        else:
+            asyncio.get_running_loop().add_reader(self._pidfd, fatal(self._died))
+
+    def _unwatch(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        self._pidfd = None
+
+    def _died(self) -> None:
+        pid = self._pid
+        self._unwatch()
+        self._read()  # its last word
+        if self._pid == pid:
+            self._cleaner.has_died = True
+            self._on_status(None)

@@ -1,0 +1,142 @@
+"""How much room the data folder has, and what is kept back for the work that frees it.
+
+| less is free than | the disk is | taken |
+|---|---|---|
+| the reserve | DISK_FULL | no messages of callers; cancels, and frames of other nodes |
+| half of it | DISK_OUT | neither: saves and deletions alone |
+| or a write was refused for want of room, within `REFUSED_MS` | DISK_OUT | the same |
+
+Promises, seals and checkpoints are small, but where one cannot be saved, the floor of the whole
+cluster rests, and nothing is deleted anywhere. So `ballast`, a file in the data folder, is thrown
+out when a write was refused, and made again when there is room. A disk is not said to have room
+again before a sixteenth of the reserve is free beyond it, or it would go back and forth. The room
+that the ballast has left does not count as free.
+
+It is looked at once a second, and whenever so much was written since that half of what was left
+above the next line may be used up: a fast disk fills in less than a second.
+"""
+
+import contextlib
+import errno
+import threading
+from pathlib import Path
+from typing import Final
+
+from delaywheel.storage.folder.disk import Disk
+from delaywheel_replica.core.node.events import DiskState
+from delaywheel_replica.process.logs import get_logger
+
+REFUSED_MS: Final = 5_000
+"""A disk that refused a write is asked for nothing but saves for so long, whatever it says."""
+
+BALLAST_BYTES: Final = 1 << 20
+# A slot file is an inode; some are left for saves, which need few, and for the operator.
+_INODE_RESERVE: Final = 1_000
+_MARGIN: Final = 16
+
+_log = get_logger(__name__)
+
+
+def is_no_room(error: BaseException | None) -> bool:
+    """Whether a failure comes of a write that was refused for want of room."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return True
+        error = error.__cause__
+    return False
+
+
+class Room:
+    """Looks at one data folder. For any thread.
+
+    Attributes:
+        state: as it was seen last; it never says that the disk hangs.
+        detail: why it takes less than all, for people.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        *,
+        reserve_bytes: int,
+        ballast_bytes: int = BALLAST_BYTES,
+    ) -> None:
+        """Nothing was seen yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            reserve_bytes: with less free than that, no more messages are taken.
+            ballast_bytes: so much is kept back for small saves.
+        """
+        self._disk = disk
+        self._data = data
+        self._ballast = data / "ballast"
+        self._ballast_bytes = ballast_bytes
+        self._reserve_bytes = reserve_bytes
+        self._refused_until_ms: int | None = None
+        self._lock = threading.Lock()
+        self._unlooked_bytes = 0  # so much may be written before the next look
+        self.state = DiskState.ROOM
+        self.detail = ""
+
+    def look(self, now_ms: int) -> DiskState:
+        """Sees how the disk stands; makes the ballast when there is room."""
+        with self._lock:
+            return self._look(now_ms)
+
+    def wrote(self, length_bytes: int, now_ms: int) -> None:
+        """So much was written; looks if that may have changed how the disk stands."""
+        self._unlooked_bytes -= length_bytes
+        if self._unlooked_bytes < 0:
+            self.look(now_ms)
+
+    def _look(self, now_ms: int) -> DiskState:
+        until_ms = self._refused_until_ms
+        has_ballast = self._disk.exists(self._ballast)
+        state, detail = self._judged(has_ballast=has_ballast)
+        if until_ms is not None and now_ms < until_ms:
+            state, detail = DiskState.DISK_OUT, "A write was refused for want of room"
+        if state is not self.state:
+            _log.warning("disk", state=state.value, detail=detail)
+        self.state, self.detail = state, detail
+        if state is DiskState.ROOM and not has_ballast:
+            with contextlib.suppress(OSError):
+                self._disk.replace_file(self._ballast, bytes(self._ballast_bytes))
+        return state
+
+    def refused(self, now_ms: int) -> None:
+        """A write was refused for want of room: the ballast goes, for saves."""
+        self._refused_until_ms = now_ms + REFUSED_MS
+        self.state, self.detail = DiskState.DISK_OUT, "A write was refused for want of room"
+        self._free_ballast()
+
+    def before_start(self) -> None:
+        """A node has to save that it starts: the ballast goes if there is hardly room for that."""
+        if self._disk.free_bytes(self._data) < self._ballast_bytes:
+            self._free_ballast()
+
+    def _free_ballast(self) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.delete(self._ballast)
+
+    def _judged(self, *, has_ballast: bool) -> tuple[DiskState, str]:
+        bytes_free = self._disk.free_bytes(self._data)
+        if not has_ballast:
+            bytes_free = max(0, bytes_free - self._ballast_bytes)
+        lines = (self._reserve_bytes, self._reserve_bytes // 2)
+        self._unlooked_bytes = (
+            min((bytes_free - line for line in lines if line <= bytes_free), default=0) // 2
+        )
+        inodes_free = self._disk.free_inodes(self._data)
+        for state, part in ((DiskState.DISK_OUT, 2), (DiskState.DISK_FULL, 1)):
+            was_so = self.state is state or self.state is DiskState.DISK_OUT
+            for free, reserve, of in (
+                (bytes_free, self._reserve_bytes, "bytes"),
+                (inodes_free, _INODE_RESERVE, "inodes"),
+            ):
+                margin = reserve // _MARGIN if was_so else 0
+                if free is not None and free < reserve // part + margin:
+                    return state, f"{free} {of} are free, the reserve is {reserve}"
+        return DiskState.ROOM, ""

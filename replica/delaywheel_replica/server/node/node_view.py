@@ -1,0 +1,126 @@
+"""What the parts of the server know of the node at any moment, and the cleaner's row."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from delaywheel.storage.folder.status_file import RowReader
+from delaywheel_replica.core.election.eligibility import heard_beats
+from delaywheel_replica.core.protocol.control import Leader
+from delaywheel_replica.core.protocol.fields import MalformedError, Unchanged
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.peers.states import PeerState
+
+BEAT_S: Final = 0.1
+
+
+def wall_ms() -> int:
+    """The wall clock in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """The monotonic clock; the same in all processes of this machine."""
+    return time.monotonic_ns() // 1_000_000
+
+
+def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) -> bool:
+    """Whether a node runs on another data folder than the one that is registered."""
+    known = None if cleaner is None else cleaner.nodes.get(node)
+    return known is not None and known.storage != storage
+
+
+@dataclass(slots=True)
+class Cleaner:
+    """The newest that was read of the cleaner's row.
+
+    Attributes:
+        status: what it says; None: nothing was read yet.
+        has_died: the process that wrote it was seen to end.
+    """
+
+    status: CleanerStatus | None = None
+    has_died: bool = False
+
+    def fresh(self) -> CleanerStatus | None:
+        """The status, if the cleaner lives; what it says is committed stays true without that."""
+        status = self.status
+        if status is None or self.has_died or not status.is_fresh(monotonic_ms()):
+            return None
+        return status
+
+    def leading(self) -> CleanerStatus | None:
+        """The status, if the cleaner lives and leads."""
+        status = self.fresh()
+        return status if status is not None and status.role is Role.LEADING else None
+
+
+@dataclass(slots=True)
+class NodeView:
+    """What the parts of the server know of the node.
+
+    Attributes:
+        status: makes the server's row anew.
+        in_sync: the members that the open wheel waits for.
+        peers: how things stand with each other node.
+        cleaner: read by the event loop.
+    """
+
+    status: Callable[[], ServerStatus]
+    in_sync: Callable[[], frozenset[str]] = frozenset
+    peers: Callable[[], Mapping[str, PeerState]] = dict
+    cleaner: Cleaner = field(default_factory=Cleaner)
+
+
+def beats_heard(status: ServerStatus) -> dict[str, Beat]:
+    """The newest beats: the own one, and of those others that are heard directly."""
+    return {status.beat.node: status.beat, **heard_beats(status, status.monotonic_ms)}
+
+
+def leader_heard(status: ServerStatus) -> Leader | None:
+    """The leader that is heard now; of two the later one. This node, perhaps."""
+    offices = [
+        (beat.office.epoch, node)
+        for node, beat in beats_heard(status).items()
+        if beat.office is not None
+    ]
+    if not offices:
+        return None
+    epoch, node = max(offices)
+    return Leader(node, epoch)
+
+
+def ledger_lag_frames(beat: Beat) -> int:
+    """Frames of a node's own wheels that are not in the published ledger yet."""
+    own = (told for wheel, told in beat.wheels.items() if wheel.node == beat.node)
+    return sum(max(0, told.applied - told.ledger_seq) for told in own)
+
+
+def done_slot(progress: Progress | None) -> int:
+    """The first slot that may hold what is not done; a second that is done in part counts whole."""
+    return 0 if progress is None else (progress.due_ms + 1) // 1000
+
+
+class CleanerRow:
+    """Reads ``cleaner.row``."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._row = RowReader(path, partial(CleanerStatus.from_json, known=Unchanged()))
+        self._boot_id = boot_id
+
+    def read(self) -> CleanerStatus | None:
+        """The newest status of this boot; None when there is none, or none that we understand."""
+        status = self.read_any()
+        return status if status is not None and status.boot == self._boot_id else None
+
+    def read_any(self) -> CleanerStatus | None:
+        """The last status that was ever written here, of an earlier boot perhaps."""
+        try:
+            return self._row.read()
+        except MalformedError:
+            return None

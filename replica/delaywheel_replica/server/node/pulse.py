@@ -1,0 +1,64 @@
+"""Looks at the event loop ten times a second: how late it is, and who is in sync.
+
+A loop that is busy with one thing lets all others wait, answers and health checks alike. How long
+they wait shows in how late a timer comes.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from delaywheel_replica.core.protocol.histogram import Tally
+
+EVERY_S: Final = 0.1
+LAG_BOUNDS_US: Final = tuple(
+    ms * 1_000 for ms in (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000)
+)
+_LOOKS_A_MINUTE: Final = round(60 / EVERY_S)
+
+
+class Pulse:
+    """The event loop's; made and run on it, read from any thread.
+
+    Attributes:
+        lags: how late its timer came.
+        in_sync_changes: how often the set of members in sync was another one than at the look
+            before; a change that lasts less than a tenth of a second may be missed.
+    """
+
+    def __init__(self, in_sync: Callable[[], frozenset[str]]) -> None:
+        """Prepares.
+
+        Args:
+            in_sync: who is; empty while no wheel is open, which is no change.
+        """
+        self._in_sync = in_sync
+        self._seen: frozenset[str] = frozenset()
+        self._latest_us: deque[int] = deque(maxlen=_LOOKS_A_MINUTE)
+        self.lags = Tally(LAG_BOUNDS_US)
+        self.in_sync_changes = 0
+
+    @property
+    def greatest_lag_us(self) -> int:
+        """Of the last minute."""
+        return max(self._latest_us.copy(), default=0)
+
+    async def run(self) -> None:
+        """Looks until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            wanted = loop.time() + EVERY_S
+            await asyncio.sleep(EVERY_S)
+            self.look(round((loop.time() - wanted) * 1e6))
+
+    def look(self, lag_us: int) -> None:
+        """Takes note of one tick that came so late."""
+        self.lags.add(lag_us)
+        self._latest_us.append(lag_us)
+        in_sync = self._in_sync()
+        if not in_sync:
+            return
+        if self._seen and in_sync != self._seen:
+            self.in_sync_changes += 1
+        self._seen = in_sync

@@ -1,0 +1,100 @@
+"""What the cluster says is done: read from its control topic, before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
+from delaywheel_replica.cleaner.outside.ports import ControlNotReadInTime, ControlUnreadable
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+
+_TIMEOUT_S = 60.0
+
+
+class ControlMissingError(Exception):
+    """The control topic is not there, cannot be read, or says nothing of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Which messages were done at one moment.
+
+    Attributes:
+        due_ms: Everything due up to here, in frames up to `seqs`.
+        seqs: Wheel -> seq.
+        split_seqs: Wheel -> seq: of the millisecond after `due_ms`, frames up to here; 0: none.
+        floor: Everything in seconds below.
+        closed: Wheel -> its last seq, of those that are closed.
+        numbers: Node -> the greatest number of a wheel that it was ever given.
+    """
+
+    due_ms: int
+    seqs: Mapping[str, int]
+    split_seqs: Mapping[str, int]
+    floor: int
+    closed: Mapping[str, int]
+    numbers: Mapping[str, int]
+
+    @classmethod
+    def of(cls, state: ControlState) -> Done:
+        """What the control topic says.
+
+        Raises:
+            ControlMissingError: it has no progress record.
+        """
+        progress = state.progress
+        if progress is None:
+            raise ControlMissingError("the control topic has no progress record: nobody ever led")
+        return cls(
+            due_ms=progress.due_ms,
+            seqs={str(wheel): seq for wheel, seq in progress.seqs.items()},
+            split_seqs={str(wheel): _split(progress, wheel) for wheel in progress.seqs},
+            floor=progress.floor,
+            closed={
+                str(wheel): record.closed_at
+                for wheel, record in state.wheels.items()
+                if record.closed_at is not None
+            },
+            numbers={node: record.last_number for node, record in state.nodes.items()},
+        )
+
+    def was_given(self, wheel: str) -> bool:
+        """Whether there ever was such a wheel."""
+        name = WheelId.parse(wheel)
+        return name.number <= self.numbers.get(name.node, 0)
+
+
+def _split(progress: Progress, wheel: WheelId) -> int:
+    """Messages of one frame may be on both sides of the position: the ledger cannot tell them."""
+    position = progress.position
+    if position is None:
+        return 0
+    if wheel == position.wheel:
+        return position.seq - 1
+    return progress.seq(wheel) if Position(wheel, 0, 0) < position else 0
+
+
+def read_done(cluster: str, client: Mapping[str, str]) -> Done:
+    """Reads the control topic to its end.
+
+    Raises:
+        ControlMissingError: see there.
+    """
+    settings = KafkaSettings(KafkaNames(cluster), client)
+    try:
+        reader = ControlReader(settings)
+        try:
+            state = ControlState()
+            for record in reader.read_to_end(_TIMEOUT_S):
+                state = state.apply(record.key, record.value, record.offset)
+        finally:
+            reader.close()
+    except (ControlUnreadable, ControlNotReadInTime, KafkaException) as error:
+        raise ControlMissingError(f"{settings.names.control}: {error}") from error
+    return Done.of(state)

@@ -1,0 +1,1 @@
+"""The reconciliation: rows brought together, judged, counted, and what was found."""

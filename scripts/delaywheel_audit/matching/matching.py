@@ -1,0 +1,248 @@
+"""Ledger, outcomes and Kafka brought together: one row for each id and due.
+
+Everything is aggregated before it is joined, so an id that comes a million times is one row of
+the join. Both sides are spread by (id, due) once and sorted; nothing is broadcast but what is
+small by nature (wheels, runs of lost frames).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.matching.terms import Facts, Terms
+
+KEY = ("id", "due_ms")
+_FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
+_FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
+_PIECE_SEQS = 65_536
+"""Lost frames are told in runs, of any length; they are looked for among those of one piece."""
+
+_SUMS = (
+    *("rows", *_FATES.values(), "open_rows", "lost_rows", "differs"),
+    *("surplus", "ended_elsewhere"),
+)
+
+WHEELS = (
+    "wheel string, done_seq long, split_seq long, first_seq long, last_seq long, from_ms long,"
+    " to_ms long,"
+    " complete boolean, closed boolean,"
+    " holes array<struct<number: int, from_ms: long, to_ms: long>>"
+)
+
+
+def in_range(terms: Terms, due: Column, accepted: Column) -> Column:
+    """Whether a message is asked for."""
+    time = due if terms.by == "due" else accepted
+    wanted = F.lit(col=True)
+    if terms.from_ms is not None:
+        wanted = wanted & (time >= terms.from_ms)
+    if terms.to_ms is not None:
+        wanted = wanted & (time < terms.to_ms)
+    return wanted
+
+
+def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
+    """What is known of each wheel."""
+    done = facts.done
+    rows = []
+    for wheel in sorted({*done.seqs, *done.closed, *facts.extents}):
+        extent = facts.extents.get(wheel)
+        last_seq = extent.last_seq if extent else 0
+        holes = [
+            (number, hole.from_ms, hole.to_ms)
+            for number, hole in enumerate(facts.holes)
+            if hole.wheel == wheel
+        ]
+        rows.append(
+            (
+                wheel,
+                done.seqs.get(wheel, 0),
+                done.split_seqs.get(wheel, 0),
+                extent.first_seq if extent else None,
+                last_seq,
+                extent.from_ms if extent else None,
+                extent.to_ms if extent else None,
+                last_seq >= done.closed.get(wheel, done.seqs.get(wheel, last_seq + 1)),
+                wheel in done.closed,
+                holes,
+            )
+        )
+    return like.sparkSession.createDataFrame(rows, WHEELS)
+
+
+def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
+    """One row for each id and due of the ledger: how often accepted, and what became of it."""
+    wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
+    if terms.topics:
+        wanted = wanted & F.col("topic").isin(*terms.topics)
+    nothing = F.lit(0).cast("long")
+    fates = [F.col("outcome").eqNullSafe(name).cast("long").alias(c) for name, c in _FATES.items()]
+    rows = ledger.where(wanted).select(
+        *_FRAME, F.lit(1).cast("long").alias("rows"), *(nothing.alias(c) for c in _FATES.values()),
+        nothing.alias("differs"), F.lit(None).cast("string").alias("dead_reason"),
+    )  # fmt: skip
+    told = outcomes.where(F.col("outcome").isin(*_FATES) & wanted).select(
+        *_FRAME, nothing.alias("rows"), *fates,
+        F.coalesce(F.col("content_differs"), F.lit(col=False)).cast("long").alias("differs"),
+        F.when(F.col("outcome") == "dead-lettered", F.col("reason")).alias("dead_reason"),
+    )  # fmt: skip
+    sums = ["rows", *_FATES.values(), "differs"]
+    frames = (
+        rows.unionByName(told)
+        .repartition(*KEY)
+        .groupBy(*_FRAME)
+        .agg(*(F.sum(name).alias(name) for name in sums), F.max("dead_reason").alias("dead_reason"))
+    )
+    return _by_message(_with_places(_capped(frames), outcomes, facts))
+
+
+def _capped(frames: DataFrame) -> DataFrame:
+    """Frames with no more outcomes than acceptances, so that none ends one of another frame.
+
+    `surplus` is how many outcomes are too many. Of a frame that the ledger does not show (not
+    published yet, or lost) only `ended_elsewhere` is kept: how many of it were ended for good.
+    """
+    rows, cancelled, dead = F.col("rows"), F.col("cancelled"), F.col("dead")
+    told = cancelled + F.col("duplicates_dropped") + dead
+    nothing = F.lit(0).cast("long")
+    return (
+        frames.withColumn("surplus", F.when(rows > 0, F.greatest(told - rows, nothing)))
+        .withColumn("ended_elsewhere", F.when(rows == 0, cancelled + dead))
+        .fillna(0, ["surplus", "ended_elsewhere"])
+        .withColumn("differs", F.when(rows > 0, F.col("differs")).otherwise(nothing))
+        .withColumn("cancelled", F.least(cancelled, rows))
+        .withColumn("dead", F.least(dead, rows - cancelled))
+        .withColumn("duplicates_dropped", F.least("duplicates_dropped", rows - cancelled - dead))
+    )
+
+
+def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
+    """Frames, with what is not done of them, and whether they were lost."""
+    done = facts.done
+    table = wheel_table(frames, facts)
+    wheels = table.select("wheel", "done_seq", "split_seq")
+    lost = _lost_frames(outcomes, table)
+    rest = F.col("rows") - F.col("cancelled") - F.col("duplicates_dropped") - F.col("dead")
+    rest = F.greatest(rest, F.lit(0))
+    due, seq = F.col("due_ms"), F.col("seq")
+    taken = seq <= F.coalesce("done_seq", F.lit(0))
+    split = (due == done.due_ms + 1) & (seq <= F.coalesce("split_seq", F.lit(0)))
+    is_done = (due < done.floor * 1000) | (taken & ((due <= done.due_ms) | split))
+    is_lost = F.col("lost_reason").isNotNull()
+    run = F.get(F.filter("runs", lambda run: seq.between(run["first"], run["last"])), 0)
+    nothing = F.lit(0).cast("long")
+    return (
+        frames.join(F.broadcast(wheels), "wheel", "left")
+        .withColumn("piece", F.expr(f"seq div {_PIECE_SEQS}"))
+        .join(F.broadcast(lost), ["wheel", "piece"], "left")
+        .withColumn("lost_reason", run["reason"])
+        .withColumn("open_rows", F.when(is_done, nothing).otherwise(rest))
+        .withColumn("lost_rows", F.when(is_lost, rest).otherwise(nothing))
+    )
+
+
+def _lost_frames(outcomes: DataFrame, wheels: DataFrame) -> DataFrame:
+    """The lost frames of each piece of a wheel, in runs; behind what the ledger has there are none.
+
+    An outcome without a last seq, as older leaders told it, is about one frame.
+    """
+    known = F.broadcast(wheels.select("wheel", F.col("last_seq").alias("known_seq")))
+    last = F.greatest("seq", F.least(F.coalesce("last_seq", "seq"), F.coalesce("known_seq", "seq")))
+    reason = F.coalesce("reason", F.lit(""))
+    run = F.struct(F.col("seq").alias("first"), last.alias("last"), reason.alias("reason"))
+    pieces = f"explode(sequence(run.first div {_PIECE_SEQS}, run.last div {_PIECE_SEQS}))"
+    return (
+        outcomes.where("outcome = 'lost'")
+        .join(known, "wheel", "left")
+        .select("wheel", run.alias("run"))
+        .select("wheel", "run", F.expr(pieces).alias("piece"))
+        .groupBy("wheel", "piece")
+        .agg(F.sort_array(F.collect_list("run")).alias("runs"))
+    )
+
+
+def _by_message(frames: DataFrame) -> DataFrame:
+    row = F.when(F.col("rows") > 0, F.struct("accepted_at_ms", "wheel", "seq", "topic"))
+    lost = F.struct("wheel", "seq", F.col("lost_reason").alias("reason"), "accepted_at_ms")
+    dead = F.struct("accepted_at_ms", "wheel", "seq", F.col("dead_reason").alias("reason"))
+    told = frames.groupBy(*KEY).agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
+        F.min(row).alias("row"),
+        F.max(row).alias("last_row"),
+        F.min(F.when(F.col("lost_rows") > 0, lost)).alias("lost_at"),
+        F.min(F.when(F.col("dead") > 0, dead)).alias("dead_at"),
+        F.max(F.when(F.col("differs") > 0, F.struct("accepted_at_ms", "wheel", "seq"))).alias(
+            "differs_at"
+        ),
+    )
+    return told.where("rows > 0")  # the rest: outcomes of what is not published yet
+
+
+def forwarded_ms() -> Column:
+    """When a record was forwarded: the caller's own timestamp says nothing of that."""
+    return F.coalesce("dw_forwarded_ms", "timestamp_ms")
+
+
+def is_ours(kafka: DataFrame) -> DataFrame:
+    """Records with any of our headers, each with a key that joins, or one of its own."""
+    any_of_ours = F.col("dw_malformed")
+    for name in ("dw_id", "dw_due_ms", "dw_accepted_ms", "dw_wheel"):
+        any_of_ours = any_of_ours | F.col(name).isNotNull()
+    place = F.concat_ws("/", "topic", "partition", "offset").cast("binary")
+    return (
+        kafka.where(any_of_ours)
+        .withColumn("forwarded_ms", forwarded_ms())
+        .withColumn("id", F.coalesce("dw_id", place))
+        .withColumn("due_ms", F.coalesce("dw_due_ms", -1 - F.col("offset")))
+    )
+
+
+def copies(kafka: DataFrame, terms: Terms) -> DataFrame:
+    """One row for each id and due in Kafka: how often it is there, and where."""
+    # What cannot be read of the time it was for counts where it was forwarded.
+    due = F.coalesce("dw_due_ms", "forwarded_ms")
+    accepted = F.coalesce("dw_accepted_ms", "forwarded_ms")
+    ours = is_ours(kafka).where(in_range(terms, due, accepted))
+    return by_key(ours)
+
+
+def by_key(ours: DataFrame) -> DataFrame:
+    """Copies of one message as one row."""
+    copy = copy_struct()
+    return (
+        ours.repartition(*KEY)
+        .groupBy(*KEY)
+        .agg(
+            F.count(F.lit(1)).alias("copies"),
+            F.min(copy).alias("copy"),
+            F.max(copy).alias("last_copy"),
+            F.max("dw_malformed").alias("malformed"),
+        )
+    )
+
+
+def copy_struct() -> Column:
+    """All that is known of a record; the earliest is the least."""
+    by_broker = F.col("dw_forwarded_ms").isNull() & (F.col("timestamp_type") == "LOG_APPEND_TIME")
+    return F.struct(
+        "forwarded_ms",
+        "topic",
+        "partition",
+        "offset",
+        F.col("dw_wheel").alias("wheel"),
+        F.col("dw_accepted_ms").alias("accepted_ms"),
+        F.col("dw_due_ms").alias("due_ms"),
+        by_broker.alias("by_broker"),
+    )
+
+
+def messages(
+    ledger: DataFrame, kafka: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts
+) -> DataFrame:
+    """Both sides of each id and due."""
+    counted = [*_SUMS, "copies"]
+    joined = acceptances(ledger, outcomes, terms, facts).join(
+        copies(kafka, terms), list(KEY), "full_outer"
+    )
+    return joined.fillna(0, counted).fillna({"malformed": False})

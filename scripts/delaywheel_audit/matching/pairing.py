@@ -1,0 +1,165 @@
+"""A message that is missing, and a record that nobody sent: often they are one message, changed.
+
+Done only when something is missing, so only then does it cost a look at Kafka a second time: at
+all records there are, whatever their time, for the ids that are missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.matching.matching import KEY, copy_struct, is_ours
+
+MAX_SOUGHT = 100_000
+"""More missing messages than this are no matter of single records: a topic is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What was found.
+
+    Attributes:
+        found: id, due_ms of a missing message, and the copy that is it.
+        used: id, due_ms of what was told as unexpected and is such a copy.
+    """
+
+    found: DataFrame
+    used: DataFrame
+
+
+def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
+    """Looks for the missing messages among all records of Kafka, which are read once.
+
+    Args:
+        judged: The messages with their fates.
+        kafka: All records there are: also those of times that were not asked for.
+        ledger: Its rows, also of other times: an id may be accepted for several dues.
+    """
+    missing = _at_hand(
+        judged.where("missing > 0 and copies = 0").select(
+            "id", F.col("due_ms").alias("wanted_due_ms"), "row", "last_row"
+        )
+    )
+    others = _at_hand(_others(judged, ledger, missing))
+    taken = others.where("not is_doubtful").drop("is_doubtful")
+    doubtful = others.where("is_doubtful")
+    # By its id; of a record without one, by all else that names an acceptance.
+    sought = missing.withColumn(
+        "key",
+        F.explode(
+            F.array("id", _place("wanted_due_ms", "row.accepted_at_ms", "row.wheel")),
+        ),
+    )
+    records = (
+        is_ours(kafka)
+        .select("dw_id", F.col("id").alias("copy_id"), "due_ms", copy_struct().alias("copy"))
+        .withColumn(
+            "key", F.coalesce("dw_id", _place("copy.due_ms", "copy.accepted_ms", "copy.wheel"))
+        )
+    )
+    is_same = _is_of("copy", "row") | _is_of("copy", "last_row")
+    # The key is id and due: with another due it must be the same acceptance.
+    is_own = (F.col("due_ms") == F.col("wanted_due_ms")) & F.col("is_doubtful").isNull()
+    candidates = (
+        records.join(F.broadcast(sought), "key")
+        .join(F.broadcast(taken), list(KEY), "left_anti")
+        .join(F.broadcast(doubtful), list(KEY), "left")
+        .where(F.col("dw_id").isNull() | is_own | is_same)
+        .select("id", "wanted_due_ms", "copy", "copy_id", F.col("due_ms").alias("copy_due_ms"))
+    )
+    return _one_to_one(candidates)
+
+
+def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFrame:
+    """Other messages with the ids of missing ones, whose copies are not what is looked for.
+
+    What some acceptance has sent is no other message changed. What may be sent by one that the
+    ledger does not show (`is_doubtful`) is so only where it says of itself that it is the missing
+    one.
+    """
+    has_rows = F.col("rows") > 0
+    told = judged.where((F.col("copies") > 0) & (has_rows | F.col("elsewhere")))
+    told = told.select(*KEY, (~has_rows).alias("is_doubtful"))
+    own = missing.select("id", F.col("wanted_due_ms").alias("due_ms"))
+    siblings = ledger.select(*KEY, F.lit(col=False).alias("is_doubtful")).join(
+        F.broadcast(own), list(KEY), "left_anti"
+    )
+    ids = missing.select("id").distinct()
+    return told.unionByName(siblings).join(F.broadcast(ids), "id", "left_semi").distinct()
+
+
+def _at_hand(few: DataFrame) -> DataFrame:
+    """The rows as they are kept by the executors, in place of all the steps that make them.
+
+    Each step behind plans what is before it anew: of few rows that costs more than the rows.
+    """
+    return few.localCheckpoint()
+
+
+def _place(due: str, accepted: str, wheel: str) -> Column:
+    """What names an acceptance beside its id; null where a part is. Longer than an id."""
+    parts = [F.lit("of"), F.col(due).cast("string"), F.col(accepted).cast("string"), F.col(wheel)]
+    between = [part for one in parts for part in (one, F.lit("/"))]
+    return F.concat(*between).cast("binary")
+
+
+def _is_of(copy: str, row: str) -> Column:
+    """Whether a copy says of itself that it is this acceptance."""
+    wheel = F.col(f"{copy}.wheel").eqNullSafe(F.col(f"{row}.wheel"))
+    return wheel & F.col(f"{copy}.accepted_ms").eqNullSafe(F.col(f"{row}.accepted_at_ms"))
+
+
+def _one_to_one(candidates: DataFrame) -> Pairs:
+    """Each missing message takes one copy, and each copy is of one message."""
+    exact_first = F.col("copy_due_ms") != F.col("wanted_due_ms")
+    of_message = Window.partitionBy("id", "wanted_due_ms").orderBy(exact_first, "copy")
+    of_copy = Window.partitionBy("copy.topic", "copy.partition", "copy.offset").orderBy(
+        exact_first, "wanted_due_ms", "id"
+    )
+    chosen = (
+        candidates.withColumn("of_copy", F.row_number().over(of_copy))
+        .where("of_copy = 1")
+        .withColumn("of_message", F.row_number().over(of_message))
+        .where("of_message = 1")
+    )
+    chosen = _at_hand(chosen.drop("of_copy", "of_message"))
+    return Pairs(
+        chosen.select(
+            "id",
+            F.col("wanted_due_ms").alias("due_ms"),
+            F.col("copy").alias("found_copy"),
+            (F.col("copy_id") != F.col("id")).alias("is_nameless"),
+        ),
+        chosen.select(
+            F.col("copy_id").alias("id"), F.col("copy_due_ms").alias("due_ms")
+        ).distinct(),
+    )
+
+
+def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
+    """The messages, where missing ones that were found are forwarded; counts are made anew."""
+    used = pairs.used.withColumn("is_used", F.lit(col=True))
+    found = F.col("found_copy").isNotNull()
+    is_same = _is_of("found_copy", "row") | _is_of("found_copy", "last_row")
+    same_due = F.col("found_copy.due_ms").eqNullSafe(F.col("due_ms"))
+    return (
+        judged.join(F.broadcast(pairs.found), list(KEY), "left")
+        .join(F.broadcast(used), list(KEY), "left")
+        # A record that was told as unexpected is now told with the message that it is.
+        .where(~((F.col("rows") == 0) & F.coalesce("is_used", F.lit(col=False))))
+        .withColumns(
+            {
+                "matches": F.when(found, is_same & same_due).otherwise(F.col("matches")),
+                "copies": F.when(found, 1).otherwise(F.col("copies")).cast("long"),
+                "copy": F.coalesce("found_copy", "copy"),
+                "last_copy": F.coalesce("found_copy", "last_copy"),
+                "forwarded": F.when(found, 1).otherwise(F.col("forwarded")).cast("long"),
+                "missing": F.when(found, F.col("missing") - 1).otherwise(F.col("missing")),
+                "malformed": F.coalesce("is_nameless", "malformed"),
+            }
+        )
+        .drop("found_copy", "is_used", "is_nameless")
+    )

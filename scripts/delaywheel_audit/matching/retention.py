@@ -1,0 +1,128 @@
+"""What Kafka has deleted: a message of that time may have been there, nobody can say any more.
+
+Where a partition begins above offset 0, records before that were deleted. It is written in the
+order of forwarding, so what is gone was forwarded no later than the first of our records that is
+left. A message is forwarded at its due or later: one due up to then may be among the deleted ones,
+wherever its key would have led it. The same holds of the outcomes topic, for what was told there.
+
+| the message | may be deleted if it was due up to the first record left |
+|---|---|
+| has no copy, and no outcome | in any cut partition of its topic, or of the outcomes topic |
+| has a copy, and an acceptance without an outcome | of the outcomes topic |
+
+Asked for only when something is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.kafka.plan import Plan, Range
+from delaywheel_audit.matching.matching import forwarded_ms, is_ours
+from delaywheel_audit.matching.terms import Terms
+from delaywheel_audit.sources.ledger_files import END_MS, moment
+
+Place = tuple[str, int]
+
+_NO_TIME_MS = 253_402_300_800_000
+"""The year 10,000: a forged header may say more."""
+
+_FIRST_LOOK = 10_000
+"""Offsets of each partition that are looked at first: with others' records between, more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Up to when what was forwarded may be deleted, Unix milliseconds; `END_MS`: all of it.
+
+    Attributes:
+        topics: Of each topic that lacks its begin.
+        outcomes_ms: Of the outcomes topic; None: it lacks nothing.
+    """
+
+    topics: Mapping[str, int] = field(default_factory=dict)
+    outcomes_ms: int | None = None
+
+    def __bool__(self) -> bool:
+        """Whether anything is."""
+        return bool(self.topics) or self.outcomes_ms is not None
+
+
+def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Deleted:
+    """What is deleted of some topics.
+
+    Args:
+        plan: All that is left of them.
+        outcomes: The name of the outcomes topic among them.
+        read: Reads the records of a plan.
+    """
+    cut = {(t.name, r.partition): r for t in plan.topics for r in t.ranges if r.start > 0}
+    found: dict[Place, int] = {}
+    for length in (_FIRST_LOOK, None):
+        unknown = {place: r for place, r in cut.items() if place not in found}
+        wanted = _only(plan, unknown, length)
+        if any(r.start < r.end for topic in wanted.topics for r in topic.ranges):
+            found |= _firsts(read(wanted), outcomes)
+    by_topic: dict[str, int] = {}
+    for name, partition in cut:
+        at_ms = found.get((name, partition), END_MS)
+        by_topic[name] = max(at_ms, by_topic.get(name, 0))
+    return Deleted({n: ms for n, ms in by_topic.items() if n != outcomes}, by_topic.get(outcomes))
+
+
+def _only(plan: Plan, places: Mapping[Place, Range], length: int | None) -> Plan:
+    """The begin of some partitions, and nothing of the others."""
+
+    def of(topic: str, one: Range) -> Range:
+        if (topic, one.partition) not in places:
+            return replace(one, start=one.end)
+        return one if length is None else replace(one, end=min(one.end, one.start + length))
+
+    return Plan(
+        tuple(replace(t, ranges=tuple(of(t.name, r) for r in t.ranges)) for t in plan.topics)
+    )
+
+
+def _firsts(records: DataFrame, outcomes: str) -> dict[Place, int]:
+    """When the first record of ours was written that is left, of each partition that has one."""
+    told = records.where(F.col("topic") == outcomes).withColumn("forwarded_ms", forwarded_ms())
+    columns = ["topic", "partition", "offset", "forwarded_ms"]
+    ours = is_ours(records.where(F.col("topic") != outcomes)).select(*columns)
+    rows = ours.unionByName(told.select(*columns)).groupBy("topic", "partition")
+    first = rows.agg(F.min_by("forwarded_ms", "offset").alias("at_ms")).collect()
+    known = [row for row in first if row["at_ms"] is not None]
+    return {(row["topic"], row["partition"]): row["at_ms"] for row in known}
+
+
+def with_deleted(fated: DataFrame, deleted: Deleted, terms: Terms) -> DataFrame:
+    """The messages, where what is missing is not verifiable if its records may be deleted."""
+    told_ms = -1 if deleted.outcomes_ms is None else deleted.outcomes_ms
+    rows = [(topic, at_ms, _told(topic, at_ms)) for topic, at_ms in sorted(deleted.topics.items())]
+    schema = "of_topic string, topic_ms long, topic_told string"
+    topics = fated.sparkSession.createDataFrame(rows, schema)
+    due, missing = F.col("due_ms") - terms.clock_tolerance_ms, F.col("missing")
+    in_topic = F.coalesce((F.col("forwarded") == 0) & (due <= F.col("topic_ms")), F.lit(col=False))
+    in_outcomes = due <= F.lit(told_ms).cast("long")
+    is_deleted = (missing > 0) & (in_topic | in_outcomes)
+    told = F.when(in_topic, F.col("topic_told")).otherwise(_told("the outcomes topic", told_ms))
+    return (
+        fated.join(F.broadcast(topics), F.col("row.topic") == F.col("of_topic"), "left")
+        .withColumns(  # at once: each is of what was missing before
+            {
+                "not_verifiable": F.when(is_deleted, missing).otherwise(0).cast("long"),
+                "missing": F.when(is_deleted, 0).otherwise(missing).cast("long"),
+                "deleted_told": F.when(is_deleted, told),
+            }
+        )
+        .drop("of_topic", "topic_ms", "topic_told")
+    )
+
+
+def _told(place: str, at_ms: int) -> str:
+    if at_ms >= _NO_TIME_MS:
+        return f"{place} has begun anew since: all that was forwarded there is deleted"
+    return f"{place}: what was forwarded before {moment(max(0, at_ms))} may be deleted"

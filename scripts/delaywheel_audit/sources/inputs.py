@@ -1,0 +1,115 @@
+"""The rows of ledger and Kafka, as DataFrames, read in the order that `reconcile` tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
+
+from delaywheel_audit.kafka.options import ClientSettings
+from delaywheel_audit.kafka.plan import Plan
+from delaywheel_audit.kafka.questions import KafkaQuestions
+from delaywheel_audit.kafka.source import FORMAT, pin
+from delaywheel_audit.sources.ledger_files import LedgerFolder, Listing
+
+LEDGER_SCHEMA = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
+_COLUMNS = (
+    "topic,partition,offset,timestamp_ms,timestamp_type,"
+    "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms,dw_malformed"
+)
+_OPEN_TRANSACTION_S = 30.0
+"""The service's own transactions end within ten seconds."""
+
+
+class HeldBackError(Exception):
+    """A transaction that does not end keeps records of Kafka from every reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaPlace:
+    """How Kafka is reached.
+
+    Attributes:
+        client: Settings of the client, `bootstrap.servers` among them.
+    """
+
+    client: Mapping[str, str]
+
+    def options(self) -> dict[str, str]:
+        """As the source wants them."""
+        return {f"kafka.{name}": value for name, value in self.client.items()}
+
+    def pin(self, topics: Sequence[str], from_ms: int | None, to_ms: int | None) -> Plan:
+        """Fixes what is read of some topics; those that are not there count as empty."""
+        times = {"startingTimestampMs": from_ms, "endingTimestampMs": to_ms}
+        return pin(
+            {
+                **self.options(),
+                "topics": ",".join(topics),
+                "missingTopics": "skip",
+                **{name: str(value) for name, value in times.items() if value is not None},
+            }
+        )
+
+    def read(self, spark: SparkSession, plan: Plan, columns: str) -> DataFrame:
+        """The records of a plan."""
+        reader = spark.read.format(FORMAT).options(**self.options())
+        return reader.option("ranges", plan.to_json()).option("columns", columns).load()
+
+    def records(self, spark: SparkSession, plan: Plan) -> DataFrame:
+        """Messages, with what our headers say of them."""
+        return self.read(spark, plan, _COLUMNS)
+
+    def wait_for_transactions(self, topics: Sequence[str]) -> None:
+        """Waits until everything that is in Kafka now is decided.
+
+        A progress record may be seen a moment before the messages of its own transaction: each
+        partition learns of the end for itself.
+
+        Raises:
+            HeldBackError: some transaction does not end.
+        """
+        asked = KafkaQuestions(ClientSettings(self.client), timeout_s=60.0)
+        described = asked.describe(topics)
+        places = [
+            (name, partition)
+            for name, found in described.items()
+            if found is not None
+            for partition in found.partitions
+        ]
+        ends = asked.log_ends(places)
+        deadline = time.monotonic() + _OPEN_TRANSACTION_S
+        while True:
+            stable = asked.stable_ends(places)
+            behind = [place for place in places if stable[place] < ends[place]]
+            if not behind:
+                return
+            if time.monotonic() > deadline:
+                topic, partition = behind[0]
+                raise HeldBackError(
+                    f"{topic} [{partition}]: a transaction is open at offset {stable[behind[0]]} "
+                    f"of {ends[behind[0]]} for {_OPEN_TRANSACTION_S:.0f} s, so nobody can read "
+                    "what is behind it; find its producer (kafka-transactions.sh find-hanging), "
+                    "or run this again when it has ended"
+                )
+            time.sleep(0.1)
+
+
+def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> DataFrame:
+    """The rows of these files, each once."""
+    rows: DataFrame | None = None
+    for read in listing.reads():
+        part = spark.read.schema(LEDGER_SCHEMA).parquet(*folder.spark_paths(read.files))
+        if read.behind_seq:
+            part = part.where(F.col("seq") > read.behind_seq)
+        rows = part if rows is None else rows.unionByName(part)
+    return spark.createDataFrame([], LEDGER_SCHEMA) if rows is None else rows
+
+
+def topics_in(*rows: DataFrame) -> list[str]:
+    """The topics that ledger and outcomes name: one column of each is read."""
+    found = [part.select("topic").where("topic is not null").distinct() for part in rows]
+    return sorted({row["topic"] for part in found for row in part.collect()})

@@ -1,0 +1,367 @@
+"""The files of a published ledger: which there are, and what their names prove.
+
+Files and gaps of a wheel follow one another without hole or overlap in seqs. So a hole between
+two names is a file that was lost; where names overlap, readers drop the rows that a file before
+has already.
+
+What was lost before the first name of a wheel, or behind the last, no name tells: retention
+deletes old hours, and the newest part may not be published yet. There only messages in Kafka that
+no row speaks of are evidence (`Extent`, and `reconcile`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from delaywheel.identity import WheelId
+from delaywheel_audit.sources.hiding import without_secrets
+from delaywheel_replica.hiding import shown
+
+HOUR_MS: Final = 3_600_000
+END_MS: Final = (1 << 62) - 1
+"""Later than any time."""
+
+_FILE = re.compile(
+    r"(?:.*/)?date=(?P<date>\d{4}-\d{2}-\d{2})/hour=(?P<hour>\d{2})/"
+    r"(?P<wheel>[a-z0-9][a-z0-9-]*\.[1-9]\d*)-(?P<first>\d{19})-(?P<last>\d{19})\.parquet"
+)
+_GAP = re.compile(r"(?:.*/)?gaps/(?P<wheel>.+)-(?P<first>\d{19})-(?P<last>\d{19})\.json")
+_ROW_BYTES: Final = 24
+"""Of a published row, about: ids do not compress."""
+
+
+class LedgerUnreadableError(Exception):
+    """The ledger, or a part of it, cannot be read as it stands."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LedgerFile:
+    """A file, as its path tells."""
+
+    wheel: WheelId
+    first_seq: int
+    last_seq: int
+    hour_ms: int
+    path: str
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Seqs of a wheel that no file of the ledger has.
+
+    Attributes:
+        wheel: Whose.
+        first_seq: From here
+        last_seq: to here; None: not known.
+        from_ms: What is in it was accepted between here
+        to_ms: and here, both included.
+        why: How it is known.
+    """
+
+    wheel: str
+    first_seq: int
+    last_seq: int | None
+    from_ms: int
+    to_ms: int
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What the names of one wheel cover, from end to end.
+
+    Attributes:
+        first_seq: The first seq of all.
+        last_seq: The last.
+        from_ms: When the first row was accepted.
+        to_ms: When the last was.
+    """
+
+    first_seq: int
+    last_seq: int
+    from_ms: int
+    to_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRead:
+    """What is read of one or more files: the rows behind a seq.
+
+    Attributes:
+        files: They.
+        behind_seq: Rows up to this seq are in a file before; 0: all rows count.
+    """
+
+    files: tuple[LedgerFile, ...]
+    behind_seq: int
+
+
+class Listing:
+    """The names in a ledger at one moment.
+
+    Attributes:
+        files: All, by wheel and seq.
+        given_up: Gaps that the service has recorded.
+    """
+
+    def __init__(self, files: Iterable[LedgerFile], given_up: Iterable[Hole] = ()) -> None:
+        self.files = sorted(files)
+        self.given_up = sorted(given_up, key=lambda hole: (hole.wheel, hole.first_seq))
+
+    def between(self, from_ms: int, to_ms: int) -> Listing:
+        """The files that may hold rows accepted from `from_ms` to before `to_ms`."""
+        chosen = [f for f in self.files if f.hour_ms + HOUR_MS > from_ms and f.hour_ms < to_ms]
+        return Listing(chosen, self.given_up)
+
+    def ends(self) -> dict[str, int]:
+        """The greatest seq that a name of each wheel tells."""
+        ends: dict[str, int] = {}
+        for file in self.files:
+            ends[str(file.wheel)] = max(file.last_seq, ends.get(str(file.wheel), 0))
+        for hole in self.given_up:
+            ends[hole.wheel] = max(hole.last_seq or hole.first_seq, ends.get(hole.wheel, 0))
+        return ends
+
+    def up_to(self, ends: Mapping[str, int]) -> Listing:
+        """What ends no later than here; wheels that are not named have nothing."""
+        return Listing(
+            [file for file in self.files if file.last_seq <= ends.get(str(file.wheel), 0)],
+            [
+                hole
+                for hole in self.given_up
+                if (hole.last_seq or hole.first_seq) <= ends.get(hole.wheel, 0)
+            ],
+        )
+
+    @property
+    def rows_guess(self) -> int:
+        """How many rows there are, about."""
+        return sum(file.size for file in self.files) // _ROW_BYTES
+
+    def reads(self) -> list[LedgerRead]:
+        """How the files are read so that each row is read once."""
+        clean: list[LedgerFile] = []
+        overlapping: list[LedgerRead] = []
+        for file, behind in self._with_what_is_before():
+            if file.first_seq > behind:
+                clean.append(file)
+            elif file.last_seq > behind:
+                overlapping.append(LedgerRead((file,), behind))
+        return [LedgerRead(tuple(clean), 0), *overlapping] if clean else overlapping
+
+    def _with_what_is_before(self) -> Iterator[tuple[LedgerFile, int]]:
+        """Each file with the greatest last seq of those before it."""
+        for _, files in groupby(self.files, key=lambda file: file.wheel):
+            behind = 0
+            for file in files:
+                yield file, behind
+                behind = max(behind, file.last_seq)
+
+    def inner_holes(self) -> list[tuple[LedgerFile, int, int, LedgerFile]]:
+        """Seqs between two files that neither a file nor a recorded gap has.
+
+        Returns:
+            The file before, the first and last seq that are not there, the file behind.
+        """
+        holes = []
+        for wheel, grouped in groupby(self.files, key=lambda file: file.wheel):
+            given_up = [
+                (hole.first_seq, hole.last_seq or hole.first_seq)
+                for hole in self.given_up
+                if hole.wheel == str(wheel)
+            ]
+            files = list(grouped)
+            before = files[0]
+            for file in files[1:]:
+                wanted = (before.last_seq + 1, file.first_seq - 1)
+                holes += [(before, *part, file) for part in _less(wanted, given_up)]
+                before = max(before, file, key=lambda one: one.last_seq)
+        return holes
+
+
+def _less(wanted: tuple[int, int], taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What of a range of seqs the others leave."""
+    left = []
+    first, last = wanted
+    for taken_first, taken_last in sorted(taken):
+        if taken_last < first or taken_first > last:
+            continue
+        if taken_first > first:
+            left.append((first, taken_first - 1))
+        first = max(first, taken_last + 1)
+    return [*left, (first, last)] if first <= last else left
+
+
+def parse_path(path: str, size: int = 0) -> LedgerFile | None:
+    """What a path tells; None: it is no file of a ledger."""
+    match = _FILE.fullmatch(path)
+    if match is None:
+        return None
+    try:
+        hour = datetime.fromisoformat(f"{match['date']}T{match['hour']}:00:00+00:00")
+        wheel = WheelId.parse(match["wheel"])
+    except ValueError:  # a day that no calendar has: the service writes none
+        return None
+    return LedgerFile(
+        wheel,
+        int(match["first"]),
+        int(match["last"]),
+        int(hour.timestamp()) * 1000,
+        path,
+        size,
+    )
+
+
+class LedgerFolder:
+    """A ledger's place, on any file system of pyarrow; it is only read."""
+
+    def __init__(self, uri: str) -> None:
+        """Finds the file system.
+
+        Raises:
+            LedgerUnreadableError: pyarrow does not understand the URI.
+        """
+        self.uri = uri.rstrip("/")
+        try:
+            if "://" in uri:
+                self._fs, folder = fs.FileSystem.from_uri(uri)
+            else:
+                self._fs, folder = fs.LocalFileSystem(), uri
+        except (OSError, pa.ArrowException, ValueError) as error:
+            told = without_secrets(str(error), uri)
+            # No cause: what pyarrow says shows the URI as it is.
+            raise LedgerUnreadableError(f"{shown(uri)}: {told}") from None
+        self._folder = folder.rstrip("/")
+
+    def listing(self) -> Listing:
+        """The names that are there, as if they were all seen at one moment.
+
+        While a folder is looked through, nodes publish and delete: a name may be seen and not the
+        one before it. Names of a wheel come and go in order of their seqs, so a second look, no
+        further than the first one saw, has all that was there before it.
+
+        Raises:
+            LedgerUnreadableError: the place does not answer, or is no folder.
+        """
+        first = self._look()
+        if not first.given_up and not first.inner_holes():
+            return first
+        return self._look().up_to(first.ends())
+
+    def _look(self) -> Listing:
+        try:
+            infos = self._fs.get_file_info(fs.FileSelector(self._folder, recursive=True))
+            files = [
+                file
+                for info in infos
+                if info.is_file and (file := parse_path(info.path, info.size)) is not None
+            ]
+            gaps = [self._gap(info.path) for info in infos if _GAP.fullmatch(info.path)]
+        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            told = without_secrets(str(error), self.uri)
+            raise LedgerUnreadableError(f"{shown(self.uri)}: {told}") from error
+        return Listing(files, [gap for gap in gaps if gap is not None])
+
+    def _gap(self, path: str) -> Hole | None:
+        try:
+            with self._fs.open_input_stream(path) as stream:
+                told = json.loads(stream.read())
+        except FileNotFoundError:  # retention was faster
+            return None
+        return Hole(
+            told["wheel"],
+            told["first_seq"],
+            told["last_seq"],
+            told["accepted_from_ms"],
+            told["accepted_to_ms"],
+            f"given up by {told['node']}, {told['messages']} messages: {told['reason']}",
+        )
+
+    def holes(self, listing: Listing) -> list[Hole]:
+        """Files that were lost, as far as names prove it, and recorded gaps."""
+        found = [
+            Hole(
+                str(before.wheel),
+                first,
+                last,
+                self._accepted(before)[1],
+                self._accepted(behind)[0],
+                "no file of the ledger has these seqs, though later ones are there",
+            )
+            for before, first, last, behind in listing.inner_holes()
+        ]
+        return sorted([*found, *listing.given_up], key=lambda hole: (hole.wheel, hole.first_seq))
+
+    def extents(self, listing: Listing) -> dict[str, Extent]:
+        """What each wheel's names cover."""
+        found = {}
+        for wheel, grouped in groupby(listing.files, key=lambda file: file.wheel):
+            files = list(grouped)
+            last = max(files, key=lambda file: file.last_seq)
+            found[str(wheel)] = Extent(
+                files[0].first_seq,
+                last.last_seq,
+                self._accepted(files[0])[0],
+                self._accepted(last)[1],
+            )
+        for hole in listing.given_up:
+            known = found.get(hole.wheel)
+            last_seq = hole.last_seq or hole.first_seq
+            if known is None:
+                found[hole.wheel] = Extent(hole.first_seq, last_seq, hole.from_ms, hole.to_ms)
+            else:
+                found[hole.wheel] = Extent(
+                    min(known.first_seq, hole.first_seq),
+                    max(known.last_seq, last_seq),
+                    min(known.from_ms, hole.from_ms),
+                    max(known.to_ms, hole.to_ms),
+                )
+        return found
+
+    def spark_paths(self, files: Iterable[LedgerFile]) -> list[str]:
+        """Paths as Spark's own file systems name them."""
+        scheme, separator, rest = self.uri.partition("://")
+        if not separator or scheme == "file":
+            return [f"file://{file.path}" for file in files]
+        authority = rest.partition("?")[0].partition("/")[0]
+        name = {"s3": "s3a", "gcs": "gs"}.get(scheme, scheme)
+        if scheme in ("s3", "gs", "gcs"):  # there the bucket is the first part of pyarrow's paths
+            return [f"{name}://{file.path}" for file in files]
+        return [f"{name}://{authority}/{file.path.lstrip('/')}" for file in files]
+
+    def _accepted(self, file: LedgerFile) -> tuple[int, int]:
+        """When the first and the last row of a file were accepted, from its footer."""
+        try:
+            footer = pq.ParquetFile(file.path, filesystem=self._fs).metadata
+            column = footer.schema.names.index("accepted_at_ms")
+            groups = [
+                footer.row_group(number).column(column).statistics
+                for number in range(footer.num_row_groups)
+            ]
+        except (OSError, pa.ArrowException, ValueError) as error:
+            raise LedgerUnreadableError(f"{file.path}: {error}") from error
+        known = [(s.min, s.max) for s in groups if s is not None]
+        if not known or len(known) < len(groups):
+            return file.hour_ms, file.hour_ms + HOUR_MS - 1
+        ends: list[int] = [end for pair in known for end in pair if end is not None]
+        return (min(ends), max(ends)) if ends else (file.hour_ms, file.hour_ms + HOUR_MS - 1)
+
+
+def moment(ms: int) -> str:
+    """A time for people, in UTC."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"

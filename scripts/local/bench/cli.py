@@ -1,0 +1,112 @@
+"""The arguments of scripts/bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from local.bench.page import write_page
+from local.bench.report import print_report
+from local.bench.running import Options, Runner
+from local.bench.sending import VALUE_BYTES
+from local.bench.stand import Stand
+from local.bench.workloads import USUAL, WORKLOADS
+from local.loopback.child import interrupt_on_signals
+from local.loopback.cluster import ClusterError
+from local.loopback.kafka_jars import KafkaError
+
+SHORT = Options(rounds=1, seconds=5, warm=False)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "\n".join(f"  {name:15} {each.told}" for name, each in WORKLOADS.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure delaywheel beside Kafka itself, in rounds.",
+        epilog=f"workloads (if none is named: {', '.join(USUAL)}):\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("workload", nargs="*", help="see below; each has its own cluster")
+    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many (default: 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="of each part of a round (default: 20)"
+    )
+    parser.add_argument(
+        "--cadence-ms", type=float, default=25, help="of Kafka's transactions (default: 25)"
+    )
+    parser.add_argument(
+        "--short", action="store_true", help="one round of 5 s, nothing is warmed: no figures"
+    )
+    parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
+    parser.add_argument("--page", type=Path, metavar="F", help="write an HTML page here")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures what was asked for."""
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    names = asked.workload or list(USUAL)
+    if unknown := [name for name in names if name not in WORKLOADS]:
+        parser.error(f"no such workload: {', '.join(unknown)}")
+    if min(asked.nodes, asked.rounds, asked.seconds, asked.cadence_ms) <= 0:
+        parser.error("--nodes, --rounds, --seconds and --cadence-ms must be above 0")
+    options = SHORT if asked.short else Options(asked.rounds, asked.seconds, warm=True)
+    interrupt_on_signals()
+    document: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
+        "value_bytes": VALUE_BYTES,
+        "cadence_ms": asked.cadence_ms,
+        "workloads": [],
+    }
+    try:
+        for name in names:
+            for nodes in WORKLOADS[name].nodes or (asked.nodes,):
+                told = _measure(name, nodes, asked.cadence_ms / 1000, options)
+                document["workloads"].append(told)
+    except KeyboardInterrupt:
+        code = 130
+    except (ClusterError, KafkaError) as error:
+        _say(str(error))
+        code = 1
+    else:
+        code = 0
+    # What was measured before is not lost.
+    if asked.json:
+        asked.json.write_text(json.dumps(document, indent=2) + "\n")
+    if asked.page:
+        write_page(asked.page, document)
+    print_report(document)
+    return code
+
+
+def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[str, Any]:
+    workload = WORKLOADS[name]
+    _say(f"{name}: {workload.told}; {nodes} node(s)")
+    with Stand(nodes, workload.span_s, cadence_s, _say) as stand:
+        runner = Runner(stand, options, _say)
+        warmth_ms = runner.warm()
+        measured = runner.run(workload)
+    return {
+        "name": name,
+        "told": workload.told,
+        "nodes": nodes,
+        "pending": workload.pending,
+        "warmth_ms": warmth_ms,
+        **measured,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""A consumer in a process of its own that keeps of each record when it should have come, and came.
+
+Each value begins with a stamp: the due, or the time of sending, in Unix microseconds. The same
+process and the same settings serve delaywheel's topic and Kafka's own.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+import time
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing.connection import Connection
+from typing import Final
+
+import numpy as np
+
+from local.bench.figures import Times
+from local.loopback.cluster import ClusterError
+from local.stage.observer import ConsumerProcess
+
+STAMP: Final = struct.Struct("<q")
+POLL_S: Final = 0.1
+BATCH: Final = 1_000
+
+
+class Consumer(ConsumerProcess):
+    """Follows topics from their beginning."""
+
+    def __init__(self, bootstrap: str, topics: Sequence[str], partitions: int) -> None:
+        """Prepares; the topics exist."""
+        # By topic: stamp and arrival in turns, in microseconds.
+        self._arrived: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        super().__init__(
+            _consume, bootstrap, list(topics), partitions, take=self._note, error=ClusterError
+        )
+
+    def take(
+        self, topic: str, count: int, timeout_s: float, watch: Callable[[], None]
+    ) -> tuple[Times, Times]:
+        """The next records of a topic: stamps and arrivals, both in Unix milliseconds.
+
+        Args:
+            topic: Which one.
+            count: How many were sent.
+            timeout_s: How long without any record is too long.
+            watch: Called again and again.
+
+        Raises:
+            ClusterError: they did not come, or more did.
+        """
+        arrived, before = self._arrived[topic], 0
+        deadline = time.monotonic() + timeout_s
+        while len(arrived) < 2 * count:
+            watch()
+            if len(arrived) > before:
+                before, deadline = len(arrived), time.monotonic() + timeout_s
+            if time.monotonic() > deadline:
+                missing = count - len(arrived) // 2
+                raise ClusterError(f"{missing:,} of {count:,} messages of {topic} did not arrive")
+            time.sleep(0.05)
+        if len(arrived) > 2 * count:
+            raise ClusterError(f"{len(arrived) // 2:,} records of {topic}, {count:,} were sent")
+        pairs = np.array(self._arrived.pop(topic), np.int64).reshape(-1, 2) / 1000
+        return pairs[:, 0], pairs[:, 1]
+
+    def _note(self, batch: Iterable[tuple[str, bytes]]) -> None:
+        for topic, times in batch:
+            self._arrived[topic].frombytes(times)
+
+
+def _consume(
+    bootstrap: str, topics: Sequence[str], partitions: int, send: Connection, stop: Connection
+) -> None:
+    """The child: polls until the other end of `stop` is closed, also by our parent's death."""
+    import confluent_kafka as kafka  # noqa: PLC0415 - the child alone needs it
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    consumer = kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([kafka.TopicPartition(t, n, 0) for t in topics for n in range(partitions)])
+    consumer.poll(POLL_S)
+    send.send([])  # ready
+    while not stop.poll():
+        first = consumer.poll(POLL_S)
+        if first is None:
+            continue
+        # `consume` would wait until its batch is full: only what is there already is taken.
+        messages = [first, *consumer.consume(BATCH, 0)]
+        received_us = time.time_ns() // 1000
+        times: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        for message in messages:
+            value = message.value()
+            if message.error() is None and isinstance(value, bytes):
+                times[message.topic() or ""].extend((STAMP.unpack_from(value)[0], received_us))
+        send.send([(topic, pairs.tobytes()) for topic, pairs in times.items()])
+    consumer.close()

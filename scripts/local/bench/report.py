@@ -1,0 +1,119 @@
+"""The figures as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from delaywheel_replica.cli.telling.tables import print_table
+from local.bench.running import our_cpu_share
+
+LABELS = {"plain": "Kafka, plain", "floor": "Kafka, transactions", "ours": "delaywheel"}
+ORIGIN_SHARE = 0.9
+"""Of the groups that a node must have written for its switches to be called an origin's."""
+
+
+def print_report(document: Mapping[str, Any]) -> None:
+    """All of it."""
+    for one in document["workloads"]:
+        print(f"\n=== {one['name']}, {one['nodes']} node(s): {one['told']}")
+        warmth = ", ".join(f"{cost_ms:.1f}" for cost_ms in one["warmth_ms"])
+        print(f"broker, CPU ms a transaction while it was warmed: {warmth or 'not warmed'}")
+        if one["filled"]:
+            rates = ", ".join(f"{step['per_s']:,}" for step in one["filled"])
+            print(f"filled to {one['filled'][-1]['pending']:,} messages, a second: {rates}")
+        if "rounds" in one:
+            _print_rounds(one)
+        for tried in one.get("tried", ()):
+            p99 = (
+                f"p99 {tried['lateness']['p99_ms']:.0f} ms" if "lateness" in tried else tried["why"]
+            )
+            holds = "holds" if tried["holds"] else "does not hold"
+            print(f"{tried['rate_per_s']:,} a second {holds}: {p99}")
+        if one.get("extent_s"):
+            print(f"messages are taken again after, s: {_told(one['extent_s'])}")
+
+
+def _print_rounds(one: Mapping[str, Any]) -> None:
+    rounds = one["rounds"]
+    if not rounds:
+        print(f"no round counts: {'; '.join(one['void'])}")
+        return
+    print(f"{len(rounds)} rounds, void: {len(one['void'])} ({'; '.join(one['void']) or '-'})")
+    kinds = [kind for kind in LABELS if kind in rounds[0]]
+    rows = [_row(LABELS[kind], [of[kind] for of in rounds]) for kind in kinds]
+    columns = [
+        "median of the rounds",
+        "a second",
+        "p50 ms",
+        "p99 ms",
+        "max ms",
+        "last s",
+        "machine",
+    ]
+    print_table(columns, rows)
+    print_table(
+        ["ours beside", "least", "median", "most"],
+        [
+            (name, *(f"{extent[of]:.2f}" for of in ("least", "median", "most")))
+            for name, extent in one["ratios"].items()
+            if extent
+        ],
+    )
+    if "disk_bytes_a_message" in one:
+        print(f"disk, bytes a message and node: {one['disk_bytes_a_message']:.0f}")
+    _print_costs([of["ours"] for of in rounds])
+
+
+def _row(label: str, parts: list[Mapping[str, Any]]) -> tuple[str, ...]:
+    late = [part["lateness"] for part in parts if part["lateness"]]
+    figures = [_middle([one[of] for one in late], ",.1f") for of in ("p50_ms", "p99_ms", "max_ms")]
+    last_s = [part["last_s"] for part in parts if part["last_s"]]
+    busy = [part["busy_share"] for part in parts]
+    rate = _middle([part["per_s"] for part in parts], ",.0f")
+    return (label, rate, *figures, _middle(last_s, ".2f"), _middle(busy, ".0%"))
+
+
+def _middle(values: list[float], form: str) -> str:
+    return format(median(values), form) if values else "-"
+
+
+def _print_costs(parts: list[Mapping[str, Any]]) -> None:
+    """CPU and context switches by process."""
+    forms = {
+        "cpu_share": ".1%",
+        "cpu_us_a_message": ".1f",
+        "switches_per_s": ",.0f",
+        "switches_a_group": ".1f",
+    }
+    rows = []
+    for name in parts[0]["cpu_share"]:
+        known = {of: [part[of][name] for part in parts if name in part[of]] for of in forms}
+        rows.append((name, *(_middle(values, forms[of]) for of, values in known.items())))
+    print_table(["process", "core", "CPU us/message", "switches/s", "switches/group"], rows)
+    ours = median(our_cpu_share(part) for part in parts)
+    print(f"all of ours, the SDK included: {ours:.1%} of a core")
+    for line in _roles(parts):
+        print(line)
+
+
+def _roles(parts: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Switches a group by role, where one node wrote nearly all groups."""
+    told: dict[str, list[float]] = {"origin": [], "mirror": [], "SDK": []}
+    for part in parts:
+        groups = sum(part["groups"].values())
+        origin = max(part["groups"], key=part["groups"].get, default=None)
+        if not groups or origin is None or part["groups"][origin] < ORIGIN_SHARE * groups:
+            continue
+        told["SDK"].append(part["switches_a_group"]["sender ours"])
+        for node in part["groups"]:
+            role = "origin" if node == origin else "mirror"
+            told[role].append(part["switches_a_group"][f"{node} server"])
+    known = ", ".join(f"{role} {median(each):.1f}" for role, each in told.items() if each)
+    if known:
+        yield f"context switches a group, server by role: {known}"
+
+
+def _told(extent: Mapping[str, float]) -> str:
+    return f"{extent['least']:.2f} to {extent['most']:.2f}, median {extent['median']:.2f}"

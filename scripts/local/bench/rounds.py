@@ -1,0 +1,99 @@
+"""Rounds: when they may begin, as many as asked for that nothing disturbed, and their order.
+
+They begin when the broker is warm: its JVM costs three times as much in its first minute. It is
+after two minutes of work, or when of two windows one after the other the later is no cheaper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from local.stage.scraping import Cost
+
+WINDOW_S = 10.0
+ALIKE = 0.05
+"""How much cheaper, as a share, the later window may be."""
+MOST_S = 120.0
+
+RoundT = TypeVar("RoundT")
+PartT = TypeVar("PartT")
+
+
+@dataclass(slots=True)
+class Rounds(Generic[RoundT]):
+    """Those that count, and why others did not."""
+
+    kept: list[RoundT] = field(default_factory=list)
+    void: list[str] = field(default_factory=list)
+
+
+def disturbances(cost: Cost) -> str:
+    """What must not happen in a round, if it happened; else empty."""
+    counts = {
+        "elections": sum(node.elections for node in cost.nodes.values()),
+        "in-sync changes": sum(node.in_sync_changes for node in cost.nodes.values()),
+        "restarted processes": sum(node.restarts for node in cost.nodes.values()),
+    }
+    return ", ".join(f"{what} {count}" for what, count in counts.items() if count)
+
+
+def run_rounds(
+    wanted: int,
+    measure: Callable[[int], RoundT],
+    disturbed: Callable[[RoundT], str],
+) -> Rounds[RoundT]:
+    """Measures until as many rounds count as are wanted; gives up after twice as many.
+
+    Args:
+        wanted: At least 1.
+        measure: Takes the round's number, from 0, void ones included.
+        disturbed: Why a round is void; empty: it counts.
+    """
+    done: Rounds[RoundT] = Rounds()
+    for number in range(2 * wanted):
+        one = measure(number)
+        if why := disturbed(one):
+            done.void.append(why)
+        else:
+            done.kept.append(one)
+        if len(done.kept) == wanted:
+            break
+    return done
+
+
+def in_turn(parts: Sequence[PartT], number: int) -> list[PartT]:
+    """The parts of a round in its order: another one first in each.
+
+    Example:
+        >>> in_turn("abc", 1)
+        ['b', 'c', 'a']
+    """
+    first = number % len(parts)
+    return [*parts[first:], *parts[:first]]
+
+
+def is_steady(costs_ms: list[float]) -> bool:
+    """Whether the newest window is no cheaper than the one before it, but for `ALIKE`."""
+    if len(costs_ms) < 3:  # the first one makes connections
+        return False
+    before, now = costs_ms[-2:]
+    return now >= before * (1 - ALIKE)
+
+
+def warm_up(measure: Callable[[float], float], say: Callable[[str], None]) -> list[float]:
+    """Works until it is warm.
+
+    Args:
+        measure: Works for so many seconds; the broker's CPU milliseconds a transaction.
+        say: Takes a line for people.
+
+    Returns:
+        What each window gave.
+    """
+    costs_ms: list[float] = []
+    while len(costs_ms) * WINDOW_S < MOST_S and not is_steady(costs_ms):
+        costs_ms.append(measure(WINDOW_S))
+        say(f"warming the broker: {costs_ms[-1]:.1f} ms of CPU a transaction")
+    return costs_ms

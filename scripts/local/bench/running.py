@@ -1,0 +1,249 @@
+"""A workload on a cluster: warmed, filled, its rounds measured, and what they come to."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from local.bench.figures import Extent, differences, ratios
+from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
+from local.bench.sending import At, Bulk, Job, Paced
+from local.bench.stand import Part, Stand
+from local.bench.workloads import Accept, Burst, Highest, Idle, Restart, Steady, Workload
+from local.loopback.cluster import ClusterError
+from local.loopback.node import send_signal
+
+FILL_S: Final = 20.0
+AT_ONCE_MS: Final = (0, 1_000)
+"""How far ahead dues are where nothing has to be accepted before."""
+_WARM_RATE_PER_S: Final = 2_000
+_LEAD_S: Final = 4.0
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How workloads are measured.
+
+    Attributes:
+        rounds: That count.
+        seconds: Of each part of a round.
+        warm: Whether the broker is warmed.
+    """
+
+    rounds: int
+    seconds: float
+    warm: bool
+
+
+class Runner:
+    """Measures on one stand."""
+
+    def __init__(self, stand: Stand, options: Options, say: Callable[[str], None]) -> None:
+        """Puts the parts together."""
+        self._stand = stand
+        self._options = options
+        self._say = say
+
+    def warm(self) -> list[float]:
+        """Warms everything; the broker's CPU milliseconds a transaction, window by window."""
+        self._stand.do("ours", Paced(_WARM_RATE_PER_S, 2, (50, 500)))
+        self._stand.do("plain", Paced(_WARM_RATE_PER_S, 2, AT_ONCE_MS))
+        if not self._options.warm:
+            return []
+
+        def window(seconds: float) -> float:
+            part = self._stand.do("floor", Paced(_WARM_RATE_PER_S, seconds, AT_ONCE_MS))
+            return part.used["broker"].cpu_s * 1000 / max(1, part.sent.transactions)
+
+        return warm_up(window, self._say)
+
+    def run(self, workload: Workload) -> Document:
+        """Fills the wheels, measures all rounds; the figures as JSON has them."""
+        filled = self._fill(workload.pending, workload.span_s) if workload.pending else []
+        kind = workload.kind
+        if isinstance(kind, Highest):
+            measured = self._highest(kind)
+        elif isinstance(kind, Restart):
+            measured = self._restart()
+        elif isinstance(kind, Idle):
+            measured = self._rounds([("ours", None)])
+        elif isinstance(kind, Steady):
+            theirs = Paced(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
+            ours = self._paced(kind.rate_per_s, kind.ahead_ms)
+            measured = self._rounds([("plain", theirs), ("floor", theirs), ("ours", ours)])
+        elif isinstance(kind, Accept):
+            bulk, before = Bulk(kind, self._options.seconds), self._length_bytes()
+            measured = self._rounds([("plain", bulk), ("ours", bulk)])
+            if not measured["void"]:
+                messages = sum(one["ours"]["messages"] for one in measured["rounds"])
+                measured["disk_bytes_a_message"] = (self._length_bytes() - before) / messages
+        else:
+            measured = self._bursts(kind)
+        return {"filled": filled, **measured}
+
+    def _paced(self, rate_per_s: int, ahead_ms: tuple[int, int]) -> Paced:
+        """So long that everything is at that rate for as long as is asked for."""
+        return Paced(rate_per_s, ahead_ms[1] / 1000 + self._options.seconds, ahead_ms)
+
+    def _rounds(self, parts: list[tuple[str, Job | None]]) -> Document:
+        def measure(number: int) -> dict[str, Part]:
+            measured = {}
+            for kind, job in in_turn(parts, number):
+                self._say(f"round {number + 1}: {kind}")
+                if job is None:
+                    measured[kind] = self._stand.rest(self._options.seconds)
+                else:
+                    measured[kind] = self._stand.do(kind, job)
+            return measured
+
+        return self._told(measure)
+
+    def _bursts(self, kind: Burst) -> Document:
+        sparse = Bulk(Accept((600, 3_600)), 3)
+        lead_s = _LEAD_S + 1.5 * kind.messages / self._stand.do("ours", sparse).sent.per_s
+
+        def measure(number: int) -> dict[str, Part]:
+            parts = {}
+            for of, ahead_s in in_turn([("floor", 2.0), ("ours", lead_s)], number):
+                self._say(f"round {number + 1}: {of}, due in {ahead_s:.0f} s")
+                from_ms = (int(time.time() + ahead_s) + 1) * 1000
+                parts[of] = self._stand.do(of, At(kind.messages, from_ms))
+            return parts
+
+        return self._told(measure)
+
+    def _told(self, measure: Callable[[int], dict[str, Part]]) -> Document:
+        done = run_rounds(self._options.rounds, measure, _disturbed)
+        for why in done.void:
+            self._say(f"a round is void: {why}")
+        told = [{kind: as_document(part) for kind, part in one.items()} for one in done.kept]
+        return {"rounds": told, "void": done.void, "ratios": compared(told)}
+
+    def _highest(self, kind: Highest) -> Document:
+        """Goes up while a rate holds; the last that did counts."""
+        tried: list[Document] = []
+        rate, highest = float(kind.from_per_s), 0
+        holds = True
+        while holds:
+            self._say(f"{rate:,.0f} a second")
+            job = self._paced(int(rate), Steady(int(rate)).ahead_ms)
+            try:
+                part = self._stand.do("ours", job)
+            except ClusterError as error:
+                tried.append({"rate_per_s": int(rate), "holds": False, "why": str(error)})
+                break
+            lateness = part.lateness
+            assert lateness is not None
+            kept_pace = part.sent.per_s >= 0.98 * rate
+            holds = kept_pace and lateness.p99_ms <= kind.p99_ms and not _disturbed({"": part})
+            tried.append({"rate_per_s": int(rate), "holds": holds, **as_document(part)})
+            highest = int(rate) if holds else highest
+            rate *= kind.step
+        return {"tried": tried, "highest_per_s": highest}
+
+    def _restart(self) -> Document:
+        """The first node is killed with all its processes."""
+        cluster, times_s = self._stand.cluster, []
+        for number in range(self._options.rounds):
+            node = cluster.nodes[0]
+            send_signal(node.pids(), signal.SIGKILL)
+            began = time.monotonic()
+            while node.running:
+                time.sleep(0.01)
+            cluster.wait_until_accepting()
+            times_s.append(time.monotonic() - began)
+            self._say(f"restart {number + 1}: messages are taken after {times_s[-1]:.1f} s")
+            time.sleep(self._options.seconds)
+        extent = Extent.of(times_s)
+        return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
+
+    def _fill(self, pending: int, span_s: int) -> list[Document]:
+        """Has messages pending; how many a second were taken, the more there were."""
+        told, done = [], 0
+        how = Accept((600, span_s - 60), "raw", 4)
+        while done < pending:
+            sent = self._stand.do("ours", Bulk(how, FILL_S)).sent
+            done += sent.messages
+            told.append({"pending": done, "per_s": round(sent.per_s)})
+            self._say(f"filling: {done:,} pending, {sent.per_s:,.0f} a second")
+        return told
+
+    def _length_bytes(self) -> float:
+        """Of the files of a node, in the middle: each has them all."""
+        nodes = self._stand.cluster.nodes
+        files = (path for node in nodes for path in node.data.rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in files) / len(nodes)
+
+
+def _disturbed(parts: dict[str, Part]) -> str:
+    found = [disturbances(part.cost) for part in parts.values() if part.cost is not None]
+    return "; ".join(filter(None, found))
+
+
+def as_document(part: Part) -> Document:
+    """A part of a round as JSON has it."""
+    messages, groups = part.messages, sum(part.groups.values())
+    in_one_second = len(part.over_time) == 1
+    return {
+        "messages": part.sent.messages,
+        "per_s": round(part.sent.per_s) if messages else 0,
+        "seconds": part.seconds,
+        "transactions": part.sent.transactions,
+        "lateness": asdict(part.lateness) if part.lateness else None,
+        "last_s": part.last_ms / 1000 - part.over_time[0].second if in_one_second else None,
+        "over_time": [asdict(second) for second in part.over_time],
+        "cpu_share": {name: used.cpu_s / part.seconds for name, used in part.used.items()},
+        "cpu_us_a_message": {
+            name: used.cpu_s * 1e6 / messages for name, used in part.used.items() if messages
+        },
+        "switches_per_s": {name: used.switches / part.seconds for name, used in part.used.items()},
+        "switches_a_group": {
+            name: used.switches / groups for name, used in part.used.items() if groups
+        },
+        "groups": part.groups,
+        "cpu_over_time": part.cpu,
+        "busy_share": part.cost.cpu_busy_share if part.cost else None,
+    }
+
+
+def our_cpu_share(part: Mapping[str, Any]) -> float:
+    """Of all processes of the nodes, and of the SDK; 1 is one core."""
+    shares: Mapping[str, float] = part["cpu_share"]
+    return sum(
+        share
+        for name, share in shares.items()
+        if name == "sender ours" or name.endswith((" server", " cleaner", " node"))
+    )
+
+
+def compared(rounds: list[Document]) -> Document:
+    """Ours beside Kafka's own, over all rounds."""
+    told: Document = {}
+    ours = [one["ours"] for one in rounds]
+    cpu = Extent.of([our_cpu_share(one) for one in ours])
+    told["cpu_share"] = asdict(cpu) if cpu else None
+    for other in ("plain", "floor"):
+        theirs = [one[other] for one in rounds if other in one]
+        if not theirs:
+            continue
+        if figure := _rate_figure(ours[0]):
+            rates = ratios([one[figure] for one in ours], [one[figure] for one in theirs])
+            told[f"{figure} / {other}"] = asdict(rates) if rates else None
+        for figure in ("p50_ms", "p99_ms") if ours[0]["lateness"] else ():
+            values = [[one["lateness"][figure] for one in side] for side in (ours, theirs)]
+            for sign, how in (("/", ratios), ("-", differences)):
+                extent = how(values[0], values[1])
+                told[f"{figure} {sign} {other}"] = asdict(extent) if extent else None
+    return told
+
+
+def _rate_figure(part: Document) -> str | None:
+    """What says how fast it was; None: the rate was given."""
+    if part["last_s"]:
+        return "last_s"
+    return None if part["lateness"] else "per_s"

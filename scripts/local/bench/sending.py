@@ -1,0 +1,429 @@
+"""The processes that send: delaywheel's SDK, Kafka's producer, Kafka's transactions.
+
+Each does the same jobs in its own way, and says how it went. What a job sends is stamped with its
+due, or, where Kafka sends at once, with the time of sending (see `consuming`).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import Client, Message
+from local.bench.consuming import STAMP
+from local.bench.workloads import Accept
+from local.loopback.cluster import ClusterError
+
+if TYPE_CHECKING:  # `--help` must not need them
+    from delaywheel_proto.v1 import delaywheel_pb2 as pb
+    from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+
+VALUE_BYTES: Final = 200
+MANY: Final = 5_000
+RAW: Final = 1_000
+TICK_S: Final = 0.01
+TIMEOUT_S: Final = 60.0
+_FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
+_START_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Paced:
+    """Messages at a rate, due `ahead_ms` later."""
+
+    rate_per_s: int
+    seconds: float
+    ahead_ms: tuple[int, int]
+
+    @property
+    def lead_s(self) -> float:
+        """From the begin on until as many messages are due as are sent; 0: that never is."""
+        return self.ahead_ms[1] / 1000 if self.seconds > self.ahead_ms[1] / 1000 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Messages that are due in the second from `from_ms` on."""
+
+    messages: int
+    from_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """As many messages as are taken in a time."""
+
+    how: Accept
+    seconds: float
+
+
+Job = Paced | At | Bulk
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How a job went: everything was acknowledged.
+
+    Attributes:
+        messages: How many.
+        seconds: What sending took, with the last acknowledgement only where it counts (`Bulk`).
+        transactions: That were committed.
+    """
+
+    messages: int
+    seconds: float
+    transactions: int = 0
+
+    @property
+    def per_s(self) -> float:
+        """Messages a second."""
+        return self.messages / self.seconds
+
+
+class Way(Protocol):
+    """How one kind of sender does jobs."""
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """Does one; raises if anything is not acknowledged."""
+
+
+class Sender:
+    """A process that sends; a context manager.
+
+    Attributes:
+        pid: Of the process.
+    """
+
+    def __init__(self, kind: str, address: str, cadence_s: float) -> None:
+        """Prepares.
+
+        Args:
+            kind: A name of `WAYS`.
+            address: Of delaywheel's nodes, or of Kafka.
+            cadence_s: Of transactions.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._kind = kind
+        self._pipe, theirs = context.Pipe()
+        self._theirs = theirs
+        self._process = context.Process(
+            target=_send, args=(kind, address, cadence_s, theirs), daemon=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self._process.start()
+        self._theirs.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()
+        self._process.join(5)
+        self._process.kill()
+        self._process.join()
+
+    def begin(self, job: Job, topic: str) -> None:
+        """Has a job done; `end` waits for it."""
+        self._pipe.send((job, topic))
+
+    def end(self) -> Sent:
+        """How the job went.
+
+        Raises:
+            ClusterError: it failed.
+        """
+        try:
+            told = self._pipe.recv()
+        except EOFError:
+            told = "its process ended"
+        if not isinstance(told, Sent):
+            raise ClusterError(f"sending by {self._kind} failed: {told}")
+        return told
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """Has a job done and waits for it."""
+        self.begin(job, topic)
+        return self.end()
+
+
+def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None:
+    """The child: does jobs until the other end is closed, also by our parent's death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    way: Way = WAYS[kind](address, cadence_s)
+    while True:
+        try:
+            job, topic = orders.recv()
+        except EOFError:
+            os._exit(0)  # threads of the clients end with it
+        try:
+            orders.send(way.do(job, topic))
+        except Exception:  # noqa: BLE001 - the parent tells it
+            orders.send(traceback.format_exc())
+
+
+def paced(rate_per_s: int, seconds: float) -> Iterator[int]:
+    """How many messages to send now, tick after tick, so that the rate is kept."""
+    started_at = time.monotonic()
+    sent, total = 0, int(rate_per_s * seconds)
+    while sent < total:
+        due = min(int((time.monotonic() - started_at) * rate_per_s), total)
+        if due > sent:
+            yield due - sent
+            sent = due
+        time.sleep(TICK_S)
+
+
+def value_of(stamp_us: int) -> bytes:
+    """A value with its stamp."""
+    return STAMP.pack(stamp_us) + _FILLER
+
+
+def _dues_ms(job: At) -> list[int]:
+    dues = np.random.default_rng(2).integers(0, 1000, job.messages) + job.from_ms
+    return [int(due) for due in np.sort(dues)]
+
+
+class Ours:
+    """delaywheel's SDK; with a client for each job, that keeps to one node for half a minute."""
+
+    def __init__(self, address: str, _cadence_s: float) -> None:
+        self._address = address
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """See `Way`."""
+        with Client(self._address, timeout=TIMEOUT_S) as client:
+            if isinstance(job, Paced):
+                return self._paced(client, job, topic)
+            if isinstance(job, At):
+                return self._at(client, job, topic)
+            return self._bulk(client, job, topic)
+
+    def _bulk(self, client: Client, job: Bulk, topic: str) -> Sent:
+        call = {"many": self._many, "one": self._one, "raw": self._raw}[job.how.way]
+        with ThreadPoolExecutor(job.how.callers) as pool:
+            started = time.monotonic()
+            until = started + job.seconds
+            counts = pool.map(lambda _: call(client, job.how, until, topic), range(job.how.callers))
+            messages = sum(counts)
+            return Sent(messages, time.monotonic() - started)
+
+    def _paced(self, client: Client, job: Paced, topic: str) -> Sent:
+        chance = np.random.default_rng(2)
+        pending: deque[Any] = deque()
+        started, messages = time.monotonic(), 0
+        for count in paced(job.rate_per_s, job.seconds):
+            now_ms = time.time_ns() // 1_000_000
+            for ahead_ms in chance.integers(*job.ahead_ms, count).tolist():
+                due_ms = now_ms + ahead_ms
+                at = datetime.fromtimestamp(due_ms / 1000, UTC)
+                one = client.produce_async(topic, value_of(due_ms * 1000), deliver_at=at)
+                pending.append(one)
+            messages += count
+            while pending and pending[0].done():
+                pending.popleft().result()
+        seconds = time.monotonic() - started
+        for one in pending:
+            one.result()
+        return Sent(messages, seconds)
+
+    def _at(self, client: Client, job: At, topic: str) -> Sent:
+        started, dues_ms = time.monotonic(), _dues_ms(job)
+        random.Random(3).shuffle(dues_ms)  # noqa: S311 - no secret
+        for first in range(0, len(dues_ms), MANY):
+            batch = [
+                Message(
+                    topic, value_of(due * 1000), deliver_at=datetime.fromtimestamp(due / 1000, UTC)
+                )
+                for due in dues_ms[first : first + MANY]
+            ]
+            for result in client.produce_many(batch):
+                result.unwrap()
+        return Sent(job.messages, time.monotonic() - started)
+
+    def _many(self, client: Client, how: Accept, until: float, topic: str) -> int:
+        chance, sent = random.Random(), 0  # noqa: S311 - no secret
+        value = value_of(0)
+        while time.monotonic() < until:
+            batch = [
+                Message(topic, value, delay=timedelta(seconds=chance.uniform(*how.ahead_s)))
+                for _ in range(MANY)
+            ]
+            for result in client.produce_many(batch):
+                result.unwrap()
+            sent += len(batch)
+        return sent
+
+    def _one(self, client: Client, how: Accept, until: float, topic: str) -> int:
+        chance, sent = random.Random(), 0  # noqa: S311 - no secret
+        while time.monotonic() < until:
+            delay = timedelta(seconds=chance.uniform(*how.ahead_s))
+            client.produce(topic, value_of(0), delay=delay)
+            sent += 1
+        return sent
+
+    def _raw(self, _client: Client, how: Accept, until: float, topic: str) -> int:
+        import grpc  # noqa: PLC0415 - `--help` must not need it
+
+        from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
+        from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415
+        from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415
+
+        chance, sent = np.random.default_rng(), 0
+        zeros = np.zeros(RAW, "<i4").tobytes()
+        columns = pb.ColumnBatch(
+            messages=RAW,
+            topics=[topic],
+            topic_numbers=zeros,
+            key_lengths=np.full(RAW, -1, "<i4").tobytes(),
+            value_lengths=np.full(RAW, VALUE_BYTES, "<i4").tobytes(),
+            headers_lengths=zeros,
+            blob=value_of(0) * RAW,
+        )
+        low_ms, high_ms = (int(seconds * 1000) for seconds in how.ahead_s)
+        with grpc.insecure_channel(self._address.partition(",")[0], CHANNEL_OPTIONS) as channel:
+            stub = DelayWheelStub(channel)
+            while time.monotonic() < until:
+                now_ms = time.time_ns() // 1_000_000
+                columns.ids = os.urandom(16 * RAW)
+                dues: NDArray[np.int64] = now_ms + chance.integers(low_ms, high_ms, RAW)
+                columns.due_ms = dues.astype("<i8").tobytes()
+                request = pb.DelayProduceRequest(columns=columns)
+                answer = _answer(stub, request)
+                if answer.columns.errors:
+                    raise ClusterError(str(answer.columns.errors[0]))
+                sent += RAW
+        return sent
+
+
+def _answer(stub: DelayWheelStub, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
+    """Of the same request, sent until it is taken: a disk may stall for some seconds."""
+    import grpc  # noqa: PLC0415 - `--help` must not need it
+
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return stub.DelayProduce(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            passing = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
+            if error.code() not in passing or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+class Plain:
+    """Kafka's idempotent producer, which sends at once."""
+
+    def __init__(self, address: str, _cadence_s: float) -> None:
+        self._producer = _producer(address)
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """See `Way`."""
+        started, messages = time.monotonic(), 0
+        if isinstance(job, Bulk):
+            while time.monotonic() < started + job.seconds:
+                for _ in range(MANY):
+                    _produce(self._producer, topic, value_of(0))
+                messages += MANY
+            self._flush()
+            return Sent(messages, time.monotonic() - started)
+        if isinstance(job, At):
+            raise ClusterError("a plain producer knows no dues")
+        for count in paced(job.rate_per_s, job.seconds):
+            for _ in range(count):
+                _produce(self._producer, topic, value_of(time.time_ns() // 1000))
+            self._producer.poll(0)
+            messages += count
+        seconds = time.monotonic() - started
+        self._flush()
+        return Sent(messages, seconds)
+
+    def _flush(self) -> None:
+        if self._producer.flush(TIMEOUT_S):
+            raise ClusterError("Kafka did not acknowledge what was sent to it")
+
+
+class Transactional:
+    """Kafka's transactions, one each cadence, of two ids in turns: what could not be better."""
+
+    def __init__(self, address: str, cadence_s: float) -> None:
+        self._cadence_s = cadence_s
+        self._producers = [
+            _producer(address, **{"transactional.id": f"floor-{number}"}) for number in range(2)
+        ]
+        for producer in self._producers:
+            producer.init_transactions(_START_TIMEOUT_S)
+
+    def do(self, job: Job, topic: str) -> Sent:
+        """See `Way`."""
+        if isinstance(job, Bulk):
+            raise ClusterError("transactions of a cadence are no way to send much")
+        if isinstance(job, At):
+            dues_ms = np.array(_dues_ms(job))
+        else:
+            count = int(job.rate_per_s * job.seconds)
+            sent_ms = time.time_ns() // 1_000_000 + np.arange(count) * 1000 / job.rate_per_s
+            ahead_ms = np.random.default_rng(2).integers(*job.ahead_ms, count)
+            dues_ms = np.sort(sent_ms.astype(np.int64) + ahead_ms)
+        return self._forward(dues_ms, topic)
+
+    def _forward(self, dues_ms: NDArray[np.int64], topic: str) -> Sent:
+        started, done, transactions = time.monotonic(), 0, 0
+        while done < len(dues_ms):
+            began = time.monotonic()
+            upto = int(np.searchsorted(dues_ms, time.time_ns() // 1_000_000, "right"))
+            if upto > done:
+                producer = self._producers[transactions % 2]
+                producer.begin_transaction()
+                for due_ms in dues_ms[done:upto].tolist():
+                    _produce(producer, topic, value_of(due_ms * 1000))
+                producer.commit_transaction(TIMEOUT_S)
+                done, transactions = upto, transactions + 1
+            time.sleep(max(0.0, began + self._cadence_s - time.monotonic()))
+        return Sent(done, time.monotonic() - started, transactions)
+
+
+WAYS: Final[dict[str, Any]] = {"ours": Ours, "plain": Plain, "floor": Transactional}
+"""By name; `floor` is below which lateness cannot be."""
+
+
+def _producer(address: str, **settings: str) -> Any:
+    from confluent_kafka import Producer  # noqa: PLC0415 - `--help` must not need it
+
+    return Producer(
+        {
+            "bootstrap.servers": address,
+            "enable.idempotence": True,
+            "log_level": 2,
+            "queue.buffering.max.messages": 1_000_000,
+            **settings,
+        }
+    )
+
+
+def _produce(producer: Any, topic: str, value: bytes) -> None:
+    while True:
+        try:
+            producer.produce(topic, value)
+        except BufferError:
+            producer.poll(0.01)
+        else:
+            return

@@ -1,0 +1,177 @@
+"""A cluster with the processes around it: three that send, one that receives, and what all use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from local.bench.consuming import Consumer
+from local.bench.figures import Second, by_second
+from local.bench.sending import Bulk, Job, Paced, Sender, Sent
+from local.bench.usage import Sampler, Usage, Watch
+from local.loopback.cluster import LocalCluster
+from local.stage.scraping import Cost, Meter, scrape
+from local.stage.tally import Spread
+
+PARTITIONS: Final = 5
+OBSERVED: Final = {"ours": "delayed", "plain": "direct", "floor": "transacted"}
+BULK: Final = "bulk"
+ARRIVAL_TIMEOUT_S: Final = 30.0
+_SETTLE_S: Final = 0.5
+"""Status files and metrics are that old at most."""
+
+
+@dataclass(slots=True)
+class Part:
+    """What one kind of sender did in a round, and what it took.
+
+    Attributes:
+        sent: How sending went.
+        seconds: How long what was used is counted; at a rate only while as much is due as is sent.
+        messages: That were sent meanwhile.
+        lateness: Of what arrived; None: nobody looked.
+        over_time: The same, second by second.
+        last_ms: The last arrival; Unix.
+        used: By process.
+        cpu: CPU seconds by process, second by second, with the Unix second.
+        groups: Written by each node.
+        cost: As the nodes count it.
+    """
+
+    sent: Sent
+    seconds: float = 0.0
+    messages: float = 0.0
+    lateness: Spread | None = None
+    over_time: list[Second] = field(default_factory=list)
+    last_ms: float = 0.0
+    used: dict[str, Usage] = field(default_factory=dict)
+    cpu: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    cost: Cost | None = None
+
+
+class Stand:
+    """All of it; a context manager.
+
+    Attributes:
+        cluster: Broker and nodes.
+    """
+
+    def __init__(
+        self, nodes: int, span_s: int, cadence_s: float, say: Callable[[str], None]
+    ) -> None:
+        """Prepares.
+
+        Args:
+            nodes: How many.
+            span_s: Of their wheels.
+            cadence_s: Of Kafka's transactions beside ours.
+            say: Takes a line for people.
+        """
+        self.cluster = LocalCluster(nodes=nodes, settings={"span_seconds": span_s}, say=say)
+        self._cadence_s = cadence_s
+        self._senders: dict[str, Sender] = {}
+        self._ended = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            cluster = stack.enter_context(self.cluster)
+            cluster.wait_until_accepting()
+            for topic in (*OBSERVED.values(), BULK):
+                cluster.create_topic(topic, PARTITIONS)
+            topics = tuple(OBSERVED.values())
+            self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, PARTITIONS))
+            for kind in OBSERVED:
+                address = cluster.nodes[0].address if kind == "ours" else cluster.kafka
+                sender = Sender(kind, address, self._cadence_s)
+                self._senders[kind] = stack.enter_context(sender)
+            self._ended = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.__exit__(*error)  # type: ignore[arg-type]
+
+    def pids(self) -> dict[str, int]:
+        """Of all processes that run, by name: `n1 server`, `broker`, `sender ours`, `consumer`."""
+        found = {
+            f"{node.id} {name}": pid
+            for node in self.cluster.nodes
+            for name, key in (("server", "server_pid"), ("cleaner", "cleaner_pid"), ("node", "pid"))
+            if (pid := node.row()[key]) is not None
+        }
+        if self.cluster.broker_pid is not None:
+            found["broker"] = self.cluster.broker_pid
+        senders = {f"sender {kind}": sender.pid for kind, sender in self._senders.items()}
+        return {**found, **senders, "consumer": self._consumer.pid}
+
+    def do(self, kind: str, job: Job) -> Part:
+        """Has a job done, waits for what arrives, and tells what it took.
+
+        Raises:
+            ClusterError: something was not acknowledged, or did not arrive.
+        """
+        sender = self._senders[kind]
+        with self._watched() as part:
+            if isinstance(job, Bulk):
+                with self._counted(part):
+                    part.sent = sender.do(job, BULK)
+                    part.messages = part.sent.messages
+                return part
+            sender.begin(job, OBSERVED[kind])
+            if isinstance(job, Paced):
+                time.sleep(job.lead_s)
+                with self._counted(part):
+                    part.sent = sender.end()
+                part.messages = part.sent.per_s * part.seconds
+                self._take(OBSERVED[kind], part)
+            else:
+                with self._counted(part):
+                    part.sent = sender.end()
+                    self._take(OBSERVED[kind], part)
+                part.messages = part.sent.messages
+        return part
+
+    def rest(self, seconds: float) -> Part:
+        """Does nothing for a while, and tells what that took."""
+        with self._watched() as part, self._counted(part):
+            time.sleep(seconds)
+        return part
+
+    def _take(self, topic: str, part: Part) -> None:
+        """Waits until all that was sent is there."""
+        dues_ms, arrived_ms = self._consumer.take(
+            topic, part.sent.messages, ARRIVAL_TIMEOUT_S, self.cluster.watch
+        )
+        late_ms = arrived_ms - dues_ms
+        part.lateness = Spread.of(late_ms.tolist())
+        part.over_time = by_second(dues_ms, late_ms)
+        part.last_ms = float(arrived_ms.max())
+
+    @contextmanager
+    def _watched(self) -> Iterator[Part]:
+        """All of a part: CPU second by second, and what the nodes count."""
+        part = Part(Sent(0, 0.0))
+        time.sleep(_SETTLE_S)
+        meter = Meter(self.cluster.nodes)
+        with Sampler(self.pids()) as sampler:
+            yield part
+        part.cpu = sampler.samples
+        time.sleep(_SETTLE_S)
+        part.cost = meter.read()
+
+    @contextmanager
+    def _counted(self, part: Part) -> Iterator[None]:
+        """The time in which is counted what all processes use, and the groups that are written."""
+        groups, watch, began = self._groups(), Watch(self.pids()), time.monotonic()
+        yield
+        part.seconds, part.used = time.monotonic() - began, watch.read()
+        part.groups = {name: after - groups[name] for name, after in self._groups().items()}
+
+    def _groups(self) -> dict[str, int]:
+        return {
+            node.id: int(scrape(node.metrics_address).get(("written_groups_total", ""), 0))
+            for node in self.cluster.nodes
+        }

@@ -1,0 +1,114 @@
+"""What can be measured, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+HOUR_S: Final = 3_600
+WEEK_S: Final = 7 * 24 * HOUR_S
+
+Way = Literal["many", "one", "raw"]
+"""`produce_many` of 5,000; `produce` message by message; encoded requests of 1,000 without SDK."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """Messages at a rate, each due some time ahead; lateness is measured."""
+
+    rate_per_s: int
+    ahead_ms: tuple[int, int] = (3_000, 13_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """Messages that are all due in one second; how soon all of them are there."""
+
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """As many messages as are taken; acknowledged messages a second."""
+
+    ahead_s: tuple[float, float]
+    way: Way = "many"
+    callers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Highest:
+    """The highest steady rate that holds: all sent, and a p99 of `p99_ms` at most."""
+
+    from_per_s: int = 5_000
+    step: float = 1.4
+    p99_ms: float = 250.0
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A node is killed and comes back: how long until it takes messages."""
+
+
+Kind = Steady | Burst | Accept | Highest | Idle | Restart
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One of them.
+
+    Attributes:
+        kind: What is done in a round.
+        told: For people.
+        span_s: Seconds that the nodes' wheels span; the longest delay.
+        pending: Messages, evenly over the span, that are accepted before the rounds begin.
+        nodes: Of how many nodes, one cluster after the other; empty: as asked for.
+    """
+
+    kind: Kind
+    told: str
+    span_s: int = 2 * HOUR_S
+    pending: int = 0
+    nodes: tuple[int, ...] = ()
+
+
+_M: Final = 1_000_000
+
+WORKLOADS: Final = {
+    "accept-sparse": Workload(Accept((60, HOUR_S)), "accepted a second, dues over 60 minutes"),
+    "accept-dense": Workload(Accept((20, 30)), "accepted a second, dues over 10 s"),
+    "accept-week": Workload(
+        Accept((60, WEEK_S - 60)), "accepted a second, dues over 7 days", WEEK_S
+    ),
+    "accept-one": Workload(
+        Accept((60, HOUR_S), "one", 16), "accepted a second, message by message, 16 callers"
+    ),
+    "accept-raw": Workload(
+        Accept((60, HOUR_S), "raw", 4), "accepted a second, encoded requests of 1,000, 4 callers"
+    ),
+    "steady-300": Workload(Steady(300), "lateness at 300 a second"),
+    "steady-2000": Workload(Steady(2_000), "lateness at 2,000 a second"),
+    "steady-10000": Workload(Steady(10_000), "lateness at 10,000 a second"),
+    "highest": Workload(Highest(), "the highest rate that holds"),
+    "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),
+    "burst-100k": Workload(Burst(100_000), "100,000 due in one second"),
+    "burst-1m": Workload(Burst(_M), "a million due in one second"),
+    "backlog-0": Workload(Steady(2_000), "lateness, wheels of 7 days, nothing pending", WEEK_S),
+    "backlog-1m-2h": Workload(Steady(2_000), "lateness, 1 M pending over 2 h", pending=_M),
+    "backlog-10m-2h": Workload(Steady(2_000), "lateness, 10 M pending over 2 h", pending=10 * _M),
+    "backlog-1m-7d": Workload(Steady(2_000), "lateness, 1 M pending over 7 days", WEEK_S, _M),
+    "backlog-10m-7d": Workload(
+        Steady(2_000), "lateness, 10 M pending over 7 days", WEEK_S, 10 * _M
+    ),
+    "restart-10m": Workload(Restart(), "restart with 10 M pending over 7 days", WEEK_S, 10 * _M),
+    "nodes": Workload(Steady(2_000), "CPU of 1, 2, 3 and 5 nodes", nodes=(1, 2, 3, 5)),
+    "idle": Workload(Idle(), "CPU with nothing to do"),
+}
+
+USUAL: Final = ("idle", "steady-2000", "accept-sparse")
+"""What is measured if nothing is named."""

@@ -1,0 +1,1 @@
+"""scripts/chaos: disturbances of the leader, measured one by one."""

@@ -1,0 +1,176 @@
+"""What scripts/chaos does to the node that leads."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from enum import StrEnum
+from typing import NamedTuple
+
+from local.chaos.transactions import OpenTransactions
+from local.loopback.cluster import ClusterError
+from local.loopback.node import PROCESSES, Node, send_signal
+from local.stage.stage import PARTITIONS, TOPIC, Stage
+from local.stage.traffic import burst
+from local.stage.wholeness import look
+
+PAUSE_S = 5.0
+BURST_MESSAGES = 10_000
+BURST_AHEAD_S = 4.0
+# A transaction of the steady traffic has a few messages: so many are surely the burst's.
+SURELY_OPEN_RECORDS = 500
+OPEN_WITHIN_S = 10.0
+# A commit that the leader asked for just before it was stopped is done by then.
+UNDER_WAY_S = 0.1
+# A busy machine may have committed a burst before anybody looked.
+BURSTS = 5
+LEADER_WITHIN_S = 60.0
+
+
+class How(StrEnum):
+    """Kinds of disturbances."""
+
+    NODE = "node"
+    TRANSACTION = "transaction"
+    PAUSE = "pause"
+    SERVER = "server"
+    CLEANER = "cleaner"
+
+
+KILLED = {
+    How.NODE: PROCESSES,
+    How.TRANSACTION: PROCESSES,
+    How.SERVER: ("server_pid",),
+    How.CLEANER: ("cleaner_pid",),
+}
+
+
+class Strike(NamedTuple):
+    """A disturbance that happened.
+
+    Attributes:
+        node: that led, and was disturbed.
+        epoch: of its leadership.
+        at_ms: wall clock just before.
+        open_records: for `transaction`: how many records were written and neither committed nor
+            aborted when the leader stood still, never to go on. 0: it was not caught in the act.
+    """
+
+    node: str
+    epoch: int
+    at_ms: float
+    open_records: int | None
+
+
+class _Leader(NamedTuple):
+    node: Node
+    epoch: int
+
+
+class _Stopped(NamedTuple):
+    """A leader that stands still."""
+
+    at_ms: float
+    open_records: int
+
+
+class Disturber:
+    """Disturbs the leader of a cluster that is whole."""
+
+    def __init__(self, stage: Stage, chance: random.Random) -> None:
+        """Prepares."""
+        self._stage = stage
+        self._chance = chance
+        self._open = OpenTransactions(stage.cluster.kafka, TOPIC, PARTITIONS)
+
+    def strike(self, how: How) -> Strike:
+        """Disturbs it once; returns when that is over.
+
+        Raises:
+            ClusterError: nobody leads.
+        """
+        if how is How.TRANSACTION:
+            return self._kill_in_transaction()
+        leader = self._leader()
+        if how is How.PAUSE:
+            return self._pause(leader)
+        at_ms = time.time() * 1000
+        self._kill(leader.node, how)
+        return Strike(leader.node.id, leader.epoch, at_ms, None)
+
+    def _leader(self) -> _Leader:
+        """Who leads; waits for an election that nobody has asked for.
+
+        Raises:
+            ClusterError: there is none that ends.
+        """
+        nodes = {node.id: node for node in self._stage.cluster.nodes}
+        deadline = time.monotonic() + LEADER_WITHIN_S
+        while True:
+            seen = look(self._stage.cluster.nodes)
+            if seen.leader:
+                return _Leader(nodes[seen.leader], seen.epoch)
+            if time.monotonic() > deadline:
+                raise ClusterError("nobody leads, although the cluster was whole")
+            self._stage.tick()
+
+    def _kill(self, node: Node, how: How) -> None:
+        send_signal(node.pids(KILLED[how]), signal.SIGKILL)
+        self._stage.view.note(f"kill -9: {how} of {node.id}")
+
+    def _kill_in_transaction(self) -> Strike:
+        """Kills whoever leads while very many messages are being committed."""
+        for number in range(1, BURSTS + 1):
+            self._wait_for_burst()
+            leader = self._leader()
+            stopped = self._stop_in_transaction(leader.node, is_last=number == BURSTS)
+            if stopped is not None:
+                break
+        assert stopped is not None
+        self._kill(leader.node, How.TRANSACTION)
+        return Strike(leader.node.id, leader.epoch, stopped.at_ms, stopped.open_records)
+
+    def _pause(self, leader: _Leader) -> Strike:
+        pids = leader.node.pids(("server_pid", "cleaner_pid"))
+        at_ms = time.time() * 1000
+        try:
+            send_signal(pids, signal.SIGSTOP)
+            self._stage.view.note(f"SIGSTOP of {leader.node.id} for {PAUSE_S:g} s")
+            self._stage.wait(PAUSE_S)
+        finally:
+            send_signal(pids, signal.SIGCONT)  # also after Ctrl-C: what is stopped never ends
+        return Strike(leader.node.id, leader.epoch, at_ms, None)
+
+    def _wait_for_burst(self) -> None:
+        """Returns shortly before very many messages are due."""
+        self._stage.send(burst(BURST_MESSAGES, BURST_AHEAD_S, self._chance))
+        self._stage.wait(BURST_AHEAD_S - 0.5)
+
+    def _stop_in_transaction(self, leader: Node, *, is_last: bool) -> _Stopped | None:
+        """Stops the leader with the burst's records uncommitted.
+
+        What commits just then goes on, and is stopped again: nobody can look and kill at once.
+        None: it was not caught so. If this is the last burst, it is stopped all the same.
+        """
+        pids = leader.pids(KILLED[How.TRANSACTION])
+        deadline = time.monotonic() + OPEN_WITHIN_S
+        while True:
+            while self._open.records() < SURELY_OPEN_RECORDS and time.monotonic() < deadline:
+                pass
+            is_over = time.monotonic() > deadline
+            if is_over and not is_last:
+                return None
+            stopped = None
+            try:
+                at_ms = time.time() * 1000
+                send_signal(pids, signal.SIGSTOP)
+                time.sleep(UNDER_WAY_S)
+                open_records = self._open.records()
+                if open_records or is_over:
+                    stopped = _Stopped(at_ms, open_records)
+            finally:
+                if stopped is None:
+                    send_signal(pids, signal.SIGCONT)
+            if stopped is not None:
+                return stopped

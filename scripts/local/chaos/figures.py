@@ -1,0 +1,131 @@
+"""The figures of scripts/chaos: of one disturbance, of each kind of them, as a table, as JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from delaywheel_replica.cli.telling.tables import print_table
+from local.chaos.disturbing import How
+from local.stage.stage import Ended
+from local.stage.tally import Spread
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """One disturbance and what followed.
+
+    Attributes:
+        how: What was done.
+        node: To which node: it led.
+        leader_after: Who led when the cluster was whole again.
+        struck_at_ms: Wall clock just before.
+        silence_ms: The time without forwarding.
+        calm_silence_ms: The same of some seconds before, in which nothing happened.
+        spacing_ms: The usual time between arrivals, which both leave out.
+        whole_after_s: Until nothing was missing any more.
+        open_records: Of the transaction that was open when the leader stood still, never to go on;
+            0: none was, None: that was not the aim.
+        load_1min: The machine's load average.
+        cpu_busy_share: How much of all CPUs was used until the cluster was whole again.
+    """
+
+    how: How
+    node: str
+    leader_after: str
+    struck_at_ms: float
+    silence_ms: float
+    calm_silence_ms: float
+    spacing_ms: float
+    whole_after_s: float
+    open_records: int | None
+    load_1min: float
+    cpu_busy_share: float
+
+    def told(self) -> str:
+        """In one line."""
+        opened = "" if self.open_records is None else f", {self.open_records:,} records uncommitted"
+        return (
+            f"{self.how} of {self.node}{opened}: {self.silence_ms:,.0f} ms without forwarding "
+            f"(calm: {self.calm_silence_ms:,.0f} ms), {self.leader_after} leads, "
+            f"whole after {self.whole_after_s:.1f} s, load {self.load_1min:.1f}, "
+            f"CPU {self.cpu_busy_share:.0%}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All disturbances of one kind."""
+
+    how: How
+    silence: Spread
+    calm_silence: Spread
+    whole_after_p50_s: float
+    not_caught_open: int
+    load_1min: float
+    cpu_busy_share: float
+
+    @classmethod
+    def of(cls, how: How, done: Sequence[Disturbance]) -> Self:
+        """Summarises at least one."""
+        return cls(
+            how,
+            Spread.of([one.silence_ms for one in done]),
+            Spread.of([one.calm_silence_ms for one in done]),
+            float(np.median([one.whole_after_s for one in done])),
+            sum(one.open_records == 0 for one in done),
+            float(np.mean([one.load_1min for one in done])),
+            float(np.mean([one.cpu_busy_share for one in done])),
+        )
+
+    @classmethod
+    def of_each(cls, done: Sequence[Disturbance]) -> list[Self]:
+        """One of each kind that there was."""
+        kinds = [(how, [one for one in done if one.how is how]) for how in How]
+        return [cls.of(how, of_kind) for how, of_kind in kinds if of_kind]
+
+
+def print_summaries(summaries: Sequence[Summary]) -> None:
+    """The table of all kinds."""
+    rows = [
+        (
+            summary.how,
+            summary.silence.messages,
+            *(f"{ms:,.0f}" for ms in _of_spread(summary.silence)),
+            f"{summary.calm_silence.max_ms:,.0f}",
+            f"{summary.whole_after_p50_s:.1f}",
+            f"{summary.load_1min:.1f}",
+            f"{summary.cpu_busy_share:.0%}",
+        )
+        for summary in summaries
+    ]
+    columns = ["disturbed", "times", "p50 ms", "p99 ms", "max ms", "calm max ms", "whole p50 s"]
+    print()
+    print_table([*columns, "load", "CPU"], rows, title="time without forwarding")
+    for summary in summaries:
+        if summary.not_caught_open:
+            print(f"{summary.how}: {summary.not_caught_open} times no transaction was open")
+
+
+def _of_spread(spread: Spread) -> tuple[float, float, float]:
+    return spread.p50_ms, spread.p99_ms, spread.max_ms
+
+
+def as_json(done: Sequence[Disturbance], ended: Ended, *, is_complete: bool) -> dict[str, Any]:
+    """Everything, for programs."""
+    mirrors = asdict(ended.mirrors)
+    mirrors["differing"] = [str(path) for path in ended.mirrors.differing]
+    return {
+        "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
+        "clean": is_complete and ended.is_clean,
+        "recovered_always": is_complete,
+        "kinds": [asdict(summary) for summary in Summary.of_each(done)],
+        "disturbances": [asdict(one) for one in done],
+        "verdict": asdict(ended.verdict),
+        "mirrors": mirrors,
+    }

@@ -1,0 +1,264 @@
+"""Failovers of a real cluster under traffic, measured one by one, and every message checked.
+
+The leader is disturbed again and again; each time it is waited until nothing is missing any
+more, and then a random while. The time without forwarding is the longest gap between arrivals
+at a read_committed consumer from the disturbance until the cluster was whole again, minus the
+usual time between arrivals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from local.chaos.disturbing import Disturber, How, Strike
+from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
+from local.loopback.child import interrupt_on_signals
+from local.loopback.cluster import ClusterError, parse_settings
+from local.loopback.kafka_jars import KafkaError
+from local.loopback.machine import CpuTime, load_1min
+from local.stage.gaps import longest_gap, usual_spacing_ms
+from local.stage.stage import Ended, Stage, staged
+from local.stage.traffic import steady
+from local.stage.view import LiveView, PlainView, View, verdict_text
+from local.stage.wholeness import Look, look
+
+WHOLE_WITHIN_S = 120.0
+LOOK_EVERY_S = 0.2
+# What a failover has left behind is forwarded within this time after the cluster is whole.
+SETTLE_S = 1.0
+# Nodes that have just seen trouble wait longer before they stand for election: what is measured
+# sooner after the last disturbance is slower than a failover out of the blue.
+CALM_S = 5.0
+FIGURES_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """A while without disturbances, in milliseconds.
+
+    Attributes:
+        spacing_ms: The usual time between arrivals.
+        silence_ms: The longest one, minus the usual one.
+    """
+
+    spacing_ms: float
+    silence_ms: float
+
+
+class Chaos:
+    """Disturbs the leader of a cluster under steady traffic.
+
+    Attributes:
+        disturbances: What was done so far.
+    """
+
+    def __init__(self, stage: Stage, chance: random.Random, *, calm_s: float) -> None:
+        """Prepares.
+
+        Args:
+            stage: Where it happens.
+            chance: Decides how long it is calm.
+            calm_s: At least so long between two disturbances, and up to twice.
+        """
+        self._stage = stage
+        self._chance = chance
+        self._calm_s = (calm_s, 2 * calm_s)
+        self._disturber = Disturber(stage, chance)
+        self.disturbances: list[Disturbance] = []
+
+    def run(self, hows: Sequence[How]) -> None:
+        """Disturbs once in each of these ways.
+
+        Raises:
+            ClusterError: the cluster did not recover.
+        """
+        while not self._stage.records:  # the first message is due some seconds after the start
+            self._stage.tick()
+        self._wait_until_whole(after_epoch=-1)
+        for number, how in enumerate(hows, 1):
+            self._disturb(how)
+            done = self.disturbances[-1]
+            self._stage.view.note(f"{number} of {len(hows)}: {done.told()}")
+
+    def _disturb(self, how: How) -> None:
+        calm = self._calm()
+        cpu = CpuTime()
+        strike = self._disturber.strike(how)
+        struck_at = strike.at_ms / 1000
+        after = self._wait_until_whole(after_epoch=strike.epoch)
+        whole_after_s = time.time() - struck_at
+        self._stage.wait(SETTLE_S)
+        self.disturbances.append(
+            Disturbance(
+                how=how,
+                node=strike.node,
+                leader_after=after.leader,
+                struck_at_ms=strike.at_ms,
+                silence_ms=self._silence_ms(strike, calm),
+                calm_silence_ms=calm.silence_ms,
+                spacing_ms=calm.spacing_ms,
+                whole_after_s=whole_after_s,
+                open_records=strike.open_records,
+                load_1min=load_1min(),
+                cpu_busy_share=cpu.busy_share(),
+            )
+        )
+
+    def _calm(self) -> Calm:
+        """Lets a random while pass, and tells how messages arrive when nothing happens."""
+        since_ms = time.time() * 1000
+        self._stage.wait(self._chance.uniform(*self._calm_s))
+        arrivals = [since_ms, *self._arrivals_ms(since_ms)]
+        spacing_ms = usual_spacing_ms(arrivals)
+        return Calm(spacing_ms, longest_gap(arrivals).length_ms - spacing_ms)
+
+    def _silence_ms(self, strike: Strike, calm: Calm) -> float:
+        """Until now: what has not ended yet counts, too."""
+        times_ms = [strike.at_ms, *self._arrivals_ms(strike.at_ms), time.time() * 1000]
+        return max(0.0, longest_gap(times_ms).length_ms - calm.spacing_ms)
+
+    def _arrivals_ms(self, since_ms: float) -> Iterator[float]:
+        records = self._stage.records
+        first = bisect_left(records, since_ms, key=lambda record: record.received_ms)
+        return (record.received_ms for record in records[first:])
+
+    def _wait_until_whole(self, *, after_epoch: int) -> Look:
+        """Returns when nothing is missing, and somebody began to lead after this epoch."""
+        deadline = time.monotonic() + WHOLE_WITHIN_S
+        while True:
+            seen = look(self._stage.cluster.nodes)
+            if not seen.missing and seen.epoch > after_epoch:
+                return seen
+            if time.monotonic() > deadline:
+                what = "; ".join(seen.missing) or f"nobody began to lead after {after_epoch}"
+                raise ClusterError(f"not whole within {WHOLE_WITHIN_S:.0f} s: {what}")
+            self._stage.wait(LOOK_EVERY_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run has shown."""
+
+    disturbances: Sequence[Disturbance]
+    ended: Ended
+    is_complete: bool
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether the cluster always recovered, and every promise was kept."""
+        return self.is_complete and self.ended.is_clean
+
+
+def play(stage: Stage, options: argparse.Namespace) -> Report:
+    """Disturbs under traffic, then waits for the last messages and checks all of them."""
+    chance = random.Random()  # noqa: S311 - no secret
+    hows = order_of(options.how or ["all"], options.kills, chance)
+    stage.view.note(f"{options.rate:g} messages a second; {len(hows)} disturbances of the leader")
+    stage.send(steady(options.rate, chance))
+    chaos = Chaos(stage, chance, calm_s=options.calm)
+    is_complete = True
+    try:
+        chaos.run(hows)
+    except ClusterError as error:
+        # What was accepted is checked all the same: that is what matters most now.
+        stage.view.note(str(error))
+        is_complete = False
+    stage.stop_sending()
+    stage.view.note("waiting for the last messages")
+    while not stage.is_over():
+        stage.tick()
+    return Report(chaos.disturbances, stage.ended(), is_complete)
+
+
+def order_of(hows: Sequence[str], kills: int, chance: random.Random) -> list[How]:
+    """So many of each kind, mixed."""
+    kinds = list(How) if "all" in hows else [How(name) for name in dict.fromkeys(hows)]
+    mixed = [kind for kind in kinds for _ in range(kills)]
+    chance.shuffle(mixed)
+    return mixed
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The arguments of `scripts/chaos`."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description="Disturb the leader of a real cluster under traffic again and again, measure "
+        "each failover, and check that each message becomes visible in Kafka once, not early, "
+        "byte for byte.",
+    )
+    parser.add_argument(
+        "--kills", type=int, default=20, metavar="K", help="of each kind (default: 20)"
+    )
+    parser.add_argument(
+        "--how",
+        action="append",
+        choices=[*How, "all"],
+        help="node: kill -9 of the leader's node; transaction: the same while many messages are "
+        "being committed; pause: its processes stopped for 5 s; server, cleaner: kill -9 of that "
+        "process alone; may be given again (default: all)",
+    )
+    parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many (default: 3)")
+    parser.add_argument(
+        "--rate", type=float, default=50.0, metavar="R", help="messages a second (default: 50)"
+    )
+    parser.add_argument(
+        "--calm",
+        type=float,
+        default=CALM_S,
+        metavar="S",
+        help="seconds between two disturbances, at least; up to twice as many (default: 5)",
+    )
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="K=V", help="a setting of every node"
+    )
+    parser.add_argument("--json", type=Path, metavar="F", help="write the figures here as JSON")
+    parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
+    return parser
+
+
+def run(options: argparse.Namespace, settings: Mapping[str, Any]) -> Report:
+    """Starts everything, disturbs, ends everything."""
+    plain = options.plain or not sys.stdout.isatty()
+    view: View = PlainView(figures_every_s=FIGURES_EVERY_S) if plain else LiveView()
+    with view, staged(view, nodes=options.nodes, settings=settings) as stage:
+        return play(stage, options)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs it; 0 only if every promise was kept."""
+    parser = argument_parser()
+    options = parser.parse_args(arguments)
+    if options.kills < 1 or options.nodes < 1 or min(options.rate, options.calm) <= 0:
+        parser.error("--kills, --nodes, --rate and --calm must be above 0")
+    try:
+        settings = parse_settings(options.config)
+    except ValueError as error:
+        parser.error(str(error))
+    interrupt_on_signals()
+    try:
+        report = run(options, settings)
+    except KeyboardInterrupt:
+        return 130
+    except (ClusterError, KafkaError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if options.json:
+        figures = as_json(report.disturbances, report.ended, is_complete=report.is_complete)
+        given = {"nodes": options.nodes, "rate_per_s": options.rate, "calm_s": options.calm}
+        options.json.write_text(json.dumps(given | figures, indent=2) + "\n")
+    print_summaries(Summary.of_each(report.disturbances))
+    print(verdict_text(report.ended.verdict, report.ended.mirrors))
+    return 0 if report.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

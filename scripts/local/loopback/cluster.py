@@ -1,0 +1,421 @@
+"""A whole cluster on this machine: a broker and delaywheel nodes on loopback.
+
+Each node is what a user would run, `delaywheel serve` with a configuration file, in a session of
+its own. `watch` restarts what died and keeps the ready file current; the ports stay the same, so
+that clients find a restarted node where it was.
+
+Layout of the folder:
+
+    kafka/            the broker's data and log (unless a broker is given)
+    <node>/           the node's data
+    <node>.toml       its configuration: `delaywheel serve --config <node>.toml` runs it by hand
+    <node>.log        what its processes print
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from local.loopback.child import interrupt_on_signals
+from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
+from local.loopback.kafka_jars import KafkaError
+from local.loopback.node import Node
+
+if TYPE_CHECKING:
+    from delaywheel_proto.v1.delaywheel_pb2 import DescribeClusterResponse
+
+ROOT = Path(__file__).parents[3]
+START_TIMEOUT_S = 100.0
+WATCH_EVERY_S = 0.1
+KNOWN_PORT = 7420
+"""Where `delaywheel` and the documents' examples look for a node."""
+
+
+class ClusterError(RuntimeError):
+    """The cluster could not be started or did not stay up."""
+
+
+def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
+    """Reads `K=V` pairs: V as JSON if it is JSON, else text; `a.b.c` is key `b.c` of table `a`.
+
+    Raises:
+        ValueError: A pair has no name or no equals sign.
+    """
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not name or not equals:
+            raise ValueError(f"{assignment!r} is not NAME=VALUE")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        table, dot, key = name.partition(".")
+        if dot:
+            settings.setdefault(table, {})[key] = value
+        else:
+            settings[name] = value
+    return settings
+
+
+class LocalCluster:
+    """A broker, unless one is given, and `nodes` nodes; a context manager that ends them all.
+
+    Attributes:
+        folder: Where everything lies.
+        keep_folder: Whether it stays after a clean end; True for a folder that was given.
+        nodes: The nodes, in order of their ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 1,
+        kafka: str | None = None,
+        folder: Path | None = None,
+        settings: Mapping[str, Any] | None = None,
+        ready_file: Path | None = None,
+        restart: bool = True,
+        first_port: int | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Prepares; nothing runs before the `with` block.
+
+        Args:
+            nodes: How many nodes.
+            kafka: Bootstrap address of a broker that runs already.
+            folder: Where data, configuration and logs go.
+            settings: Settings of every node, on top of ours.
+            ready_file: Where to say what runs where.
+            restart: Whether a node that died is started again.
+            first_port: Where the first node takes calls, if that is free.
+            say: Takes a line for people about what happens.
+        """
+        self.keep_folder = folder is not None
+        self.folder = (folder or _new_folder()).absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = free_ports(3 * nodes)
+        if first_port is not None and claim_port(first_port):
+            free[0] = first_port
+        ports = iter(free)
+        self.nodes = [
+            Node(
+                f"n{number}",
+                self.folder,
+                port=next(ports),
+                peer_port=next(ports),
+                metrics_port=next(ports),
+            )
+            for number in range(1, nodes + 1)
+        ]
+        self._kafka = kafka
+        self._broker: KafkaBroker | None = None
+        self._settings = dict(settings or {})
+        self._ready_file = ready_file
+        self._told: dict[str, Any] | None = None
+        self._restart = restart
+        self._say = say
+
+    @property
+    def kafka(self) -> str:
+        """The broker's address."""
+        if self._kafka is None:
+            raise ClusterError("the broker is not started yet")
+        return self._kafka
+
+    @property
+    def broker_pid(self) -> int | None:
+        """Of the broker's process; None: it is not ours."""
+        return self._broker.pid if self._broker is not None else None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        self.close()
+        if not self.keep_folder and (error is None or isinstance(error, KeyboardInterrupt)):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        if self._kafka is None:
+            self._say("starting an Apache Kafka broker (the first time, it is fetched)")
+            self._broker = KafkaBroker(self.folder / "kafka")
+            self._broker.start()
+            self._kafka = self._broker.address
+        for node in self.nodes:
+            node.configure(self._node_settings())
+            node.start()
+        self._say(f"starting {len(self.nodes)} node(s) on Kafka at {self._kafka}")
+        self._wait_until_up()
+
+    def _node_settings(self) -> dict[str, Any]:
+        """Ours, with the caller's on top, table by table."""
+        ours: dict[str, Any] = {
+            "cluster_id": "local",
+            "members": {node.id: node.peer_address for node in self.nodes},
+            "kafka": {"bootstrap.servers": self.kafka},
+        }
+        for name, value in self._settings.items():
+            ours[name] = {**ours.get(name, {}), **value} if isinstance(value, dict) else value
+        return ours
+
+    def _wait_until_up(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not all(node.is_up for node in self.nodes):
+            dead = next((node for node in self.nodes if node.exit_code is not None), None)
+            if dead is not None:
+                raise ClusterError(
+                    f"{dead.id} ended with code {dead.exit_code}; {dead.log} ends with:\n"
+                    f"{dead.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"not up within {START_TIMEOUT_S:.0f} s; see {self.folder}/*.log"
+                )
+            time.sleep(0.05)
+        self._tell()
+
+    def wait_until_accepting(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when somebody leads and every node takes messages.
+
+        Raises:
+            ClusterError: Not in this time.
+        """
+        self._wait_until_all(self._is_accepting, "no messages are taken", timeout_s)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether somebody leads, and every node takes messages."""
+        return all(map(self._is_accepting, self.nodes))
+
+    def _is_accepting(self, node: Node) -> bool:
+        """Whether a node sees a leader, and all nodes taking messages."""
+        answer = described(node.address)
+        if answer is None or not answer.HasField("leader"):
+            return False
+        return sum(member.accepting for member in answer.members) == len(self.nodes)
+
+    def wait_until_published(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Returns when the ledger has all that these nodes accepted, callers resting.
+
+        Raises:
+            ClusterError: Not in this time.
+        """
+        self._wait_until_all(self._has_published, "the ledger is not published", timeout_s)
+
+    def _has_published(self, node: Node) -> bool:
+        """Whether a node says that all frames of its own wheels are in the ledger."""
+        answer = described(node.address, details=True)
+        reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
+        return bool(reports) and not reports[0].ledger.lag_frames
+
+    def _wait_until_all(
+        self, holds: Callable[[Node], bool], lacking: str, timeout_s: float
+    ) -> None:
+        """Returns when something holds for every node; watches them meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not all(map(holds, self.nodes)):
+            self.watch()
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{lacking}; see {self.folder}/*.log")
+            time.sleep(WATCH_EVERY_S)
+
+    def leader(self) -> Node | None:
+        """The node that leads, as the first that answers sees it; None: nobody does."""
+        for node in self.nodes:
+            answer = described(node.address) if node.is_up else None
+            if answer is not None and answer.HasField("leader"):
+                return next((n for n in self.nodes if n.id == answer.leader.node), None)
+        return None
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Creates a topic, unless there is one, and waits until the broker knows it.
+
+        Raises:
+            ClusterError: Kafka does not make it.
+        """
+        from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - not for `--help`
+        from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+        from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
+
+        client = AdminClient({"bootstrap.servers": self.kafka})
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=-1)
+        try:
+            client.create_topics([topic])[name].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise ClusterError(f"topic {name}: {error.args[0].str()}") from error
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while name not in client.list_topics(timeout=5).topics:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"topic {name} did not appear")
+            time.sleep(0.05)
+
+    def watch(self) -> None:
+        """Looks at every process once: restarts dead nodes, renews the ready file.
+
+        Raises:
+            ClusterError: The broker is gone; nothing goes on without it.
+        """
+        if self._broker is not None and not self._broker.running:
+            raise ClusterError(f"the broker ended; see {self._broker.log_path}")
+        for node in self.nodes:
+            code = node.exit_code
+            if self._restart and node.restart_if_due():
+                self._say(f"{node.id} ended with code {code}: restarted")
+        self._tell()
+
+    def _tell(self) -> None:
+        now = {"kafka": self.kafka, "nodes": [node.row() for node in self.nodes]}
+        if self._ready_file is not None and now != self._told:
+            write_ready_file(self._ready_file, now)
+        self._told = now
+
+    def close(self) -> None:
+        """Ends every node, then the broker: a node that stops cleanly hands over through Kafka."""
+        for node in self.nodes:
+            node.ask_to_stop()
+        for node in self.nodes:
+            node.stop()
+        if self._broker is not None:
+            self._broker.close()
+
+
+def described(address: str, *, details: bool = False) -> DescribeClusterResponse | None:
+    """What a node says of the cluster, and, with details, more of itself; None: nothing."""
+    import grpc  # noqa: PLC0415 - `--help` must not need it
+
+    from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
+    from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415
+    from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415
+
+    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        request = pb.DescribeClusterRequest(details=details)
+        try:
+            return DelayWheelStub(channel).DescribeCluster(request, timeout=2)
+        except grpc.RpcError:
+            return None
+
+
+def _new_folder() -> Path:
+    runs = ROOT / ".run"
+    runs.mkdir(exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="cluster-", dir=runs))
+
+
+def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
+    """What to try now, as it is to be pasted into another terminal."""
+    address = cluster.nodes[0].address
+    port = int(address.rpartition(":")[2])
+    lines = [f'export PATH="{Path(sys.executable).parent}:$PATH"']
+    if port != KNOWN_PORT:
+        lines.append(f"export DELAYWHEEL_SERVER={address}")
+    lines.append("delaywheel status")
+    if topics:
+        lines += [
+            f"delaywheel produce {topics[0]} 'still there?' --key 42 --delay 30s",
+            "delaywheel slots",
+        ]
+    told = "".join(f"  {line}\n" for line in lines)
+    lacking = "" if topics else "A topic to send to: `--topic orders` makes one.\n"
+    return f"\nNext, in another terminal:\n\n{told}\n{lacking}Ctrl-C ends everything."
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The arguments of `scripts/cluster`."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/cluster",
+        description="Run a Kafka broker and delaywheel nodes on loopback, in the foreground.",
+    )
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument(
+        "--kafka", metavar="ADDRESS", help="use this broker (default: start one of our own)"
+    )
+    parser.add_argument(
+        "--topic",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="make this topic, with one partition; may be given several times",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="keep data, configuration and logs here"
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a setting of every node, e.g. span_seconds=86400 or kafka.linger.ms=1",
+    )
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="F", help="write addresses and process ids here as JSON"
+    )
+    parser.add_argument("--no-restart", action="store_true", help="leave a node that died as it is")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a cluster until Ctrl-C or SIGTERM."""
+    parser = argument_parser()
+    options = parser.parse_args(arguments)
+    if options.nodes < 1:
+        parser.error("--nodes must be at least 1")
+    try:
+        settings = parse_settings(options.config)
+    except ValueError as error:
+        parser.error(str(error))
+    interrupt_on_signals()
+    try:
+        with LocalCluster(
+            nodes=options.nodes,
+            kafka=options.kafka,
+            folder=options.data,
+            settings=settings,
+            ready_file=options.ready_file,
+            restart=not options.no_restart,
+            first_port=KNOWN_PORT,
+            say=lambda line: print(line, flush=True),
+        ) as cluster:
+            for topic in options.topic:
+                cluster.create_topic(topic)
+            for node in cluster.nodes:
+                print(f"{node.id} takes calls at {node.address}; log: {node.log}", flush=True)
+            told = False
+            while True:
+                cluster.watch()
+                if not told and cluster.accepts:
+                    print(next_commands(cluster, options.topic), flush=True)
+                    told = True
+                time.sleep(WATCH_EVERY_S)
+    except KeyboardInterrupt:
+        return 0
+    except (ClusterError, KafkaError) as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,384 @@
+"""A real one-node Apache Kafka broker on loopback: for tests, the demo and the benchmark.
+
+Where its jars and Java come from is in kafka_jars.py.
+
+A broker has two client listeners: the plain one (`address`) and a *proxied* one, which tells
+clients to come back to `proxy_address`. Nothing listens there until a test puts a proxy between
+(it forwards to `proxied_port`).
+
+The ports lie below the kernel's range for outgoing connections, so that nothing takes them while
+the broker is down and comes back on the same ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import functools
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from local.loopback.child import interrupt_on_signals, start_child
+from local.loopback.kafka_jars import (
+    KAFKA_VERSION,
+    KafkaError,
+    class_archive,
+    fetch_kafka,
+    find_java,
+)
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 20.0
+ARCHIVE_TIMEOUT_S = 120.0
+"""For a stop that archives the broker's classes first."""
+PORTS = range(20_000, 32_000)
+JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
+"""The environment variable for other options of the broker's JVM, for whatever starts one."""
+JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
+
+_claiming = threading.Lock()
+_claimed: set[int] = set()
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody listens on now, and that are this process's until it ends.
+
+    Between the choice of a port and its use a broker needs seconds to start, and a node that is
+    stopped comes back to its own: what else runs beside it must not get the same one meanwhile.
+    """
+    with _claiming:
+        tried = random.SystemRandom().sample(PORTS, min(len(PORTS), 400))
+        found = list(itertools.islice(filter(_claim, tried), count))
+    if len(found) < count:
+        raise KafkaError("no free ports")
+    return found
+
+
+def claim_port(port: int) -> bool:
+    """Has this port as one of `free_ports`; whether it is free."""
+    with _claiming:
+        return _claim(port)
+
+
+def _claim(port: int) -> bool:
+    """Locks a byte of a file for each port; the kernel unlocks it when the process ends."""
+    if port in _claimed:
+        return False
+    claims = _claims()
+    try:
+        fcntl.lockf(claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):  # POSIX leaves open which
+        return False
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    _claimed.add(port)
+    return True
+
+
+@functools.cache
+def _claims() -> int:
+    path = Path(tempfile.gettempdir()) / f"delaywheel-ports-{os.getuid()}"
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+class KafkaBroker:
+    """One broker and controller in one JVM, in a session of its own (Ctrl-C does not reach it).
+
+    It dies with the *thread* that starts it (the kernel's parent-death signal), so start it from
+    one that lives as long as the broker should. Data, ports and cluster id outlast `stop`, `kill`
+    and `start` again; a folder of the broker's own is removed at the end of the `with` block.
+
+    Attributes:
+        proxy_port: Where a proxy listens.
+        proxied_port: Where it forwards to.
+        log_path: What the broker prints.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        port: int | None = None,
+        heap: str = "768m",
+        settings: Mapping[str, str] | None = None,
+        archive_to: Path | None = None,
+    ) -> None:
+        """Prepares a broker; nothing runs before `start`.
+
+        Args:
+            folder: Where data, configuration and log go; a temporary one if absent.
+            port: The port for clients; a free one if absent.
+            heap: The JVM's greatest heap, as for `-Xmx`.
+            settings: Broker settings on top of the defaults.
+            archive_to: Where a clean stop leaves an archive of the classes that were loaded.
+        """
+        self._own_folder = folder is None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="delaywheel-kafka-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = self.folder / "kafka.log"
+        self._heap = heap
+        self._settings = dict(settings or {})
+        self._archive_to = archive_to
+        free = free_ports(4)
+        self._port = port or free[0]
+        self._controller_port, self.proxied_port, self.proxy_port = free[1:]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Bootstrap address for clients."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def proxy_address(self) -> str:
+        """What clients of the proxied listener are told to connect to."""
+        return f"127.0.0.1:{self.proxy_port}"
+
+    @property
+    def pid(self) -> int:
+        """The JVM's process id."""
+        return self._running().pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the JVM lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Starts the broker and returns when it takes connections."""
+        if self.running:
+            raise KafkaError("the broker is running already")
+        config = self.folder / "server.properties"
+        config.write_text("".join(f"{k}={v}\n" for k, v in self._properties().items()))
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format(config)
+        java = self._java(f"-Xmx{self._heap}", *(self._archive_made() or self._archive_in_use()))
+        self._process = start_child([*java, "kafka.Kafka", str(config)], log=self.log_path)
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        """Asks the broker to shut down cleanly; kills it if that takes too long."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the broker as a power cut of its process would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stops and starts on the same ports and data."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freezes the broker: connections stay open and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused broker go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Waits until the broker ends by itself; its exit code."""
+        return self._running().wait(timeout_s)
+
+    def close(self) -> None:
+        """Stops the broker; removes its folder if it made it itself."""
+        self.stop()
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise KafkaError("the broker is not running")
+        return self._process
+
+    def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.send_signal(how)
+            try:
+                process.wait(ARCHIVE_TIMEOUT_S if self._archive_to else STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+
+    def _properties(self) -> dict[str, str]:
+        host = "127.0.0.1"
+        plain, proxied = f"PLAINTEXT://{host}", f"PROXIED://{host}"
+        controller = f"{host}:{self._controller_port}"
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
+            ),
+            "listeners": f"{plain}:{self._port},{proxied}:{self.proxied_port},"
+            f"CONTROLLER://{controller}",
+            "advertised.listeners": f"{plain}:{self._port},{proxied}:{self.proxy_port}",
+            "log.dirs": str(self.folder / "data"),
+            # A killed broker's registration is in the way of its next start for this long.
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "500",
+            # No record twice a second that says only that time passes: at rest it was two thirds
+            # of what the broker computes. It is of use to controllers that follow another.
+            "metadata.max.idle.interval.ms": "0",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "4",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "4",
+            "group.initial.rebalance.delay.ms": "0",
+            # A topic that is missing must stay missing, whoever asks for it.
+            "auto.create.topics.enable": "false",
+            **self._settings,
+        }
+
+    def _java(self, *options: str) -> list[str]:
+        jars = fetch_kafka()
+        logging = "-Dorg.slf4j.simpleLogger."
+        return [
+            *(find_java(), *os.environ.get(JVM_VARIABLE, JVM_OPTIONS).split(), *options),
+            *(f"{logging}defaultLogLevel=warn", f"{logging}showDateTime=true"),
+            f"{logging}dateTimeFormat=HH:mm:ss.SSS",
+            *("-cp", f"{jars}/*"),
+        ]
+
+    def _archive_made(self) -> list[str]:
+        return [f"-XX:ArchiveClassesAtExit={self._archive_to}"] if self._archive_to else []
+
+    def _archive_in_use(self) -> list[str]:
+        archive = None if self._archive_to else class_archive(_archive_classes)
+        return [f"-XX:SharedArchiveFile={archive}"] if archive else []
+
+    def _format(self, config: Path) -> None:
+        cluster = "-"
+        while cluster.startswith("-"):  # the tool would take it for an option
+            cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        done = subprocess.run(
+            [
+                *self._java("-Xmx256m", "-XX:TieredStopAtLevel=1", *self._archive_in_use()),
+                *("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise KafkaError(f"formatting the broker's storage failed:\n{done.stdout}{done.stderr}")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _answers(self.address):
+            code = self._running().poll()
+            if code is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            tail = self.log_path.read_text(errors="replace")[-3000:]
+            self.kill()
+            why = "did not start in time" if code is None else f"ended with code {code}"
+            raise KafkaError(f"the broker {why}; its log ends with:\n{tail}")
+
+
+def _archive_classes(archive: Path) -> None:
+    with KafkaBroker(archive_to=archive):
+        pass  # once it answers it has loaded what most of a start is spent on
+
+
+def _answers(address: str) -> bool:
+    """Whether the broker at this address answers a request for metadata."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False  # before any client is made: librdkafka's back-off would cost time
+
+    from confluent_kafka import KafkaException  # noqa: PLC0415 - `--help` must not need it
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    client = AdminClient(
+        {"bootstrap.servers": address, "log_level": 0, "log.connection.close": False}
+    )
+    try:
+        return bool(client.list_topics(timeout=2).brokers)
+    except KafkaException:
+        return False
+
+
+def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
+    """Replaces the file in one step: who finds it, finds it whole."""
+    half = path.with_name(path.name + ".half")
+    half.write_text(json.dumps(content) + "\n")
+    half.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a broker in the foreground until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/kafka", description="Run a one-node Apache Kafka broker on loopback."
+    )
+    parser.add_argument("--data", type=Path, help="keep data and log here (default: temporary)")
+    parser.add_argument("--port", type=int, help="port for clients (default: a free one)")
+    parser.add_argument("--heap", default="768m", help="the JVM's greatest heap (default: 768m)")
+    parser.add_argument(
+        "--ready-file", type=Path, metavar="F", help='write {"kafka": ADDRESS} here when ready'
+    )
+    options = parser.parse_args(arguments)
+    interrupt_on_signals()
+    try:
+        with KafkaBroker(options.data, port=options.port, heap=options.heap) as broker:
+            print(f"Kafka {KAFKA_VERSION} takes connections at {broker.address}", flush=True)
+            print(f"log: {broker.log_path}", flush=True)
+            if options.ready_file:
+                write_ready_file(options.ready_file, {"kafka": broker.address, "pid": broker.pid})
+            return broker.wait()
+    except KeyboardInterrupt:
+        return 0
+    except KafkaError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

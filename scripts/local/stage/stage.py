@@ -1,0 +1,146 @@
+"""Where the demo and scripts/chaos play: a cluster that is up, traffic, and a careful reader.
+
+The main thread runs the show (a restarted node lives as long as the thread that started it): it
+disturbs, lets the cluster restart what died and draws the view. Threads make the messages when
+they are to be sent; the SDK sends them in the background, and retries while a node is away. A
+consumer in a process of its own reads what becomes visible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from delaywheel import Client
+from local.loopback.cluster import LocalCluster
+from local.stage.mirrors import Mirrors, compare
+from local.stage.observer import Observer, Record
+from local.stage.tally import Tally, Verdict
+from local.stage.traffic import Planned, Sending
+from local.stage.view import Sample, View
+
+TOPIC = "demo"
+PARTITIONS = 3
+TICK_S = 0.1
+# A message that was taken is never given up earlier than this after the last arrival.
+PATIENCE_S = 60.0
+SEND_TIMEOUT_S = 60.0
+MIRRORS_WITHIN_S = 60.0
+
+
+class Ended(NamedTuple):
+    """How a run ended."""
+
+    verdict: Verdict
+    mirrors: Mirrors
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise was kept."""
+        return self.verdict.is_clean and not self.mirrors.differing
+
+
+class Stage:
+    """One run on a cluster that is up; only within `staged`.
+
+    Attributes:
+        cluster: The nodes.
+        view: Where it is told what happens.
+    """
+
+    def __init__(
+        self, cluster: LocalCluster, client: Client, observer: Observer, view: View
+    ) -> None:
+        """Puts the parts together."""
+        self.cluster = cluster
+        self.view = view
+        self._client = client
+        self._observer = observer
+        self._tally = Tally()
+        self._sample = Sample(cluster.nodes, self._tally, observer.records)
+        self._sendings: list[Sending] = []
+        self._began_at = self._quiet_since = time.monotonic()
+        self._arrived = 0
+
+    @property
+    def records(self) -> list[Record]:
+        """What the consumer has seen so far, in the order of arrival."""
+        return self._observer.records
+
+    def send(self, planned: Iterable[Planned]) -> Sending:
+        """Begins to send messages."""
+        sending = Sending(self._client, TOPIC, planned, self._tally)
+        self._sendings.append(sending)
+        sending.start()
+        return sending
+
+    def stop_sending(self) -> None:
+        """Makes no more messages."""
+        for sending in self._sendings:
+            sending.stop()
+
+    def tick(self) -> None:
+        """Lets a moment pass, looks after the cluster and shows how it goes."""
+        time.sleep(TICK_S)
+        self.cluster.watch()
+        self._sample.take(time.monotonic() - self._began_at)
+        self.view.show(self._sample)
+        if len(self.records) != self._arrived or not self._is_settled():
+            self._arrived = len(self.records)
+            self._quiet_since = time.monotonic()
+
+    def wait(self, seconds: float) -> None:
+        """Lets time pass."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.tick()
+
+    def is_over(self) -> bool:
+        """Whether everything was sent and has arrived, or nothing more comes."""
+        if not self._is_settled():
+            return False
+        everything = self._sample.delivered >= self._tally.accepted
+        return everything or time.monotonic() - self._quiet_since > PATIENCE_S
+
+    def _is_settled(self) -> bool:
+        """Whether every message was taken, refused or given up."""
+        # In this order: what is made last must be counted.
+        return all(sending.is_made for sending in self._sendings) and self._tally.is_settled
+
+    def ended(self, *, killed_at_ms: float | None = None) -> Ended:
+        """Compares everything; what shows an error is kept."""
+        ended = Ended(self._tally.verdict(self.records, killed_at_ms=killed_at_ms), self._mirrors())
+        self.cluster.keep_folder = not ended.is_clean
+        if self.cluster.keep_folder:
+            self.view.note(f"logs and data are kept in {self.cluster.folder}")
+        return ended
+
+    def _mirrors(self) -> Mirrors:
+        """Compares slot files, as soon as they are the same or have had the time for it."""
+        deadline = time.monotonic() + MIRRORS_WITHIN_S
+        while True:
+            mirrors = compare([node.data for node in self.cluster.nodes])
+            if not mirrors.differing or time.monotonic() > deadline:
+                return mirrors
+            self.cluster.watch()
+            time.sleep(TICK_S)
+
+
+@contextlib.contextmanager
+def staged(view: View, *, nodes: int, settings: Mapping[str, Any] | None = None) -> Iterator[Stage]:
+    """Starts everything, and ends everything."""
+    with LocalCluster(nodes=nodes, settings=settings, say=view.note) as cluster:
+        view.note("waiting until somebody leads and every node takes messages")
+        cluster.wait_until_accepting()
+        cluster.create_topic(TOPIC, PARTITIONS)
+        client = Client(cluster.nodes[0].address, timeout=SEND_TIMEOUT_S)
+        with Observer(cluster.kafka, {TOPIC: PARTITIONS}) as observer:
+            stage = Stage(cluster, client, observer, view)
+            try:
+                yield stage
+            finally:
+                stage.stop_sending()
+                client.close(timeout=1)  # after an interruption nothing is waited for
+                view.note("stopping the nodes and the broker")

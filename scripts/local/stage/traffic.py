@@ -1,0 +1,145 @@
+"""Messages that are made and sent when it is time: planned ones, and a steady stream of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from delaywheel import Client, Result
+from local.stage.tally import Content, Header, Tally
+
+LEAD_S = (0.3, 6.0)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Planned(NamedTuple):
+    """A message to be made and sent at a time of the run, and its due."""
+
+    send_after_s: float
+    due_after_s: float
+    content: Content
+
+
+def plan(messages: int, seconds: float, chance: random.Random) -> list[Planned]:
+    """Messages with random dues over these seconds, each sent a random while ahead."""
+    planned = []
+    for number in range(messages):
+        due_after_s = chance.uniform(1.0, max(seconds, 1.0))
+        send_after_s = max(0.0, due_after_s - chance.uniform(*LEAD_S))
+        planned.append(Planned(send_after_s, due_after_s, content_of(number, chance)))
+    return sorted(planned, key=_send_after_s)
+
+
+def steady(rate_per_s: float, chance: random.Random) -> Iterator[Planned]:
+    """Dues at even distances, without end, each message sent a random while ahead of its due."""
+    ahead: list[Planned] = []
+    for number in itertools.count():
+        due_after_s = LEAD_S[1] + number / rate_per_s
+        send_after_s = due_after_s - chance.uniform(*LEAD_S)
+        ahead.append(Planned(send_after_s, due_after_s, content_of(number, chance)))
+        # Whatever comes later is sent later than this.
+        until_s = number / rate_per_s
+        yield from sorted((p for p in ahead if p.send_after_s <= until_s), key=_send_after_s)
+        ahead = [p for p in ahead if p.send_after_s > until_s]
+
+
+def burst(messages: int, ahead_s: float, chance: random.Random) -> list[Planned]:
+    """Messages that are sent at once and are all due in the same millisecond."""
+    return [Planned(0.0, ahead_s, content_of(number, chance)) for number in range(messages)]
+
+
+def _send_after_s(planned: Planned) -> float:
+    return planned.send_after_s
+
+
+def content_of(number: int, chance: random.Random) -> Content:
+    """What a message carries.
+
+    Among them is what is easily mistaken: null and empty keys, values and header values,
+    headers of the same name, and bytes that are no text.
+    """
+    key = chance.choice((None, b"", f"order-{number % 997}".encode()))
+    value = chance.choice((None, b"", b"\x00\xff" + chance.randbytes(chance.randint(1, 300))))
+    if number % 8:
+        value = f'{{"order": {number}, "state": "unpaid"}}'.encode()
+    headers: list[Header] = [("trace", chance.randbytes(16)), ("attempt", b"1"), ("attempt", b"2")]
+    headers += chance.choice(([], [("empty", b"")], [("null", None)]))
+    return Content(key, value, tuple(headers))
+
+
+class Sending:
+    """Makes every message when it is time, and sends it in the background, from a thread."""
+
+    def __init__(
+        self, client: Client, topic: str, planned: Iterable[Planned], tally: Tally
+    ) -> None:
+        """Prepares; nothing is sent before `start`.
+
+        Args:
+            client: sends; retries while a node is away.
+            topic: where to.
+            planned: in the order of sending; may be without end.
+            tally: gets to know what is sent, and what became of it.
+        """
+        self._client = client
+        self._topic = topic
+        self._planned = planned
+        self._tally = tally
+        self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
+        self._stopped = threading.Event()
+        self._failure: Exception | None = None
+        self.started_at = 0.0
+
+    def start(self) -> None:
+        """Begins: the times of the plan count from now."""
+        self.started_at = time.time()
+        self._thread.start()
+
+    @property
+    def is_made(self) -> bool:
+        """Whether no more messages are made: all were, or it was stopped.
+
+        Raises:
+            Exception: What went wrong in the thread.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Makes no more; what was sent is still retried until it is taken or given up."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        try:
+            for planned in self._planned:
+                wait_s = self.started_at + planned.send_after_s - time.time()
+                if self._stopped.wait(wait_s) if wait_s > 0 else self._stopped.is_set():
+                    return
+                self._send(planned)
+        except Exception as error:  # noqa: BLE001 - raised again in the main thread
+            self._failure = error
+
+    def _send(self, planned: Planned) -> None:
+        due_ms = round((self.started_at + planned.due_after_s) * 1000)
+        key, value, headers = planned.content
+        pending = self._client.produce_async(
+            self._topic,
+            value,
+            key=key,
+            headers=headers,
+            deliver_at=EPOCH + timedelta(milliseconds=due_ms),
+        )
+        self._tally.sent(pending.message.id, due_ms, planned.content)
+        pending.add_done_callback(self._settled)
+
+    def _settled(self, result: Result) -> None:
+        if result.handle is not None and result.message.due_ms is not None:
+            self._tally.acknowledged(result.message.id, result.message.due_ms)
+        else:
+            self._tally.not_acknowledged()

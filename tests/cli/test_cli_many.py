@@ -1,0 +1,162 @@
+"""`delaywheel produce --lines` and `--jsonl`: a message a line."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.cli.doing import many
+from support.command import Command
+from support.fake_service import refuse_rows
+from support.scripted_node import ScriptedNode
+from support.service import wait_until
+
+ID = bytes(range(16))
+DUE = "2030-03-17T17:46:40.250Z"
+
+
+def written(tmp_path: Path, text: str | bytes) -> str:
+    path = tmp_path / "lines"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return str(path)
+
+
+def test_each_line_is_a_value(command: Command, node: ScriptedNode, tmp_path: Path) -> None:
+    file = written(tmp_path, b"one\n\n\xff three\r\nlast")
+    ended = command("produce", "orders", "--lines", file, "--level", "5s", "--key", "k")
+    rows = [row for request in node.sent for row in request]
+    assert [row.value for row in rows] == [b"one", b"", b"\xff three\r", b"last"]
+    assert {(row.topic, row.key) for row in rows} == {("orders", b"k")}
+    assert ended.out.splitlines() == [
+        f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}" for row in rows
+    ]
+    assert (ended.code, ended.err) == (0, "4 messages accepted\n")
+
+
+def test_thousands_go_in_few_requests(command: Command, node: ScriptedNode, tmp_path: Path) -> None:
+    file = written(tmp_path, "".join(f"{number}\n" for number in range(12_000)))
+    ended = command("produce", "orders", "--lines", file, "--level", "5s")
+    assert ended.err == "12,000 messages accepted\n"
+    assert len(ended.out.splitlines()) == 12_000
+    assert len(node.sent) <= 20
+    assert sum(map(len, node.sent)) == 12_000
+
+
+def test_each_line_is_a_message(command: Command, node: ScriptedNode, tmp_path: Path) -> None:
+    described = [
+        {"value": "hé", "key": "k", "headers": {"a": "1", "b": None}, "at": DUE, "id": ID.hex()},
+        {"topic": "others", "value_base64": "/wA=", "headers": [["a", "1"], ["a", "2"]]},
+        {"partition": 2, "timestamp": "1700000000000", "level": "5s"},
+        {"value": None, "at": 1_900_000_000_250},
+    ]
+    file = written(tmp_path, "\n".join(map(json.dumps, described)))
+    ended = command("produce", "orders", "--jsonl", file, "--delay", "1h", "--ndjson")
+    assert ended.code == 0
+    rows = [row for request in node.sent for row in request]
+    assert [row.topic for row in rows] == ["orders", "others", "orders", "orders"]
+    assert [row.value for row in rows] == ["hé".encode(), b"\xff\x00", None, None]
+    assert rows[0].headers == (("a", b"1"), ("b", None))
+    assert rows[1].headers == (("a", b"1"), ("a", b"2"))
+    assert (rows[2].partition, rows[2].timestamp_ms) == (2, 1_700_000_000_000)
+    told = [json.loads(line) for line in ended.out.splitlines()]
+    assert [one["line"] for one in told] == [1, 2, 3, 4]
+    assert told[0]["id"] == ID.hex()
+    assert told[0]["due_ms"] == told[3]["due_ms"] == 1_900_000_000_250
+
+
+def test_what_a_line_lacks_is_told_with_its_number_and_the_others_go(
+    command: Command, node: ScriptedNode, tmp_path: Path
+) -> None:
+    lines = [
+        '{"value": "good"}',
+        "no json",
+        "[1]",
+        '{"valu": "x"}',
+        '{"value": "x", "value_base64": "eA=="}',
+        '{"at": "soon"}',
+        '{"partition": "two"}',
+        '{"topic": "or ders"}',
+        '{"headers": 5}',
+        '{"value": "good too"}',
+    ]
+    file = written(tmp_path, "\n".join(lines))
+    ended = command("produce", "orders", "--jsonl", file, "--delay", "1h")
+    assert ended.code == 1
+    assert len(ended.out.splitlines()) == 2
+    assert [row.value for row in node.sent[0]] == [b"good", b"good too"]
+    *faults, last = ended.err.splitlines()
+    assert [fault.partition(":")[0] for fault in faults] == [f"line {n}" for n in range(2, 10)]
+    assert last == "error: NOT_ALL_ACCEPTED: 2 messages accepted"
+    assert "no such field: valu" in ended.err
+    assert "TOPIC_INVALID" in ended.err
+
+
+def test_what_is_refused_is_told_and_the_rest_is_not(
+    command: Command, node: ScriptedNode, tmp_path: Path
+) -> None:
+    node.script.append(refuse_rows({1: Reason.TOPIC_UNKNOWN}))
+    file = written(tmp_path, "a\nb\nc\n")
+    ended = command("produce", "orders", "--lines", file, "--delay", "1h", "--ndjson")
+    told = [json.loads(line) for line in ended.out.splitlines()]
+    assert [one.get("error") for one in told] == [None, "TOPIC_UNKNOWN", None]
+    assert ended.code == 1
+    assert "line 2: TOPIC_UNKNOWN: " in ended.err
+
+
+def test_it_stops_where_nobody_takes_anything(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(many, "MOST_MESSAGES", 2)
+    file = written(tmp_path, "a\nb\nc\nd\n")
+    ended = command(
+        *("produce", "orders", "--lines", file, "--delay", "1h"),
+        *("--server", "127.0.0.1:1", "--timeout", "0.3"),
+    )
+    assert ended.code == 3
+    assert ended.err.splitlines()[-1].endswith("0 messages accepted; stopped behind line 2")
+
+
+def test_what_is_written_slowly_is_sent_at_once(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+
+    def is_sent(requests: int) -> bool:
+        return len(node.sent) == requests
+
+    def write() -> None:
+        for sent in range(1, 4):
+            os.write(writer, b"line\n")
+            wait_until("it is sent", partial(is_sent, sent))
+        os.close(writer)
+
+    writing = Thread(target=write)
+    writing.start()
+    with os.fdopen(reader) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        ended = command("produce", "orders", "--lines", "-", "--level", "5s")
+    writing.join()
+    assert len(ended.out.splitlines()) == 3
+
+
+@pytest.mark.usefixtures("node")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--jsonl", "-", "--lines", "-"),
+        ("value", "--lines", "-"),
+        ("--lines", "-", "--id", ID.hex()),
+        ("--lines", "-", "--json"),
+        ("--lines", "no-such-file"),
+    ],
+)
+def test_what_cannot_go_together_is_wrong_usage(command: Command, wrong: tuple[str, ...]) -> None:
+    ended = command("produce", "orders", "--level", "5s", *wrong)
+    assert ended.code == 2
+    assert ended.err.startswith("error: USAGE: ")

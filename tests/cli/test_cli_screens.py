@@ -1,0 +1,198 @@
+"""docs/CLI.md shows what the commands print: at 80 and 120 columns, and through a pipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.telling import tables
+from support.command import Command
+from support.fake_service import answer
+from support.scripted_node import ScriptedNode
+
+DOC = Path(__file__).parents[2] / "docs" / "CLI.md"
+NOW_MS = 1_900_000_000_250
+SLOT = NOW_MS // 1_000 + 1_800
+IDS = [bytes.fromhex(f"01a1fc514a4f731e9c0d5b2e8f6a71{end}") for end in ("c3", "d4")]
+HANDLES = [f"n1.7:{SLOT}:{one.hex()}" for one in IDS]
+
+
+def cluster() -> pb.DescribeClusterResponse:
+    """n1 leads; n3 has just been started again and still lacks frames."""
+    books = "/var/lib/delaywheel/ledger/published"
+    members = [
+        pb.Member(
+            node=node,
+            address=f"10.0.0.{number}:7420",
+            reachable=True,
+            accepting=True,
+            complete=True,
+            report=pb.MemberReport(
+                version="0.1.0",
+                role="leading" if number == 1 else "standby",
+                now_ms=NOW_MS,
+                server_started_ms=NOW_MS - 7_200_000 // number**2,
+                cleaner_started_ms=NOW_MS - 7_200_000 // number**2,
+                elections=1 if number == 1 else 0,
+                in_sync_changes=4,
+                ledger=pb.LedgerReport(place=books, lag_frames=1_204 * number),
+            ),
+        )
+        for number, node in enumerate(("n1", "n2", "n3"), start=1)
+    ]
+    in_sync = pb.REPLICA_STATE_IN_SYNC
+    return pb.DescribeClusterResponse(
+        cluster_id="shop",
+        node="n1",
+        version="0.1.0",
+        leader=pb.Leader(node="n1", epoch=17),
+        members=members,
+        min_insync=2,
+        wheels=[
+            pb.WheelStatus(
+                wheel="n1.7",
+                node="n1",
+                state=pb.WHEEL_STATE_OPEN,
+                applied_seq=1_310_442,
+                high_watermark=1_310_440,
+                progress_seq=1_310_398,
+                told_by="n1",
+                replicas=[
+                    pb.Replica(node="n1", state=in_sync),
+                    pb.Replica(node="n2", state=in_sync),
+                    pb.Replica(
+                        node="n3", state=pb.REPLICA_STATE_BEHIND, lag_frames=5_120, lag_ms=2_400
+                    ),
+                ],
+            ),
+            pb.WheelStatus(
+                wheel="n1.8",
+                node="n1",
+                state=pb.WHEEL_STATE_SPARE,
+                told_by="n1",
+                replicas=[pb.Replica(node=node, state=in_sync) for node in ("n1", "n2", "n3")],
+            ),
+        ],
+        progress=pb.Progress(due_ms=NOW_MS - 60),
+        floor=NOW_MS // 1_000 - 180,
+        lateness_ms=41,
+        pending=pb.Pending(messages=2_481_073, length_bytes=612_804_410, node="n1"),
+        now_ms=NOW_MS,
+    )
+
+
+def seconds() -> pb.ListSlotsResponse:
+    rows = [
+        pb.SlotRow(
+            slot=SLOT + number,
+            messages=messages,
+            length_bytes=messages * 247,
+            frames=messages // 40 + 1,
+            cancels=messages // 500,
+            wheels=3,
+            copies=3 if number else 2,
+        )
+        for number, messages in enumerate((1_204, 38, 1_482_007))
+    ]
+    return pb.ListSlotsResponse(
+        node="n1",
+        counted_by=["n1", "n2", "n3"],
+        progress=pb.Progress(due_ms=NOW_MS - 60),
+        slots=rows,
+    )
+
+
+def messages(*, with_content: bool) -> list[pb.StoredMessage]:
+    found = [
+        pb.StoredMessage(
+            handle=handle,
+            id=one,
+            due_ms=SLOT * 1_000 + 410,
+            topic=topic,
+            accepted_at_ms=NOW_MS,
+            wheel="n1.7",
+            seq=1_310_398,
+            state=state,
+            key_length_bytes=2,
+            value_length_bytes=13,
+            headers_length_bytes=6,
+        )
+        for one, handle, topic, state in zip(
+            IDS,
+            HANDLES,
+            ("orders", "baskets.reminders"),
+            (pb.MESSAGE_STATE_PENDING, pb.MESSAGE_STATE_CANCELLED),
+            strict=True,
+        )
+    ]
+    for message in found if with_content else ():
+        message.key, message.value = b"42", b"still there?\n"
+        message.headers.add(name="trace", value=b"\x7f")
+    return found
+
+
+COMMANDS = {
+    "delaywheel status": ("status",),
+    "delaywheel slots": ("slots",),
+    f"delaywheel slot {SLOT}": ("slot", str(SLOT)),
+    f"delaywheel get {HANDLES[0]}": ("get", HANDLES[0]),
+}
+WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
+
+
+@pytest.fixture
+def screen(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], str]:
+    node.describe = answer(cluster())
+    node.list_slots = answer(seconds())
+    node.get_slot = answer(pb.GetSlotResponse(messages=messages(with_content=False)))
+
+    def show(line: str, width: str) -> str:
+        monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])
+        node.script.append(answer(pb.GetMessageResponse(message=messages(with_content=True)[0])))
+        ended = command(*COMMANDS[line])
+        node.script.clear()
+        assert ended.code == 0
+        return ended.out
+
+    return show
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[1])
+def test_screens_are_as_the_document_shows_them(
+    screen: Callable[[str, str], str], line: str, width: str
+) -> None:
+    told = DOC.read_text(encoding="utf-8")
+    shown = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", told, re.DOTALL)
+    assert shown is not None
+    assert screen(line, width) == shown[1]
+
+
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[1])
+def test_nothing_is_wider_than_80_columns_there(
+    screen: Callable[[str, str], str], line: str
+) -> None:
+    assert max(map(len, screen(line, "80 columns").splitlines())) <= 80
+
+
+def test_a_pipe_gets_a_line_for_each_row(screen: Callable[[str, str], str]) -> None:
+    listed = screen(f"delaywheel slot {SLOT}", "a pipe").splitlines()
+    assert [line.split()[0] for line in listed] == ["handle", *HANDLES]
+    assert len({len(line.split()) for line in listed}) == 1
+
+
+@pytest.mark.parametrize("width", [1, 20, 40])
+def test_on_no_terminal_a_handle_is_folded(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(tables, "terminal_columns", lambda: width)
+    node.get_slot = answer(pb.GetSlotResponse(messages=messages(with_content=True)))
+    told = command("slot", str(SLOT), "--content").out
+    for whole in (*HANDLES, "2030-03-17T18:16:40.410Z", '"still there?\\n"'):
+        assert whole in told

@@ -1,0 +1,54 @@
+"""Commands that the documents name can be read by what reads them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from delaywheel_replica.cli.commands import find
+from delaywheel_replica.cli.parsing import Command, Group, Parser
+from local import demo
+from local.chaos import run as chaos
+from local.loopback import cluster
+
+ROOT = Path(__file__).parents[2]
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+PARSERS = {
+    "chaos": chaos.argument_parser,
+    "cluster": cluster.argument_parser,
+    "demo": demo.argument_parser,
+}
+
+_COMMAND = re.compile(r"`delaywheel ([a-z][^`]*)`")
+_SCRIPT = re.compile(r"(?:`|^)scripts/([a-z]+)(?![a-z_/])( [^`\n]*)?", re.MULTILINE)
+
+
+def readable(words: list[str]) -> bool:
+    """Whether they are all meant as they stand, and not cut short."""
+    return bool(words) and not any("…" in word for word in words)
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def test_commands_can_be_read(document: Path) -> None:
+    for text in _COMMAND.findall(document.read_text(encoding="utf-8")):
+        name, *words = shlex.split(text)
+        command = find(name)
+        if isinstance(command, Group):
+            command = command.commands.get(words.pop(0))
+        assert isinstance(command, Command), text
+        if readable(words):
+            there = [str(ROOT / "README.md") if word == "node.toml" else word for word in words]
+            Parser(name, command).read([str(ROOT) if word == "DIR" else word for word in there])
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def test_scripts_are_there_and_take_what_is_given(document: Path) -> None:
+    for name, rest in _SCRIPT.findall(document.read_text(encoding="utf-8")):
+        if not (ROOT / "scripts" / name).is_dir():
+            assert (ROOT / "scripts" / name).is_file(), name
+            words = re.split(r" {2,}|\\", rest)[0].split()
+            reads = PARSERS.get(name)
+            if reads is not None and readable(words):
+                reads().parse_args(words)

@@ -1,0 +1,151 @@
+"""The wheel, installed with nothing but what it asks for: each extra can do what it is for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+import venv
+import zipfile
+from collections.abc import Iterable
+from email import message_from_string
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "node-3"
+CONFIG = ("--set", "cluster_id=c", "--set", "node_id=n1", "--set", "kafka.bootstrap.servers=k:1")
+
+
+def wanted(requirements: Iterable[str], extras: frozenset[str]) -> set[tuple[str, str]]:
+    """Distributions and extras of them that these requirements ask for, with these extras."""
+    found = set()
+    for requirement in map(Requirement, requirements):
+        contexts = [{"extra": extra} for extra in extras | {""}]
+        if requirement.marker is None or any(map(requirement.marker.evaluate, contexts)):
+            found |= {(requirement.name, extra) for extra in requirement.extras | {""}}
+    return found
+
+
+def closure(requirements: list[str], extra: str) -> set[str]:
+    """Names of all distributions that are installed with this extra."""
+    waiting = wanted(requirements, frozenset({extra}))
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        name, its_extra = one = waiting.pop()
+        seen.add(one)
+        theirs = requirements if name == "delaywheel" else distribution(name).requires or []
+        waiting |= wanted(theirs, frozenset({its_extra})) - seen
+    return {name for name, _ in seen} - {"delaywheel"}
+
+
+class Installed:
+    """An environment with the wheel, and links to what an extra of it asks for."""
+
+    def __init__(self, wheel: Path, folder: Path, extra: str) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.programs = folder / "bin"
+        python = self.programs / "python"
+        run(
+            *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
+            *("--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", str(wheel)),
+        )
+        asked = [sysconfig.get_path("purelib", vars={"base": str(folder)})]
+        with zipfile.ZipFile(wheel) as content:
+            name = next(n for n in content.namelist() if n.endswith(".dist-info/METADATA"))
+            metadata = message_from_string(content.read(name).decode())
+        for needed in closure(metadata.get_all("Requires-Dist") or [], extra):
+            made = distribution(needed)
+            for top in {path.parts[0] for path in made.files or [] if path.parts[0] != ".."}:
+                link = Path(asked[0]) / top
+                if not link.exists():
+                    link.symlink_to(str(made.locate_file(top)))
+
+    def command(self, *arguments: str) -> list[str]:
+        return [str(self.programs / "delaywheel"), *arguments]
+
+
+def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        command, env=environment, cwd="/", capture_output=True, text=True, check=check, timeout=60
+    )
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(
+        *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
+        *("--outdir", str(folder), str(ROOT)),
+    )
+    (built,) = folder.iterdir()
+    return built
+
+
+def test_the_client_alone_has_no_broken_command(wheel: Path, tmp_path: Path) -> None:
+    base = Installed(wheel, tmp_path / "base", "")
+    code = "import delaywheel; delaywheel.Client, delaywheel.AsyncClient, delaywheel.Message"
+    run(str(base.programs / "python"), "-c", code)
+    assert "produce" in run(*base.command("--help")).stdout
+    asked = ("status", "--server", "127.0.0.1:1", "--timeout", "1s")
+    assert run(*base.command(*asked), check=False).returncode == 3
+    for needing in (("config", "check"), ("verify", str(GOLDEN))):
+        told = run(*base.command(*needing), check=False)
+        assert (told.returncode, told.stdout) == (1, "")
+        assert told.stderr.startswith("error: NOT_INSTALLED: this needs ")
+        assert "pip install 'delaywheel[cli]'" in told.stderr
+
+
+def test_the_command_does_all_but_serve(wheel: Path, tmp_path: Path) -> None:
+    cli = Installed(wheel, tmp_path / "cli", "cli")
+    here = ("--set", f"data_dir={tmp_path / 'n1'}")
+    run(*cli.command("config", "check", *CONFIG, *here))
+    assert run(*cli.command("slots", "--data", str(GOLDEN))).stdout
+    run(*cli.command("verify", str(GOLDEN)))
+    told = run(*cli.command("serve", *CONFIG, *here), check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith("error: NOT_INSTALLED: a node needs ")
+    assert "pip install 'delaywheel[server]'" in told.stderr
+    told = run(*cli.command("reconcile"), check=False)
+    assert told.returncode == 2
+    assert "pip install 'delaywheel[audit]'" in told.stderr
+
+
+def test_what_a_node_needs_can_serve(wheel: Path, tmp_path: Path) -> None:
+    server = Installed(wheel, tmp_path / "server", "server")
+    data = tmp_path / "n1"
+    settings = (*CONFIG, "--set", f"data_dir={data}", "--set", "listen=127.0.0.1:0")
+    log = tmp_path / "log"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with log.open("wb") as output:
+        node = subprocess.Popen(
+            server.command("serve", *settings, "--set", "metrics_listen=127.0.0.1:0"),
+            env=environment,
+            cwd="/",
+            stderr=output,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while '"address": "127' not in _text(data / "node.run"):
+            assert node.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(60) == 0, log.read_text()
+    finally:
+        node.kill()
+        node.wait()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""

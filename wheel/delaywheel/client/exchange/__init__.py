@@ -1,0 +1,1 @@
+"""One exchange with the service over all its attempts: batches, endpoints, retries."""

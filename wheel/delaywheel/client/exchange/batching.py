@@ -1,0 +1,146 @@
+"""What goes into one request. No I/O, no clock, no locks: the clients bring them.
+
+`split` cuts a list by the service's limits. `Accumulator` puts together what `produce_async`
+takes, as Nagle's algorithm does: while nothing is under way the next message goes at once, and
+while something is, messages gather until the linger is over or the batch is full. So a lone
+message is fast, and a flood makes large requests. A request costs caller and service some 1.5 ms of
+CPU together, however few messages it has: that is what lingering saves. What is due soon lingers
+less.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.settings import Queue
+from delaywheel.errors import TimedOutError
+from delaywheel.message import Message
+
+ROW_BYTES: Final = 64
+"""The most that the columns of a ColumnBatch take for a message, its topic's name apart."""
+
+SOON_MS: Final = 500
+SOON_LINGER_S: Final = 0.005
+
+_GATHER_MOST_S: Final = 1.0
+_GATHER_SHARE: Final = 0.1
+"""A batch that no sender has taken gathers for at most this long, or this share of the timeout:
+its deadline is that of its first message."""
+
+
+def split(
+    messages: Sequence[Message], *, max_messages: int, max_bytes: int
+) -> Iterator[Sequence[Message]]:
+    """Cuts messages into requests within the limits; one that is too long by itself goes alone."""
+    start = length_bytes = 0
+    for row, message in enumerate(messages):
+        row_bytes = message.length_bytes + len(message.topic) + ROW_BYTES
+        full = row - start >= max_messages or length_bytes + row_bytes > max_bytes
+        if full and row > start:
+            yield messages[start:row]
+            start, length_bytes = row, 0
+        length_bytes += row_bytes
+    if start < len(messages):
+        yield messages[start:]
+
+
+class Accumulator:
+    """What was taken and is not settled yet, in batches.
+
+    Invariant: `messages` and `length_bytes` count every message from `add` to `finished`,
+    whether its batch is open, closed or under way.
+    """
+
+    def __init__(self, queue: Queue, timeout_s: float) -> None:
+        self._queue: Final = queue
+        self._gather_s: Final = min(_GATHER_MOST_S, _GATHER_SHARE * timeout_s)
+        self._closed: Final[deque[Batch]] = deque()
+        self._open: Batch | None = None
+        self._under_way: Final[set[Batch]] = set()
+        self._length_bytes = 0
+        self._messages = 0
+
+    @property
+    def messages(self) -> int:
+        """Taken and not settled."""
+        return self._messages
+
+    def unsettled(self) -> set[Batch]:
+        """Every batch that is not finished."""
+        waiting = {*self._closed, *self._under_way}
+        return waiting if self._open is None else {*waiting, self._open}
+
+    def has_room(self, length_bytes: int) -> bool:
+        """Whether a message of that length fits; an empty queue takes any one."""
+        if not self._messages:
+            return True
+        fits = self._length_bytes + length_bytes <= self._queue.max_bytes
+        return fits and self._messages < self._queue.max_messages
+
+    def full(self, message: Message) -> TimedOutError:
+        """What to raise when there was no room for a message all the time."""
+        return TimedOutError(
+            f"no room: {self._messages:,} messages, {self._length_bytes:,} bytes are on their way",
+            outcome_known=True,
+            failed=message,
+        )
+
+    def add(self, message: Message, now_s: float, deadline_s: float) -> PendingResult:
+        """Takes a message that is to be given up at `deadline_s`."""
+        batch = self._open
+        if batch is not None and self._is_closing(batch, message.length_bytes, now_s):
+            self._closed.append(batch)
+            batch = None
+        if batch is None:
+            batch = self._open = Batch(now_s, deadline_s)
+        self._messages += 1
+        self._length_bytes += message.length_bytes
+        linger_s = (
+            min(SOON_LINGER_S, self._queue.linger) if _is_soon(message) else self._queue.linger
+        )
+        return batch.add(message, now_s + linger_s)
+
+    def next_batch(self, now_s: float) -> Batch | None:
+        """The batch to send now, which is under way from now on."""
+        if len(self._under_way) >= self._queue.in_flight:
+            return None
+        if self._closed:
+            batch = self._closed.popleft()
+        elif self._open is not None and self.wait_s(now_s) == 0.0:
+            batch, self._open = self._open, None
+        else:
+            return None
+        self._under_way.add(batch)
+        return batch
+
+    def wait_s(self, now_s: float) -> float | None:
+        """How long until `next_batch` has one; None: nothing happens by time alone."""
+        if len(self._under_way) >= self._queue.in_flight:
+            return None
+        if self._closed:
+            return 0.0
+        if self._open is None:
+            return None
+        if not self._under_way or len(self._open.messages) >= self._queue.batch_messages:
+            return 0.0
+        return max(0.0, self._open.send_by_s - now_s)
+
+    def finished(self, batch: Batch) -> None:
+        """A batch that was under way is settled: there is room again."""
+        self._under_way.discard(batch)
+        self._messages -= len(batch.messages)
+        self._length_bytes -= batch.length_bytes
+
+    def _is_closing(self, batch: Batch, length_bytes: int, now_s: float) -> bool:
+        return (
+            len(batch.messages) >= self._queue.batch_messages
+            or batch.length_bytes + length_bytes > self._queue.batch_bytes
+            or now_s - batch.opened_s > self._gather_s
+        )
+
+
+def _is_soon(message: Message) -> bool:
+    """Whether it is due soon after it was made; a level is looked up when it is sent."""
+    due_ms = message.due_ms
+    return due_ms is not None and due_ms - message.made_ns // 1_000_000 < SOON_MS

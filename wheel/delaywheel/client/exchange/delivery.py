@@ -1,0 +1,147 @@
+"""One batch of messages on its way to the service, over all its attempts. No I/O, no clock.
+
+Each message is settled by itself, once:
+
+| it was | then |
+|---|---|
+| accepted | settled with its handle |
+| refused, and a retry may help | it is in the next attempt, with the same id and due |
+| refused for good | settled with RefusedError |
+| in an attempt that failed | as the tables in `retry` say |
+| not settled when the time is over | settled with TimedOutError |
+
+A message that was in any attempt whose outcome is not known is *doubtful* from then on: whatever
+it is refused with later, its error says `outcome_known = False`. Only an acceptance ends that.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from grpc import StatusCode
+
+from delaywheel.client.exchange.encoding import AnswerInvalidError, decode_answer, encode_request
+from delaywheel.client.exchange.endpoints import Report
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.message import Handle, Message, PastDue, Result
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+
+class Delivery:
+    """A batch under way; an `Exchange`.
+
+    Invariant: every row is either waiting or settled, never both. `doubtful` rows are those of
+    `waiting` that may have been accepted already.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages: Final = messages
+        self._settled: Final[list[Result | None]] = [None] * len(messages)
+        self._waiting = list(range(len(messages)))
+        self._attempted: Sequence[int] = ()
+        self._doubtful: Final[set[int]] = set()
+        self._most_rows = max(1, len(messages))
+        self._obstacle: Failure | None = None
+
+    def fix_dues(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
+        """Fixes the dues of messages that are sent for the first time; some are refused by it."""
+        for row in self._waiting:
+            try:
+                self._messages[row].fix_due(now_ms, levels, past_due)
+            except RefusedError as refused:
+                self._settle(row, error=refused)
+        self._forget_settled()
+
+    @property
+    def done(self) -> bool:
+        """Every message is settled."""
+        return not self._waiting
+
+    @property
+    def results(self) -> list[Result]:
+        """One a message, in order; only when done."""
+        results = [result for result in self._settled if result is not None]
+        assert len(results) == len(self._messages), "results are asked for before all are settled"
+        return results
+
+    def request(self) -> pb.DelayProduceRequest:
+        """The next attempt: the waiting messages, or as many as the service has let through."""
+        self._attempted = self._waiting[: self._most_rows]
+        return encode_request([self._messages[row] for row in self._attempted])
+
+    def answered(self, response: pb.DelayProduceResponse) -> Report:
+        """Settles what was accepted, or refused for good."""
+        try:
+            outcomes = decode_answer([self._messages[row] for row in self._attempted], response)
+        except AnswerInvalidError as invalid:
+            return self._defective(str(invalid))
+        passing: list[Failure] = []
+        for row, outcome in zip(self._attempted, outcomes, strict=True):
+            if isinstance(outcome, Handle):
+                self._settle(row, handle=outcome)
+            elif self._row_failed(row, outcome):
+                passing.append(outcome)
+        self._forget_settled()
+        delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
+        return Report(healthy=not passing, retry_delay_s=max(delays_s, default=None))
+
+    def failed(self, failure: Failure) -> Report:
+        """Takes a failed attempt to each of its messages."""
+        self._obstacle = failure
+        rows = self._attempted
+        if failure.verdict.split and len(rows) > 1:
+            if not failure.verdict.outcome_known:
+                self._doubtful.update(rows)
+            self._most_rows = len(rows) // 2
+            return Report(healthy=True)
+        waiting = [self._row_failed(row, failure) for row in rows]
+        self._forget_settled()
+        return Report(healthy=not any(waiting), retry_delay_s=failure.retry_delay_s)
+
+    def give_up(self, why: str) -> None:
+        """Settles what is left: no time for another attempt."""
+        last = f"; last: {self._obstacle}" if self._obstacle else ""
+        for row in self._waiting:
+            error = TimedOutError(
+                f"not acknowledged: {why}{last}",
+                outcome_known=row not in self._doubtful,
+                failed=self._messages[row],
+            )
+            self._settle(row, error=error)
+        self._forget_settled()
+
+    def refuse(self, error: DelaywheelError) -> None:
+        """Settles what is left with the same error; nothing was attempted."""
+        for row in self._waiting:
+            self._settle(row, error=error.about(self._messages[row]))
+        self._forget_settled()
+
+    def _defective(self, text: str) -> Report:
+        for row in self._attempted:
+            error = CallFailedError(
+                StatusCode.INTERNAL, text, outcome_known=False, failed=self._messages[row]
+            )
+            self._settle(row, error=error)
+        self._forget_settled()
+        return Report(healthy=True)
+
+    def _row_failed(self, row: int, failure: Failure) -> bool:
+        """Whether the message still waits."""
+        verdict = failure.verdict
+        if not verdict.outcome_known:
+            self._doubtful.add(row)
+        if verdict.retry:
+            self._obstacle = failure
+            return True
+        outcome_known = row not in self._doubtful
+        error = failure.error(outcome_known=outcome_known, failed=self._messages[row])
+        self._settle(row, error=error)
+        return False
+
+    def _settle(
+        self, row: int, *, handle: Handle | None = None, error: DelaywheelError | None = None
+    ) -> None:
+        self._settled[row] = Result(self._messages[row], handle, error)
+
+    def _forget_settled(self) -> None:
+        self._waiting = [row for row in self._waiting if self._settled[row] is None]

@@ -1,0 +1,346 @@
+"""Which address to send to next, and how long to wait before: staying, health, backoff, finding.
+
+Pure: time comes in as a value (monotonic seconds). Addresses are *given* by the user, or *found*:
+told by a node (DescribeCluster) as another node's. Three rules:
+
+1. **Stay.** Requests keep to one address, so that they make large frames there, for about
+   `STAY_S`; then one is chosen anew at random, so that load evens out after restarts.
+2. **Leave at once.** After a failure another healthy address is taken without any wait. A failed
+   one gets no more calls until it has described itself as accepting again (that is asked for in
+   the background, so that no caller pays for it), or until no healthy one is left.
+3. **Trust what answered.** A found address gets calls only after it has answered as the node and
+   the cluster that it was said to be: one that is advertised wrongly costs nothing, and one that
+   leads to somebody else's cluster never gets a message. A given one is used at once, and stays
+   whatever the nodes say.
+
+Of each address three moments are known. Before `retry_at` it is not tried at all: it grows from
+`BACKOFF_FIRST_S` to `BACKOFF_MOST_S` with the failures in a row, with jitter, and is what the
+service asks for in RetryInfo where that is longer. Before `rest_until`, others are preferred:
+after a failure that is at least as long as the failed attempt took, and while one call is trying
+a failed address the others keep off it. Before `suspect_until` it is chosen last even when it
+describes itself as healthy: a call lost time there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from threading import Lock
+from typing import Final, NamedTuple
+
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MOST_S: Final = 1.0
+RETRY_DELAY_MOST_S: Final = 10.0
+"""A service may ask for a longer wait than our own backoff, but not for any wait."""
+STAY_S: Final = 30.0
+REFRESH_S: Final = 30.0
+"""How long what the nodes say is believed; they are asked when calls are made, not by a timer."""
+ASK_LEAST_S: Final = 1.0
+"""The same address is not asked to describe itself more often than this."""
+SUSPECT_FACTOR: Final = 10.0
+"""An address that let a call wait in vain is chosen last for that many times as long."""
+
+_NEVER: Final = float("-inf")
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    """An address.
+
+    Attributes:
+        node: Who answers there; for a found one that is not proven, who should.
+        proven: It has answered; a found one, as who it should be.
+        asking: A description is under way.
+    """
+
+    address: str
+    given: bool
+    node: str = ""
+    proven: bool = False
+    asking: bool = False
+    asked_at_s: float = _NEVER
+    failures: int = 0
+    failed_at_s: float = _NEVER
+    rest_until_s: float = _NEVER
+    retry_at_s: float = _NEVER
+    suspect_until_s: float = _NEVER
+
+    @property
+    def usable(self) -> bool:
+        return self.given or self.proven
+
+
+class Turn(NamedTuple):
+    """Send to that address now; None: wait, as long as told or until there are news."""
+
+    address: str | None
+    wait_s: float = 0.0
+
+
+class Report(NamedTuple):
+    """How an attempt went.
+
+    Attributes:
+        healthy: Others may send to that address.
+        retry_delay_s: How long the service asks to wait.
+        elsewhere: This exchange had better go on at another address.
+    """
+
+    healthy: bool
+    retry_delay_s: float | None = None
+    elsewhere: bool = False
+
+
+class Described(NamedTuple):
+    """What a node said of its cluster.
+
+    Attributes:
+        cluster: The cluster's id.
+        node: Who answered.
+        accepting: Whether it takes messages.
+        members: Node to the address where callers reach it, "" where the one who answered does
+            not know it; empty: it said nothing of them.
+    """
+
+    cluster: str
+    node: str
+    accepting: bool
+    members: Mapping[str, str]
+
+
+class Endpoints:
+    """The addresses of one client; thread-safe."""
+
+    def __init__(self, given: Sequence[str], random: Random) -> None:
+        self._endpoints: Final = {address: _Endpoint(address, given=True) for address in given}
+        self._random: Final = random
+        self._lock: Final = Lock()
+        self._cluster: str | None = None
+        self._chosen: _Endpoint | None = None
+        self._stay_until_s = _NEVER
+        self._asked_at_s = _NEVER
+        self._met = False
+        self._unreached: Final[set[str]] = set()
+        self._refresh_at_s = float("inf")  # the given ones, unproven, are asked at the start
+
+    @property
+    def addresses(self) -> frozenset[str]:
+        """All that are known."""
+        with self._lock:
+            return frozenset(self._endpoints)
+
+    def reached(self, address: str, *, connected: bool) -> None:
+        """Takes note of whether something is there at all, whatever it says."""
+        with self._lock:
+            self._met |= connected
+            if not connected:
+                self._unreached.add(address)
+
+    @property
+    def nobody(self) -> tuple[str, ...]:
+        """All addresses, if nothing was ever there at any of them; else none."""
+        with self._lock:
+            if self._met or self._endpoints.keys() - self._unreached:
+                return ()
+            return tuple(self._endpoints)
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one address, and a node said that there are no others."""
+        with self._lock:
+            return len(self._endpoints) == 1 and self._cluster is not None
+
+    def turn(self, now_s: float, attempt_timeout_s: float, not_before: Mapping[str, float]) -> Turn:
+        """The address to try next.
+
+        Args:
+            now_s: Now.
+            attempt_timeout_s: How long the attempt may take.
+            not_before: When this exchange, which failed there, may go to an address again.
+        """
+        with self._lock:
+            healthy = self._healthy(now_s, not_before)
+            if healthy is not None:
+                return Turn(healthy.address)
+
+            def own_s(endpoint: _Endpoint) -> float:
+                return not_before.get(endpoint.address, _NEVER)
+
+            usable = [endpoint for endpoint in self._endpoints.values() if endpoint.usable]
+            chosen = min(usable, key=lambda one: max(one.rest_until_s, own_s(one)))
+            wait_s = max(chosen.retry_at_s, own_s(chosen)) - now_s
+            if wait_s > 0:
+                # Whoever is not proven is asked again by those who wait.
+                ask_at_s = [
+                    self._ask_at_s(endpoint)
+                    for endpoint in self._endpoints.values()
+                    if not (endpoint.usable or endpoint.asking)
+                ]
+                return Turn(None, max(0.0, min([wait_s, *(at_s - now_s for at_s in ask_at_s)])))
+            if chosen.failures:
+                chosen.rest_until_s = now_s + attempt_timeout_s
+            return Turn(chosen.address)
+
+    def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
+        """Takes note of how an attempt went; True: news for those who wait."""
+        with self._lock:
+            endpoint = self._endpoints.get(address)
+            if endpoint is None:  # it was dropped meanwhile
+                return False
+            if report.healthy:
+                endpoint.proven = True
+                endpoint.suspect_until_s = _NEVER
+                return self._works(endpoint)
+            if started_s >= endpoint.failed_at_s:
+                # Calls that were under way together fail together, and count as one.
+                took_s = now_s - started_s
+                self._failed(endpoint, now_s, took_s, report.retry_delay_s)
+                endpoint.suspect_until_s = now_s + SUSPECT_FACTOR * took_s
+            self._refresh_at_s = min(self._refresh_at_s, self._asked_at_s + ASK_LEAST_S)
+            return False
+
+    def ask(self, now_s: float, but: str | None = None) -> list[str]:
+        """Who is to describe the cluster now; `told` or `not_told` must follow for each.
+
+        Args:
+            now_s: Now.
+            but: It is being asked otherwise.
+        """
+        with self._lock:
+            asked = [
+                endpoint
+                for endpoint in self._endpoints.values()
+                if (endpoint.failures or not endpoint.proven)
+                and not endpoint.asking
+                and endpoint.address != but
+                and self._ask_at_s(endpoint) <= now_s
+            ]
+            if self._refresh_at_s <= now_s and but is None:
+                self._refresh_at_s = now_s + self._jittered_s(REFRESH_S)
+                healthy = [e for e in self._endpoints.values() if e.proven and not e.failures]
+                idle = [endpoint for endpoint in healthy if not endpoint.asking]
+                asked += [self._random.choice(idle)] if idle else []
+            for endpoint in asked:
+                endpoint.asking = True
+                endpoint.asked_at_s = self._asked_at_s = now_s
+            return [endpoint.address for endpoint in asked]
+
+    def told(self, address: str, said: Described, now_s: float) -> bool:
+        """An address has described the cluster; False: it is not ours, nothing was learnt."""
+        with self._lock:
+            endpoint = self._endpoints.get(address)
+            if endpoint is None:
+                return False
+            endpoint.asking = False
+            if self._cluster is None:
+                self._cluster = said.cluster
+            expected = said.node if endpoint.given else endpoint.node
+            if (said.cluster, said.node) != (self._cluster, expected):
+                endpoint.proven = endpoint.given
+                if not endpoint.given:
+                    self._failed(endpoint, now_s, 0.0, None)
+                return False
+            endpoint.node, endpoint.proven = said.node, True
+            if said.accepting:
+                self._works(endpoint)
+            else:
+                self._failed(endpoint, now_s, 0.0, None)
+            self._learn(said.members)
+            self._asked_at_s = now_s
+            self._refresh_at_s = now_s + self._jittered_s(REFRESH_S)
+            return True
+
+    def not_told(self, address: str, *, started_s: float, now_s: float, reached: bool) -> None:
+        """An address did not describe the cluster.
+
+        Args:
+            address: Which.
+            started_s: When it was asked.
+            now_s: Now.
+            reached: Something answered there, and will not say.
+        """
+        with self._lock:
+            endpoint = self._endpoints.get(address)
+            if endpoint is None:
+                return
+            endpoint.asking = False
+            if reached and endpoint.given:
+                endpoint.proven = True
+                self._refresh_at_s = min(self._refresh_at_s, now_s + self._jittered_s(REFRESH_S))
+            elif endpoint.failures or not endpoint.proven:
+                if started_s >= endpoint.failed_at_s:
+                    self._failed(endpoint, now_s, now_s - started_s, None)
+            else:  # calls succeed there all the same: somebody else may tell
+                self._refresh_at_s = min(self._refresh_at_s, now_s + ASK_LEAST_S)
+
+    def backoff_s(self, failures: int, retry_delay_s: float | None) -> float:
+        """How long to wait after so many failures in a row, with what the service asks for."""
+        backoff_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
+        backoff_s *= self._random.uniform(0.5, 1.0)
+        return max(backoff_s, min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S))
+
+    def _healthy(self, now_s: float, not_before: Mapping[str, float]) -> _Endpoint | None:
+        """The one to stay with, another one where this exchange failed there, or None."""
+        healthy = [one for one in self._endpoints.values() if one.usable and not one.failures]
+        if not healthy:
+            return None
+        chosen = self._chosen
+        if chosen not in healthy or now_s >= self._stay_until_s or chosen.suspect_until_s > now_s:
+            chosen = self._chosen = self._best(healthy, now_s)
+            self._stay_until_s = now_s + self._jittered_s(STAY_S)
+        allowed = [one for one in healthy if not_before.get(one.address, _NEVER) <= now_s]
+        if chosen in allowed:
+            return chosen
+        return self._best(allowed, now_s) if allowed else None
+
+    def _best(self, candidates: Sequence[_Endpoint], now_s: float) -> _Endpoint:
+        """One at random of those that promise most."""
+
+        def doubt(endpoint: _Endpoint) -> tuple[bool, bool]:
+            return endpoint.suspect_until_s > now_s, not endpoint.proven
+
+        least = min(map(doubt, candidates))
+        return self._random.choice([one for one in candidates if doubt(one) == least])
+
+    def _works(self, endpoint: _Endpoint) -> bool:
+        """Notes a success; True: it had failed before."""
+        recovered = endpoint.failures > 0
+        endpoint.failures = 0
+        endpoint.rest_until_s = endpoint.retry_at_s = _NEVER
+        return recovered
+
+    def _failed(
+        self, endpoint: _Endpoint, now_s: float, took_s: float, retry_delay_s: float | None
+    ) -> None:
+        endpoint.failures += 1
+        wait_s = self.backoff_s(endpoint.failures, retry_delay_s)
+        endpoint.failed_at_s = now_s
+        endpoint.retry_at_s = now_s + wait_s
+        endpoint.rest_until_s = now_s + max(wait_s, took_s)
+
+    def _learn(self, members: Mapping[str, str]) -> None:
+        """Adds and drops found addresses. One a node is enough: a given one that works wins.
+
+        A node that has just started knows some members by name alone: what was found of them stays.
+        """
+        if not members:
+            return
+        reached = {one.node for one in self._endpoints.values() if one.given and not one.failures}
+        others = {node: address for node, address in members.items() if node not in reached}
+        wanted = {address: node for node, address in others.items() if address}
+        unknown = {node for node, address in others.items() if not address}
+        for endpoint in list(self._endpoints.values()):
+            stays = endpoint.given or endpoint.address in wanted or endpoint.node in unknown
+            if not stays:
+                del self._endpoints[endpoint.address]
+        for address, node in wanted.items():
+            endpoint = self._endpoints.setdefault(address, _Endpoint(address, given=False))
+            if endpoint.node != node and not endpoint.given:
+                endpoint.node, endpoint.proven = node, False
+
+    def _ask_at_s(self, endpoint: _Endpoint) -> float:
+        return max(endpoint.rest_until_s, endpoint.asked_at_s + ASK_LEAST_S)
+
+    def _jittered_s(self, seconds: float) -> float:
+        return seconds * self._random.uniform(0.75, 1.25)

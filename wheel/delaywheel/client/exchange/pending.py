@@ -1,0 +1,189 @@
+"""What `produce_async` gives back: a result to come, light enough for one a message.
+
+A `Batch` is settled as a whole, once; a `PendingResult` is a batch and a number. Threads wait
+on one Event a batch, coroutines on a future each; neither exists before somebody waits.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Sequence
+from threading import Event, Lock
+from typing import Final
+
+from grpc import StatusCode
+
+from delaywheel.errors import CallFailedError, TimedOutError
+from delaywheel.message import Handle, Message, Result
+
+_log = logging.getLogger("delaywheel")
+_CHANGING = Lock()  # guards the few words of any batch that change; never held while calling out
+
+
+class Batch:
+    """Messages that travel together; filled by its client, then settled once.
+
+    Attributes:
+        messages: Its messages, in the order in which they were given.
+        length_bytes: Their keys, values and headers.
+        opened_s: When the first one came (monotonic).
+        send_by_s: When the first of them has lingered long enough.
+        deadline_s: When the first one is given up; all of them came soon after it.
+    """
+
+    __slots__ = (
+        "_event",
+        "_results",
+        "_watchers",
+        "deadline_s",
+        "length_bytes",
+        "messages",
+        "opened_s",
+        "send_by_s",
+    )
+
+    def __init__(self, opened_s: float, deadline_s: float) -> None:
+        self.messages: Final[list[Message]] = []
+        self.length_bytes = 0
+        self.opened_s: Final = opened_s
+        self.send_by_s = float("inf")
+        self.deadline_s: Final = deadline_s
+        self._results: Sequence[Result] | None = None
+        self._watchers: list[Callable[[Sequence[Result]], object]] = []
+        self._event: Event | None = None
+
+    def add(self, message: Message, send_by_s: float) -> "PendingResult":
+        """Takes one more, that lingers until `send_by_s`; only before the batch is sent."""
+        self.messages.append(message)
+        self.send_by_s = min(self.send_by_s, send_by_s)
+        self.length_bytes += message.length_bytes
+        return PendingResult(self, len(self.messages) - 1)
+
+    @property
+    def results(self) -> Sequence[Result] | None:
+        """One a message, or None as long as it is under way."""
+        return self._results
+
+    def settle(self, results: Sequence[Result]) -> None:
+        """Gives the results to all who wait; what a callback raises is logged."""
+        with _CHANGING:
+            self._results = results
+            watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            _call(watcher, results)
+
+    def settle_defective(self, defect: Exception) -> None:
+        """Settles with an error that should not be: nobody else could tell those who wait."""
+        error = CallFailedError(
+            StatusCode.INTERNAL, f"a defect of the SDK: {defect!r}", outcome_known=False
+        )
+        error.__cause__ = defect
+        self.settle([Result(message, None, error.about(message)) for message in self.messages])
+
+    def watch(self, watcher: Callable[[Sequence[Result]], object]) -> None:
+        """Calls `watcher` when it is settled: at once if it is."""
+        with _CHANGING:
+            results = self._results
+            if results is None:
+                self._watchers.append(watcher)
+                return
+        _call(watcher, results)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Blocks until it is settled, or the time is over."""
+        with _CHANGING:
+            if self._results is not None:
+                return True
+            if self._event is None:
+                self._event = event = Event()
+                self._watchers.append(lambda _results: event.set())
+            event = self._event
+        return event.wait(timeout_s)
+
+
+class PendingResult:
+    """The result of one `produce_async`, to come. Wait for it, await it, or leave a callback.
+
+    Example:
+        >>> # doctest: +SKIP
+        >>> client.produce_async("orders", b"…", level="30s").result(timeout=5)
+        >>> await client.produce_async("orders", b"…", level="30s")
+        >>> client.produce_async("orders", b"…", level="30s").add_done_callback(print)
+    """
+
+    __slots__ = ("_batch", "_number")
+
+    def __init__(self, batch: Batch, number: int) -> None:
+        self._batch: Final = batch
+        self._number: Final = number
+
+    @property
+    def message(self) -> Message:
+        """The message it is about."""
+        return self._batch.messages[self._number]
+
+    @property
+    def first(self) -> bool:
+        """It opened its batch."""
+        return self._number == 0
+
+    def done(self) -> bool:
+        """Whether there is a result."""
+        return self._batch.results is not None
+
+    def outcome(self, timeout: float | None = None) -> Result:
+        """Blocks until there is a result, an error being one too.
+
+        Raises:
+            TimedOutError: there is none after `timeout` seconds; it is still under way.
+        """
+        if not self._batch.wait(timeout):
+            raise TimedOutError(
+                f"no result within {timeout} s, still under way",
+                outcome_known=False,
+                failed=self.message,
+            )
+        return self._result()
+
+    def result(self, timeout: float | None = None) -> Handle:
+        """Blocks until there is a result, and returns the handle.
+
+        Raises:
+            DelaywheelError: the message was not acknowledged, or there is no result yet.
+        """
+        return self.outcome(timeout).unwrap()
+
+    def add_done_callback(self, callback: Callable[[Result], object]) -> None:
+        """Calls back with the result, on the client's own thread or loop: do not block there."""
+        number = self._number
+        self._batch.watch(lambda results: callback(results[number]))
+
+    def __await__(self) -> Generator[object, None, Handle]:
+        """Awaits the handle, in any event loop; raises as `result` does."""
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            settled: asyncio.Future[None] = loop.create_future()
+            self._batch.watch(lambda _results: _wake(loop, settled))
+            yield from settled
+        return self._result().unwrap()
+
+    def _result(self) -> Result:
+        results = self._batch.results
+        assert results is not None
+        return results[self._number]
+
+
+def _call(watcher: Callable[[Sequence[Result]], object], results: Sequence[Result]) -> None:
+    try:
+        watcher(results)
+    except Exception:  # noqa: BLE001  a callback may raise anything; the others must be called
+        _log.exception("a callback of produce_async failed")
+
+
+def _wake(loop: asyncio.AbstractEventLoop, settled: "asyncio.Future[None]") -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(_set, settled)
+
+
+def _set(settled: "asyncio.Future[None]") -> None:
+    if not settled.done():  # whoever awaited it may have been cancelled
+        settled.set_result(None)

@@ -1,0 +1,121 @@
+"""One unary question to the service, over all its attempts: cancel, get, describe.
+
+Asking twice is harmless: looking changes nothing, and a message is cancelled once or not at all.
+But an answer to the second cancel tells nothing about the first one, whose reply was lost: it may
+have been written. So after such an attempt only an outcome that excludes it is one.
+"""
+
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.endpoints import Report
+from delaywheel.client.exchange.retry import Failure
+from delaywheel.errors import DelaywheelError, RefusedError, TimedOutError
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+AnswerT = TypeVar("AnswerT")
+
+# They keep a node from answering, not from taking messages.
+_OF_THE_CLUSTER: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+
+
+class Question(Generic[RequestT, ResponseT, AnswerT]):
+    """A request until it is answered; an `Exchange`.
+
+    `read` makes the answer of a response; its second argument says whether an earlier attempt
+    may have had an effect.
+    """
+
+    def __init__(self, request: RequestT, read: Callable[[ResponseT, bool], AnswerT]) -> None:
+        self._request: Final = request
+        self._read: Final = read
+        self._answer: AnswerT | None = None
+        self._error: DelaywheelError | None = None
+        self._obstacle: Failure | None = None
+        self._doubtful = False
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """It was answered, refused or given up."""
+        return self._done
+
+    def answer(self) -> AnswerT:
+        """The answer; raises what the question came to instead."""
+        if self._error is not None:
+            raise self._error
+        assert self._done, "the answer is asked for before there is one"
+        return self._answer  # type: ignore[return-value]  # None only where AnswerT allows it
+
+    def request(self) -> RequestT:
+        """The same in every attempt."""
+        return self._request
+
+    def answered(self, response: ResponseT) -> Report:
+        """Reads the answer."""
+        self._done = True
+        try:
+            self._answer = self._read(response, self._doubtful)
+        except DelaywheelError as error:
+            self._error = error
+        return Report(healthy=True)
+
+    def failed(self, failure: Failure) -> Report:
+        """Asks again where that may help."""
+        verdict = failure.verdict
+        self._obstacle = failure
+        self._doubtful = self._doubtful or not verdict.outcome_known
+        if verdict.retry:
+            return Report(
+                healthy=failure.reason in _OF_THE_CLUSTER,
+                retry_delay_s=failure.retry_delay_s,
+                elsewhere=True,
+            )
+        self._done = True
+        self._error = failure.error(outcome_known=not self._doubtful)
+        return Report(healthy=True)
+
+    def give_up(self, why: str) -> None:
+        """No time for another attempt."""
+        last = f"; last: {self._obstacle}" if self._obstacle else ""
+        self._done = True
+        self._error = TimedOutError(f"not answered: {why}{last}", outcome_known=not self._doubtful)
+
+
+CancelQuestion = Question[pb.CancelRequest, pb.CancelResponse, CancelOutcome]
+GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessage]
+
+
+def cancel_question(message: pb.MessageRef) -> CancelQuestion:
+    """Asks for a message to be withdrawn."""
+    return Question(pb.CancelRequest(message=message), _read_cancel)
+
+
+def get_question(message: pb.MessageRef) -> GetQuestion:
+    """Asks for a message as it is stored."""
+    return Question(pb.GetMessageRequest(message=message), _read_get)
+
+
+def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
+    outcome = CancelOutcome.of(response.outcome)
+    if outcome is None:
+        raise RefusedError(
+            Reason.CANCEL_UNKNOWN,
+            f"the service answered outcome {response.outcome}, which this SDK does not know",
+            outcome_known=False,
+        )
+    if doubtful and outcome in {CancelOutcome.TOO_LATE, CancelOutcome.NOT_FOUND}:
+        raise RefusedError(
+            Reason.CANCEL_UNKNOWN,
+            f"{outcome} now, but the reply to an earlier attempt was lost, and it may count",
+            outcome_known=False,
+        )
+    return outcome
+
+
+def _read_get(response: pb.GetMessageResponse, _doubtful: bool) -> StoredMessage:
+    return StoredMessage.of(response.message)

@@ -1,0 +1,64 @@
+"""One exchange's way over the endpoints until its deadline. No I/O, no clock.
+
+Where an exchange failed it does not go again before its own backoff is over, whatever others find
+there meanwhile: so a node that refuses one request and takes another's is not asked in a circle,
+and the next attempt is at another node while there is one.
+"""
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+from delaywheel.client.exchange.endpoints import Endpoints, Report
+from delaywheel.client.exchange.settings import Settings
+
+START_S: Final = 2.0
+"""So long a client that has never met anybody tries, where no connection comes about at all."""
+
+
+class Step(NamedTuple):
+    """An attempt at that address that may take so long; None: a wait, which news may end."""
+
+    address: str | None
+    seconds: float
+
+
+class Route:
+    """The attempts of one exchange; for one thread or task."""
+
+    def __init__(self, endpoints: Endpoints, settings: Settings, deadline_s: float) -> None:
+        self._endpoints: Final = endpoints
+        self._settings: Final = settings
+        self._deadline_s: Final = deadline_s
+        self._started_s: float | None = None
+        self._failures: Final = Counter[str]()
+        self._not_before: Final[dict[str, float]] = {}
+
+    def step(self, now_s: float) -> Step | None:
+        """What to do now; None: the time is over."""
+        if self._started_s is None:
+            self._started_s = now_s
+        left_s = self._deadline_s - now_s
+        if left_s <= 0:
+            return None
+        turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
+        if turn.address is None:
+            return Step(None, min(turn.wait_s, left_s))
+        return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
+
+    def nobody(self, now_s: float) -> str | None:
+        """Why there is no use in going on, where nothing was ever there to connect to.
+
+        A client that has met somebody goes on trying: nodes are restarted.
+        """
+        if self._started_s is None or now_s - self._started_s < START_S:
+            return None
+        addresses = self._endpoints.nobody
+        return f"nobody is there at {', '.join(addresses)}" if addresses else None
+
+    def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
+        """Takes note of how the attempt went; True: news for those who wait."""
+        if report.elsewhere or not report.healthy:
+            self._failures[address] += 1
+            wait_s = self._endpoints.backoff_s(self._failures[address], report.retry_delay_s)
+            self._not_before[address] = now_s + wait_s
+        return self._endpoints.report(address, started_s=started_s, now_s=now_s, report=report)

@@ -1,0 +1,66 @@
+"""What both clients can be told, checked once."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+
+from delaywheel.message import PastDue
+
+PAST_DUES: Final = ("deliver", "reject")
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The bounds of what waits in this process, and how `produce_async` puts it together.
+
+    Attributes:
+        max_messages: Waiting or under way; beyond, `produce_async` waits for room.
+        max_bytes: The same, as keys, values and headers.
+        batch_messages: The most in one request.
+        batch_bytes: The same, as keys, values and headers; a longer message goes alone.
+        linger: Seconds a message may wait for others while a request is under way; what is due
+            within half a second, 5 ms at most. Without one under way nothing waits.
+        in_flight: Requests under way at once, those of one `produce_many` likewise.
+    """
+
+    max_messages: int = 100_000
+    max_bytes: int = 64 * 1024 * 1024
+    batch_messages: int = 1_000
+    batch_bytes: int = 2 * 1024 * 1024
+    linger: float = 0.02
+    in_flight: int = 4
+
+    def __post_init__(self) -> None:
+        counts = (self.max_messages, self.max_bytes, self.batch_messages, self.batch_bytes)
+        if min(*counts, self.in_flight) < 1 or self.linger < 0:
+            raise ValueError(f"{self}: every bound is at least 1, linger at least 0")
+
+
+DEFAULT_QUEUE: Final = Queue()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """See the arguments of `delaywheel.Client`; seconds are monotonic."""
+
+    past_due: PastDue
+    timeout_s: float
+    attempt_timeout_s: float
+    queue: Queue
+    credentials: grpc.ChannelCredentials | None
+
+    def __post_init__(self) -> None:
+        if self.past_due not in PAST_DUES:
+            raise ValueError(f"past_due {self.past_due!r}: not one of {', '.join(PAST_DUES)}")
+        if min(self.timeout_s, self.attempt_timeout_s) <= 0:
+            raise ValueError("timeout and attempt_timeout are above 0 seconds")
+
+    def attempt_s(self, left_s: float, *, alone: bool) -> float:
+        """How long one attempt may take when `left_s` are left for all.
+
+        Where there may be other nodes (not `alone`), never more than half of it: a node that
+        hangs must leave time for another one. The last fifth of a second is not divided any more.
+        """
+        share_s = left_s if alone or left_s <= 0.2 else left_s / 2
+        return min(self.attempt_timeout_s, share_s)

@@ -1,0 +1,1 @@
+"""Wheels on disk: bytes, files, reading, writing, recovery. Without gRPC, Kafka, asyncio."""

@@ -1,0 +1,222 @@
+"""Open slot files, and the one loop that writes frames into them.
+
+Handles are opened when needed and kept in one bounded cache for all wheels of the node; what lies
+far ahead is closed first, since slots near the pointer are about to take frames of short delays.
+A bundle takes the lock once, and a frame whose file is open costs one look into a dict and one
+write.
+"""
+
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import nsmallest
+from pathlib import Path
+
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk, File, Folder
+from delaywheel.storage.frames.format import NO_SLOT
+
+# Handles of slots up to this many seconds ahead of the pointer are spared when others must go:
+# this share of all.
+_NEAR_SECONDS = 60
+_CLOSED_SHARE = 8
+# Folders of hours that are kept open: what goes to one lies together in a group.
+_OPEN_FOLDERS = 24
+
+
+@dataclass(slots=True)
+class _Handle:
+    file: File
+    end: int  # the file's length: where the next frame goes
+    used: int  # when it was used last: the number of a bundle
+
+
+class Where(Enum):
+    """Where frames may be written."""
+
+    AT_END = "where their files end"
+    BEHIND = "there, or behind it"
+    ANYWHERE = "anywhere"
+
+
+@dataclass(slots=True)
+class Wrote:
+    """How far a bundle was written.
+
+    Attributes:
+        frames: so many of its leading frames are where they should be, or have no bytes.
+        new_slots: those whose files were empty before.
+        misplaced_at: where the next frame's file ends, if it must not be written therefore.
+        failure: why the next frame could not be written.
+    """
+
+    frames: int = 0
+    new_slots: list[int] = field(default_factory=list)
+    misplaced_at: int | None = None
+    failure: OSError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the frames of a bundle go, in Python's own numbers: numpy's are slow one by one.
+
+    Attributes:
+        slots: of each frame.
+        offsets: of each frame in its slot's file.
+        edges: where the bytes of each frame begin in `content`, and where those of the last end.
+        content: the bytes of all.
+    """
+
+    slots: list[int]
+    offsets: list[int]
+    edges: list[int]
+    content: memoryview
+
+    def behind(self, frames: int) -> "Places":
+        """Without so many frames, from the first on."""
+        if not frames:
+            return self
+        return Places(self.slots[frames:], self.offsets[frames:], self.edges[frames:], self.content)
+
+
+class HandleCache:
+    """Open slot files of all wheels, at most ``capacity`` of them. Thread-safe.
+
+    ``indexes`` bounds the open index files of copies, for the thread that writes them.
+    """
+
+    def __init__(self, disk: Disk, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError("a cache of handles needs room for one")
+        self.disk = disk
+        self.capacity = capacity
+        self.indexes = OpenIndexes()
+        # The slot of the wall clock, told by the writer with each group.
+        self.pointer_slot = 0
+        self._handles: dict[tuple[int, int], _Handle] = {}
+        self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; the oldest first
+        self._bundles = 0
+        self._lock = threading.Lock()
+        self._next_owner = 0
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def new_owner(self) -> int:
+        """A number that keeps the slots of one user apart from those of others."""
+        with self._lock:
+            self._next_owner += 1
+            return self._next_owner
+
+    def write(
+        self,
+        owner: int,
+        folder: Path,
+        places: Places,
+        *,
+        where: Where,
+        is_over: Callable[[], bool] | None = None,
+    ) -> Wrote:
+        """Writes frames, in order, up to the first that cannot be; files are made where missing.
+
+        If a write fails, the file is not longer than before, as far as the medium allows.
+
+        Args:
+            owner: of the files.
+            folder: of the wheel.
+            places: where the frames go.
+            where: they must lie in their files.
+            is_over: is asked after each frame; if it is so, no more are written.
+        """
+        wrote, edges, content = Wrote(), places.edges, places.content
+        behind, anywhere = where is Where.BEHIND, where is Where.ANYWHERE
+        with self._lock:
+            self._bundles += 1
+            handles, number = self._handles, self._bundles
+            for at, (slot, offset) in enumerate(zip(places.slots, places.offsets, strict=True)):
+                begin, stop = edges[at], edges[at + 1]
+                if begin < stop:
+                    try:
+                        handle = handles.get((owner, slot)) or self._open(owner, slot, folder)
+                    except OSError as error:
+                        wrote.failure = error
+                        break
+                    handle.used = number
+                    end = handle.end
+                    if offset != end and not (offset > end and behind) and not anywhere:
+                        wrote.misplaced_at = end
+                        break
+                    try:
+                        handle.file.write_at((content[begin:stop],), offset)
+                    except OSError as error:
+                        with suppress(OSError):
+                            handle.file.truncate(end)
+                        wrote.failure = error
+                        break
+                    handle.end = max(end, offset + stop - begin)
+                    if not end:
+                        wrote.new_slots.append(slot)
+                wrote.frames += 1
+                if is_over is not None and is_over():
+                    break
+        return wrote
+
+    def close(self, owner: int) -> None:
+        """Closes all handles of one owner."""
+        self.close_below(owner, NO_SLOT)
+
+    def close_below(self, owner: int, floor: int) -> None:
+        """Closes the handles of one owner's slots below ``floor``."""
+        with self._lock:
+            keys = [key for key in self._handles if key[0] == owner and key[1] < floor]
+            for key in keys:
+                self._handles.pop(key).file.close()
+            hour = -(-floor // layout.SECONDS_PER_HOUR)
+            folders = [key for key in self._folders if key[0] == owner and key[1] < hour]
+            for key in folders:
+                self._folders.pop(key).close()
+
+    def close_slots(self, owner: int, slots: Collection[int]) -> None:
+        """Closes the handles of some of one owner's slots."""
+        with self._lock:
+            for slot in slots:
+                handle = self._handles.pop((owner, slot), None)
+                if handle is not None:
+                    handle.file.close()
+
+    def _open(self, owner: int, slot: int, folder: Path) -> _Handle:
+        if len(self._handles) >= self.capacity:
+            self._make_room()
+        file = self._open_file(owner, slot, folder)
+        handle = self._handles[owner, slot] = _Handle(file, file.size(), self._bundles)
+        return handle
+
+    def _open_file(self, owner: int, slot: int, folder: Path) -> File:
+        name, hour = layout.slot_name(slot), slot // layout.SECONDS_PER_HOUR
+        known = self._folders.get((owner, hour))
+        if known is not None:
+            try:
+                return known.open(name)
+            except FileNotFoundError:  # deleted: another may have its name by now
+                self._folders.pop((owner, hour)).close()
+        while len(self._folders) >= min(_OPEN_FOLDERS, self.capacity):
+            self._folders.pop(next(iter(self._folders))).close()
+        opened = self.disk.open_folder(layout.hour_folder(folder, hour))
+        self._folders[owner, hour] = opened
+        return opened.open(name)
+
+    def _make_room(self) -> None:
+        """Closes the handles longest not used; those near the pointer only if there is no other.
+
+        Some at once: to look for one takes as long.
+        """
+        pointer, handles = self.pointer_slot, self._handles
+
+        def need(key: tuple[int, int]) -> tuple[bool, int]:
+            return 0 <= key[1] - pointer <= _NEAR_SECONDS, handles[key].used
+
+        for key in nsmallest(max(1, self.capacity // _CLOSED_SHARE), handles, key=need):
+            handles.pop(key).file.close()

@@ -1,0 +1,388 @@
+"""A wheel's index: row n says where the frame with seq n + 1 lies.
+
+It is cut into segments of a fixed number of rows. The writer appends whole rows behind the
+bytes they speak of, so a row that can be read is a frame that can be read; a reader ignores
+a torn row at the end. A segment is deleted once its greatest slot is below the floor; the last
+one stays, for it says how far the wheel goes.
+
+Rows that the medium cannot read are holes: as few as its pages allow, and the others are read.
+Like all holes they are mended from another node's copy, and writing them again mends the medium.
+Of a segment that cannot even be opened all rows are holes, as many as its name's length tells; it
+is tried twice, for what fails once may well be opened.
+"""
+
+import errno
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.frames.rows import (
+    HOLE_ROW,
+    INDEX_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    checked_rows,
+    decode_rows,
+    raw_rows,
+)
+
+ROWS_PER_SEGMENT = 65_536
+
+OPEN_INDEXES = 256
+
+_HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
+_PAGE_BYTES = 4096  # what a medium fails to read is looked for in pieces of this
+
+
+class OpenIndexes:
+    """The index segments that one thread has open: a bounded number for any number of wheels.
+
+    The one used longest ago is closed; it is opened again when it is wanted.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or OPEN_INDEXES
+        self._used: dict[IndexWriter | IndexReader, None] = {}  # in the order of their last use
+
+    def use(self, index: "IndexWriter | IndexReader") -> None:
+        """This one is open, and in use now."""
+        self._used.pop(index, None)
+        self._used[index] = None
+        while len(self._used) > self._limit:
+            next(iter(self._used)).close()
+
+    def closed(self, index: "IndexWriter | IndexReader") -> None:
+        """This one is closed."""
+        self._used.pop(index, None)
+
+
+class IndexWriter:
+    """Appends rows to an index, from ``last_seq`` on. ``append`` is for one thread."""
+
+    def __init__(
+        self, disk: Disk, folder: Path, *, last_seq: int = 0, opened: OpenIndexes | None = None
+    ) -> None:
+        self._disk = disk
+        self._open_indexes = opened or OpenIndexes()
+        self._folder = folder
+        self._segment = -1
+        self._file: File | None = None
+        self._unsynced: set[int] = set()
+        self._lock = threading.Lock()
+        self._tops = SegmentTops(disk, folder)
+        self.last_seq = last_seq
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Writes rows for the next seqs; ``last_seq`` moves with every segment written."""
+        while len(rows):
+            segment, row = divmod(self.last_seq, ROWS_PER_SEGMENT)
+            part = rows[: ROWS_PER_SEGMENT - row]
+            file = self._opened(segment)
+            file.write_at((part.tobytes(),), row * INDEX_ROW_LENGTH_BYTES)
+            # After the write: a sync in between must not take it as done.
+            self.mark_unsynced((segment,))
+            self.last_seq += len(part)
+            rows = rows[len(part) :]
+
+    def rewrite(self, seq: int, row: bytes) -> None:
+        """Replaces the row of a seq up to ``last_seq``, unless its segment is deleted."""
+        segment, place = divmod(seq - 1, ROWS_PER_SEGMENT)
+        try:
+            file = self._disk.open(layout.index_path(self._folder, segment))
+        except FileNotFoundError:
+            return
+        try:
+            file.write_at((row,), place * INDEX_ROW_LENGTH_BYTES)
+        finally:
+            file.close()
+        self.mark_unsynced((segment,))
+        self._tops.forget(segment)
+
+    def delete_below(self, floor: int) -> list[int]:
+        """See `SegmentTops.delete_below`."""
+        return self._tops.delete_below(floor)
+
+    def look_again(self) -> None:
+        """Sets ``last_seq`` to what can be read."""
+        reader = IndexReader(self._disk, self._folder)
+        try:
+            self.last_seq = reader.last_seq()
+        finally:
+            reader.close()
+
+    def take_unsynced(self) -> set[int]:
+        """The segments that ``sync`` must make durable."""
+        with self._lock:
+            taken, self._unsynced = self._unsynced, set()
+        return taken
+
+    def mark_unsynced(self, segments: Iterable[int]) -> None:
+        """These may hold what is not on the medium yet."""
+        with self._lock:
+            self._unsynced.update(segments)
+
+    def sync(self, segments: set[int]) -> None:
+        """Puts segments on the medium, and their names."""
+        for segment in sorted(segments):
+            try:
+                file = self._disk.open(layout.index_path(self._folder, segment))
+            except FileNotFoundError:
+                continue  # deleted meanwhile: below the floor
+            try:
+                file.sync_data()
+            finally:
+                file.close()
+        if segments:
+            self._disk.sync_folder(self._folder)
+
+    def close(self) -> None:
+        """Closes the segment in use."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._segment = -1
+            self._open_indexes.closed(self)
+
+    def _opened(self, segment: int) -> File:
+        if self._file is None or self._segment != segment:
+            self.close()
+            self._file = self._disk.open(layout.index_path(self._folder, segment), create=True)
+            self._segment = segment
+        self._open_indexes.use(self)
+        return self._file
+
+
+class IndexReader:
+    """Reads an index that another process may be writing."""
+
+    def __init__(self, disk: Disk, folder: Path, *, opened: OpenIndexes | None = None) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._open_indexes = opened or OpenIndexes()
+        self._segment = 0
+        self._file: File | None = None  # of _segment, the last one there was when we looked
+
+    def last_seq(self) -> int:
+        """The seq of the last whole row; 0 = there is none.
+
+        Raises:
+            OSError: the medium tells neither the content nor the length of the last segment.
+        """
+        try:
+            return self._last_seq()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            segments = list_segments(self._disk, self._folder)
+            if not segments:
+                raise
+            length_bytes = _length_bytes(self._disk, self._folder, segments[-1], error)
+        return segments[-1] * ROWS_PER_SEGMENT + length_bytes // INDEX_ROW_LENGTH_BYTES
+
+    def _last_seq(self) -> int:
+        while True:
+            if self._file is None and not self._open_last():
+                return 0
+            assert self._file is not None
+            self._open_indexes.use(self)
+            rows = self._file.size() // INDEX_ROW_LENGTH_BYTES
+            if rows < ROWS_PER_SEGMENT or not self._open(self._segment + 1):
+                return self._segment * ROWS_PER_SEGMENT + min(rows, ROWS_PER_SEGMENT)
+
+    def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
+        """The rows of ``first_seq`` to ``last_seq``, which must not exceed ``last_seq()``.
+
+        Rows of deleted segments are all zeros.
+        """
+        return checked_rows(self.raw_rows(first_seq, last_seq))
+
+    def raw_rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
+        """As `rows`, not checked yet."""
+        rows = np.zeros(max(last_seq - first_seq + 1, 0), dtype=INDEX_ROW)
+        at = first_seq - 1
+        while at < last_seq:
+            segment, row = divmod(at, ROWS_PER_SEGMENT)
+            count = min(last_seq - at, ROWS_PER_SEGMENT - row)
+            part = self._read(segment, row, count)
+            rows[at - first_seq + 1 : at - first_seq + 1 + len(part)] = part
+            at += count
+        return rows
+
+    def close(self) -> None:
+        """Closes the segment in use."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._open_indexes.closed(self)
+
+    def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
+        offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES
+        if self._file is not None and segment == self._segment:
+            content = _read_around(self._file, offset, length)
+        else:
+            content = _read_once(self._disk, self._folder, segment, offset, length)
+        return raw_rows(content)
+
+    def _open_last(self) -> bool:
+        segments = list_segments(self._disk, self._folder)
+        return bool(segments) and self._open(segments[-1])
+
+    def _open(self, segment: int) -> bool:
+        try:
+            file = _open_read(self._disk, self._folder, segment)
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._file = file
+        self._segment = segment
+        return True
+
+
+def list_segments(disk: Disk, folder: Path) -> list[int]:
+    """The numbers of the segments that are there, ascending."""
+    numbers = map(layout.index_segment, disk.list_folder(folder))
+    return sorted(number for number in numbers if number is not None)
+
+
+def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """First seq and rows of every segment that is there, ascending."""
+    length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
+    for segment in list_segments(disk, folder):
+        content = _read_once(disk, folder, segment, 0, length)
+        yield segment * ROWS_PER_SEGMENT + 1, decode_rows(content)
+
+
+def read_raw_rows(
+    disk: Disk, folder: Path, first_seq: int, last_seq: int
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """First seq and unchecked rows of the segments that are there, from one seq to another."""
+    for segment in list_segments(disk, folder):
+        begin = max(first_seq - 1 - segment * ROWS_PER_SEGMENT, 0)
+        end = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
+        if begin < end:
+            offset, length = (n * INDEX_ROW_LENGTH_BYTES for n in (begin, end - begin))
+            content = _read_once(disk, folder, segment, offset, length)
+            yield segment * ROWS_PER_SEGMENT + begin + 1, raw_rows(content)
+
+
+def top_slot_of(rows: NDArray[Any], least: int) -> int:
+    """The greatest slot that unchecked rows speak of, or ``least``."""
+    above = checked_rows(rows[(rows["slot"].astype(np.int64) > least) & (rows["length"] > 0)])
+    return int(above["slot"].astype(np.int64).max(initial=least))
+
+
+class SegmentTops:
+    """The greatest slot of each full segment, so that a sweep reads each of them once.
+
+    A segment with a hole has none: nobody knows that its slot is below any floor. It is looked at
+    again once a row of it was written again (`forget`).
+    """
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._tops: dict[int, int | None] = {}
+
+    def forget(self, segment: int) -> None:
+        """Its rows have changed."""
+        self._tops.pop(segment, None)
+
+    def delete_below(self, floor: int) -> list[int]:
+        """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+
+        Only leading ones, so that what is left is one unbroken run of seqs.
+        """
+        deleted = []
+        for segment in list_segments(self._disk, self._folder)[:-1]:
+            if segment not in self._tops:
+                self._tops[segment] = self._top(segment)
+            top = self._tops[segment]
+            if top is None or top >= floor:
+                break
+            self._disk.delete(layout.index_path(self._folder, segment))
+            self.forget(segment)
+            deleted.append(segment)
+        return deleted
+
+    def _top(self, segment: int) -> int | None:
+        length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
+        rows = decode_rows(_read_once(self._disk, self._folder, segment, 0, length))
+        if bool((rows == _HOLE).any()):
+            return None
+        return int(rows["slot"].max(initial=0))
+
+
+def delete_segments_below(disk: Disk, folder: Path, floor: int) -> list[int]:
+    """As `SegmentTops.delete_below`, for an index that nobody has open."""
+    return SegmentTops(disk, folder).delete_below(floor)
+
+
+def _read_once(disk: Disk, folder: Path, segment: int, offset: int, length: int) -> bytes:
+    try:
+        file = _open_read(disk, folder, segment)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        there = _length_bytes(disk, folder, segment, error) - offset
+        return HOLE_ROW * (min(length, there) // INDEX_ROW_LENGTH_BYTES)
+    try:
+        return _read_around(file, offset, length)
+    finally:
+        file.close()
+
+
+def _open_read(disk: Disk, folder: Path, segment: int) -> File:
+    path = layout.index_path(folder, segment)
+    try:
+        return disk.open_read(path)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    return disk.open_read(path)
+
+
+def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int:
+    """Of a segment that cannot be opened.
+
+    Raises:
+        OSError: the one given, if that cannot be told either.
+    """
+    lengths_bytes = dict(disk.list_sizes(folder))
+    length_bytes = lengths_bytes.get(layout.index_path(folder, segment).name)
+    if length_bytes is None:
+        raise error
+    return min(length_bytes, ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES)
+
+
+def _read_around(file: File, offset: int, length: int) -> bytes:
+    """Reads rows; those that the medium cannot read are holes.
+
+    Raises:
+        OSError: anything but the medium's word.
+    """
+    try:
+        return file.read_at(length, offset)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    parts, end = (
+        [],
+        min(offset + length, file.size() // INDEX_ROW_LENGTH_BYTES * INDEX_ROW_LENGTH_BYTES),
+    )
+    while offset < end:
+        page = min(end - offset, _PAGE_BYTES - offset % _PAGE_BYTES)
+        try:
+            parts.append(file.read_at(page, offset))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            parts.append(HOLE_ROW * (page // INDEX_ROW_LENGTH_BYTES))
+        offset += page
+    return b"".join(parts)

@@ -1,0 +1,359 @@
+"""Slot files: created by the first frame that needs them, appended to, deleted whole.
+
+Nothing else ever happens to a slot file but the cutting of a torn tail after a crash and, in a
+mirror, of frames beyond the end, and the writing again of a damaged frame in its place.
+"""
+
+import errno
+import threading
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.storage.files.handles import HandleCache, Places, Where, Wrote
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Buffer, Disk, File
+from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
+
+# How many slots, then the slots.
+_ANNOUNCED = np.dtype("<u4")
+
+
+class SlotFull(Exception):  # noqa: N818 - the condition is the name
+    """A slot file has no room for a frame; nothing of the group was written."""
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(f"slot {slot} of this wheel is full")
+        self.slot = slot
+
+
+@dataclass(slots=True)
+class Unsynced:
+    """What was written since the last ``SlotFiles.take_unsynced``."""
+
+    slots: set[int] = field(default_factory=set)
+    new_hours: set[int] = field(default_factory=set)  # hours in which files were made
+
+
+class _Ends:
+    """Where each slot's file must end, as it was written: 8 bytes a second, hour by hour."""
+
+    def __init__(self) -> None:
+        self._hours: dict[int, NDArray[np.int64]] = {}
+
+    def of_one(self, slot: int) -> int:
+        """Of a single slot."""
+        known = self._hours.get(slot // layout.SECONDS_PER_HOUR)
+        return 0 if known is None else int(known[slot % layout.SECONDS_PER_HOUR])
+
+    def of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of ascending slots."""
+        ends = np.zeros(len(slots), np.int64)
+        for hour, begin, end in _hours_of(slots):
+            known = self._hours.get(hour)
+            if known is not None:
+                ends[begin:end] = known[slots[begin:end] % layout.SECONDS_PER_HOUR]
+        return ends
+
+    def put(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """The same; of one slot given twice the last counts."""
+        if len(slots) <= FEW_FRAMES:
+            for slot, known_end in zip(slots.tolist(), ends.tolist(), strict=True):
+                self._of_hour(slot // layout.SECONDS_PER_HOUR)[slot % layout.SECONDS_PER_HOUR] = (
+                    known_end
+                )
+            return
+        for hour, begin, end in _hours_of(slots):
+            known = self._of_hour(hour)
+            known[slots[begin:end] % layout.SECONDS_PER_HOUR] = ends[begin:end]
+
+    def _of_hour(self, hour: int) -> NDArray[np.int64]:
+        known = self._hours.get(hour)
+        if known is None:
+            known = self._hours[hour] = np.zeros(layout.SECONDS_PER_HOUR, np.int64)
+        return known
+
+    def forget_below(self, floor: int) -> None:
+        for hour in [hour for hour in self._hours if hour < floor // layout.SECONDS_PER_HOUR]:
+            del self._hours[hour]
+
+
+def _hours_of(slots: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+    """Each hour of ascending slots, and from where to where (exclusive) they are its."""
+    hours = slots // layout.SECONDS_PER_HOUR
+    begins = [0, *((hours[1:] != hours[:-1]).nonzero()[0] + 1).tolist(), len(slots)]
+    for begin, end in pairwise(begins):
+        if begin < end:
+            yield int(hours[begin]), begin, end
+
+
+class SlotFiles:
+    """The slot files of one wheel, for its writer.
+
+    ``append`` is for one thread; the others may run beside it on another.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        handles: HandleCache,
+        *,
+        limit_bytes: int = SLOT_FILE_LIMIT_BYTES,
+        keeps_open: bool = False,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: of the wheel.
+            handles: the node's cache of open slot files.
+            limit_bytes: no slot file becomes longer.
+            keeps_open: the file of announcements stays open: for a wheel written all the time.
+        """
+        self._folder = folder
+        self._keeps_open = keeps_open
+        self._announced: File | None = None
+        self._handles = handles
+        self._owner = handles.new_owner()
+        self._limit_bytes = limit_bytes
+        # Of what was appended; a wheel that is appended to began with no slot at all.
+        self._ends = _Ends()
+        self._unsynced = Unsynced()
+        self._lock = threading.Lock()
+
+    def places(self, slots: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """At which offset each frame of a group goes: behind all others of its slot.
+
+        Args:
+            slots: of each frame, ascending.
+            edges: where each frame begins in the group's bytes, and where the last one ends.
+
+        Raises:
+            SlotFull: a slot file would grow beyond what an index row can say.
+        """
+        if len(slots) <= FEW_FRAMES:
+            return np.array(self._few_places(slots.tolist(), edges.tolist()))
+        begins = edges[:-1]
+        is_first = np.empty(len(slots), bool)
+        is_first[:1] = True
+        np.not_equal(slots[1:], slots[:-1], out=is_first[1:])
+        # Behind those of its slot in the same group, too.
+        before = begins - np.maximum.accumulate(np.where(is_first, begins, 0))
+        offsets = self._ends.of(slots) + before
+        full = offsets + (edges[1:] - begins) > self._limit_bytes
+        if full.any():
+            raise SlotFull(int(slots[full.argmax()]))
+        return offsets
+
+    def _few_places(self, slots: list[int], edges: list[int]) -> list[int]:
+        offsets: list[int] = []
+        slot_before, end = -1, 0
+        for slot, (begin, stop) in zip(slots, pairwise(edges), strict=True):
+            offset = end if slot == slot_before else self._ends.of_one(slot)
+            slot_before, end = slot, offset + stop - begin
+            if end > self._limit_bytes:
+                raise SlotFull(slot)
+            offsets.append(offset)
+        return offsets
+
+    def announce(self, slots: Sequence[int]) -> None:
+        """Says which files the next frames go to, before any of them is written.
+
+        Should the process die before their rows, recovery need not look at all the others. Nothing
+        is synced: after a crash of the machine it does look at all of them.
+
+        Raises:
+            OSError: the medium refused.
+        """
+        if self._announced is None:
+            path = layout.writing_path(self._folder)
+            self._announced = self._handles.disk.open(path, create=True)
+        self._announced.write_at((array("I", (len(slots), *slots)).tobytes(),), 0)
+        if not self._keeps_open:
+            self._close_announced()
+
+    def append(
+        self,
+        slots: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        edges: NDArray[np.int64],
+        content: memoryview,
+    ) -> Wrote:
+        """Writes the frames of a group where `places` said, up to the first that cannot be.
+
+        One fails if somebody deleted or cut its file: mirrors have other frames at the offsets
+        that would come then.
+        """
+        places = Places(slots.tolist(), offsets.tolist(), edges.tolist(), content)
+        wrote = self._handles.write(self._owner, self._folder, places, where=Where.AT_END)
+        if wrote.misplaced_at is not None:
+            path = layout.slot_path(self._folder, places.slots[wrote.frames])
+            until = places.offsets[wrote.frames]
+            cause = f"it ends at {wrote.misplaced_at} and was written up to {until}"
+            wrote.failure = OSError(errno.ESTALE, f"{cause}: deleted or cut?", str(path))
+        done = wrote.frames
+        self._ends.put(slots[:done], offsets[:done] + (edges[1:] - edges[:-1])[:done])
+        self._note_unsynced(places.slots[:done], wrote.new_slots)
+        return wrote
+
+    def write_behind(self, places: Places, *, is_over: Callable[[], bool] | None = None) -> Wrote:
+        """Writes frames at their places, up to the first that cannot be.
+
+        One cannot if there is something already where it goes.
+        """
+        wrote = self._handles.write(
+            self._owner, self._folder, places, where=Where.BEHIND, is_over=is_over
+        )
+        edges, done = places.edges, places.slots[: wrote.frames]
+        filled = [slot for at, slot in enumerate(done) if edges[at] < edges[at + 1]]
+        self._note_unsynced(filled, wrote.new_slots)
+        return wrote
+
+    def write(self, slot: int, buffer: Buffer, offset: int) -> None:
+        """Writes one frame at its place, whatever lies there.
+
+        Raises:
+            OSError: the medium refused.
+        """
+        places = Places([slot], [offset], [0, len(buffer)], memoryview(buffer))
+        wrote = self._handles.write(self._owner, self._folder, places, where=Where.ANYWHERE)
+        if wrote.failure is not None:
+            raise wrote.failure
+        self._note_unsynced([slot], wrote.new_slots)
+
+    def reopen(self, slots: Collection[int]) -> None:
+        """Has the next write of these slots go to the files that have their names by then.
+
+        Somebody may have deleted a file that is open here: nobody else can read what goes there.
+        """
+        self._handles.close_slots(self._owner, slots)
+
+    def mark_unsynced(self, slots: Collection[int], *, new: bool) -> None:
+        """These slots, if ``new`` with their names, may not be on the medium yet."""
+        self._note_unsynced(slots, slots if new else ())
+
+    def put_back(self, unsynced: Unsynced) -> None:
+        """A ``sync`` failed: it is to be done again."""
+        with self._lock:
+            self._unsynced.slots |= unsynced.slots
+            self._unsynced.new_hours |= unsynced.new_hours
+
+    def take_unsynced(self) -> Unsynced:
+        """What ``sync`` must make durable; from now on a new record is kept."""
+        with self._lock:
+            taken, self._unsynced = self._unsynced, Unsynced()
+        return taken
+
+    def sync(self, unsynced: Unsynced) -> None:
+        """Puts slot files and their names on the medium.
+
+        It opens the files itself: the cache may have closed them, and must not be held up.
+        """
+        disk = self._handles.disk
+        for slot in sorted(unsynced.slots):
+            try:
+                file = disk.open(layout.slot_path(self._folder, slot))
+            except FileNotFoundError:
+                continue  # deleted meanwhile: below the floor
+            try:
+                file.sync_data()
+            finally:
+                file.close()
+        folder = layout.slots_folder(self._folder)
+        for hour in sorted(unsynced.new_hours):
+            with suppress(FileNotFoundError):  # deleted meanwhile: below the floor
+                disk.sync_folder(folder / layout.hour_name(hour))
+        if unsynced.new_hours:
+            disk.sync_folder(folder)
+
+    def forget_below(self, floor: int) -> None:
+        """Closes what may be open of slots that are deleted."""
+        self._handles.close_below(self._owner, floor)
+        with self._lock:
+            self._ends.forget_below(floor)
+
+    def close(self) -> None:
+        """Closes what is open of this wheel."""
+        self._handles.close(self._owner)
+        self._close_announced()
+
+    def _note_unsynced(self, slots: Collection[int], new_slots: Collection[int]) -> None:
+        """After the write: a sync in between must not take it as done."""
+        with self._lock:
+            self._unsynced.slots.update(slots)
+            if new_slots:
+                hours = {slot // layout.SECONDS_PER_HOUR for slot in new_slots}
+                self._unsynced.new_hours.update(hours)
+
+    def _close_announced(self) -> None:
+        if self._announced is not None:
+            self._announced.close()
+            self._announced = None
+
+
+def list_slots(
+    disk: Disk, folder: Path, from_slot: int = 0, to_slot: int | None = None
+) -> Iterator[int]:
+    """The slots that have a file, ascending, ``from_slot`` <= slot < ``to_slot``."""
+    slots = layout.slots_folder(folder)
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is None or (hour + 1) * layout.SECONDS_PER_HOUR <= from_slot:
+            continue
+        if to_slot is not None and hour * layout.SECONDS_PER_HOUR >= to_slot:
+            return
+        for slot in sorted(filter(None, map(layout.slot_of_name, disk.list_folder(slots / name)))):
+            if slot >= from_slot and (to_slot is None or slot < to_slot):
+                yield slot
+
+
+def slot_sizes(disk: Disk, folder: Path) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Hour by hour: the slots that have a file, and its length."""
+    slots = layout.slots_folder(folder)
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is not None:
+            sizes = disk.list_sizes(slots / name)
+            named = ((layout.slot_of_name(file), size) for file, size in sizes)
+            yield hour, [(slot, size) for slot, size in named if slot is not None]
+
+
+def announced_slots(disk: Disk, folder: Path) -> list[int]:
+    """The slots to which the last group went, and perhaps others; none if nobody said so."""
+    try:
+        content = disk.read_file(layout.writing_path(folder))
+    except OSError:
+        return []
+    numbers = np.frombuffer(content, _ANNOUNCED, len(content) // _ANNOUNCED.itemsize).tolist()
+    return sorted(set(numbers[1 : numbers[0] + 1])) if numbers else []
+
+
+def forget_announced(disk: Disk, folder: Path) -> None:
+    """No group is being written."""
+    disk.delete(layout.writing_path(folder))
+
+
+def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
+    """Deletes the files of slots below ``floor``, and folders of hours that have none left.
+
+    One by one, as the iterator is gone through: deleting a day's may take a disk many seconds.
+    """
+    slots = layout.slots_folder(folder)
+    for name in disk.list_folder(slots):
+        hour = layout.hour_of_name(name)
+        if hour is None:
+            continue
+        if hour * layout.SECONDS_PER_HOUR >= floor:
+            break
+        for slot in list_slots(disk, folder, hour * layout.SECONDS_PER_HOUR, floor):
+            if slot // layout.SECONDS_PER_HOUR != hour:
+                break
+            disk.delete(slots / name / f"{slot}.slot")
+            yield slot
+        if (hour + 1) * layout.SECONDS_PER_HOUR <= floor:
+            disk.delete_folder(slots / name)

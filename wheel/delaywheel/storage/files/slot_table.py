@@ -1,0 +1,199 @@
+"""The slot table: what the index of a wheel says of each slot, summed up, so that nobody scans it.
+
+It is a cache beside the index, which stays the authority: made by the wheel's writer, behind the
+index, from rows that are on the medium; deleted or damaged, it is made anew. It says, of each slot
+that has frames with seqs up to the head's::
+
+    table/head           up to which seq, and for which hours there are files
+    table/<YYYYMMDDTHH>  3,600 entries of 32 bytes: how many frames, where the last of them ends
+
+Each entry proves itself and its slot, and says which frame it counted last. That may lie beyond
+the head's seq: a refresh has gone by there and not yet changed the head, or never did. So
+
+=======================  =========================================================================
+who                      does
+=======================  =========================================================================
+a reader                 takes an entry, and the rows beyond both its last frame and the head
+a refresh                counts a row once: those up to the entry's last frame it has counted
+=======================  =========================================================================
+
+An entry that is not to be trusted is *stale*: its check value is wrong, or the head lists its slot
+since a frame was cut. Stale ones are counted anew from the whole index by the next refresh, as are
+slots whose rows were changed in their places; until then readers ask the index.
+
+A hole of the index has no slot, so it is in no entry. The head lists the holes that a refresh has
+gone by: without them a frame whose row was lost first, and then its bytes, would be missed by
+nobody (holes.py).
+
+Hence what an entry says is always to be compared with what lies in the slot file, and where the
+two differ, the index decides: the table saves work, and nothing is ever deleted on its word.
+"""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
+
+ENTRY: Final[np.dtype[Any]] = np.dtype(
+    [
+        ("last_seq", "<u8"),  # the last frame that is counted
+        ("end", "<u4"),  # of the frame that ends last, in units of 8 bytes
+        ("length", "<u4"),  # of all frames, in units of 8 bytes
+        ("messages", "<u4"),
+        ("cancels", "<u4"),
+        ("frames", "<u4"),
+        ("check", "<u4"),
+    ]
+)
+ENTRY_LENGTH_BYTES: Final = 32
+UNIT_BYTES: Final = 8
+
+_MAGIC = b"DWs2"
+_HEAD = struct.Struct("<4sIQqIII")
+_CHECKED_FROM = 8
+_WORDS = 7  # before the check value
+# Multilinear hashing: odd numbers, one for each word, one for the slot. Any will do.
+_FACTORS = np.array(
+    [
+        0x9E3779B97F4A7C15,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0xD6E8FEB86659FD93,
+        0xA0761D6478BD642F,
+        0xE7037ED1A0B428DB,
+        0x8EBC6AF09C88C6E3,
+        0x589965CC75374CC3,
+    ],
+    np.uint64,
+)
+
+
+class TableHead(NamedTuple):
+    """How far the table goes."""
+
+    seq: int = 0
+    """Every frame up to this is counted."""
+    top_slot: int = -1
+    """The greatest slot that any of those is for."""
+    hours: frozenset[int] = frozenset()
+    """In which slots have entries, as hours since 1970."""
+    stale: frozenset[int] = frozenset()
+    """Slots whose entries are not to be trusted."""
+    holes: SeqSet = NO_SEQS
+    """Of the frames up to `seq`, those whose rows were holes."""
+
+
+def load_head(disk: Disk, folder: Path) -> TableHead:
+    """How far the table of a wheel goes; nowhere if there is none, or it cannot be read."""
+    try:
+        return _head_of(disk.read_file(layout.table_head_path(folder)))
+    except (OSError, ValueError, struct.error):
+        return TableHead()
+
+
+def save_head(disk: Disk, folder: Path, head: TableHead) -> None:
+    """Makes this the head of the table, durably."""
+    hours, stale = (np.array(sorted(part), "<u4") for part in (head.hours, head.stale))
+    holes = np.array(head.holes.spans, "<u8")
+    counts = len(hours), len(stale), len(holes)
+    content = _HEAD.pack(_MAGIC, 0, head.seq, head.top_slot, *counts)
+    content += hours.tobytes() + stale.tobytes() + holes.tobytes()
+    checksum = crc32c(content[_CHECKED_FROM:]).to_bytes(4, "little")
+    disk.replace_file(
+        layout.table_head_path(folder), content[:4] + checksum + content[_CHECKED_FROM:]
+    )
+
+
+def _head_of(content: bytes) -> TableHead:
+    magic, checksum, seq, top_slot, hours, stale, holes = _HEAD.unpack_from(content)
+    if magic != _MAGIC or crc32c(content[_CHECKED_FROM:]) != checksum:
+        raise ValueError("the head of a slot table is damaged")
+    slots = np.frombuffer(content, "<u4", hours + stale, _HEAD.size)
+    spans = np.frombuffer(content, "<u8", 2 * holes, _HEAD.size + slots.nbytes)
+    return TableHead(
+        seq,
+        top_slot,
+        frozenset(slots[:hours].tolist()),
+        frozenset(slots[hours:].tolist()),
+        SeqSet((first, last) for first, last in spans.reshape(holes, 2).tolist()),
+    )
+
+
+def read_entries(disk: Disk, folder: Path, hour: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """The entries of an hour, and which of them are damaged; zeros where there is none."""
+    entries = np.zeros(SECONDS_PER_HOUR, ENTRY)
+    content = _read(disk, layout.table_path(folder, hour), 0, entries.nbytes)
+    there = np.frombuffer(content, ENTRY, len(content) // ENTRY_LENGTH_BYTES)
+    entries[: len(there)] = there
+    return entries, entries["check"] != checks_of(entries, hour * SECONDS_PER_HOUR)
+
+
+def read_entry(disk: Disk, folder: Path, slot: int) -> NDArray[Any] | None:
+    """The entry of a slot; zeros if it has none, None if it is damaged."""
+    hour, second = divmod(slot, SECONDS_PER_HOUR)
+    path = layout.table_path(folder, hour)
+    content = _read(disk, path, second * ENTRY_LENGTH_BYTES, ENTRY_LENGTH_BYTES)
+    if len(content) < ENTRY_LENGTH_BYTES:
+        return np.zeros(1, ENTRY)[0]  # type: ignore[no-any-return]  # numpy's stubs
+    entry = np.frombuffer(content, ENTRY)
+    return entry[0] if (entry["check"] == checks_of(entry, slot)).all() else None
+
+
+def checks_of(entries: NDArray[Any], first_slot: int) -> NDArray[np.uint32]:
+    """The check values that entries of slots from ``first_slot`` on must have; 0 for none."""
+    words = entries.view("<u4").reshape(len(entries), ENTRY_LENGTH_BYTES // 4)
+    slots = np.arange(first_slot, first_slot + len(entries), dtype=np.uint64)
+    sums = (words[:, :_WORDS].astype(np.uint64) * _FACTORS[:_WORDS]).sum(axis=1)
+    checks = (sums + slots * _FACTORS[_WORDS] >> np.uint64(32)).astype(np.uint32)
+    return np.where(words[:, :_WORDS].any(axis=1), checks, np.uint32(0))
+
+
+def slots_with_frames(
+    disk: Disk, folder: Path, head: TableHead, from_slot: int, to_slot: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which slots in [from_slot, to_slot) have entries that count frames, and which are stale."""
+    counted, stale = [np.empty(0, np.int64)], [np.array(sorted(head.stale), np.int64)]
+    for hour in hours_between(head, from_slot, to_slot):
+        entries, damaged = read_entries(disk, folder, hour)
+        counted.append(np.flatnonzero(entries["frames"]) + hour * SECONDS_PER_HOUR)
+        stale.append(np.flatnonzero(damaged) + hour * SECONDS_PER_HOUR)
+    return _between(counted, from_slot, to_slot), _between(stale, from_slot, to_slot)
+
+
+def hours_between(head: TableHead, from_slot: int, to_slot: int) -> list[int]:
+    """The hours with entries that have slots in [from_slot, to_slot), ascending."""
+    first, end = from_slot // SECONDS_PER_HOUR, -(-to_slot // SECONDS_PER_HOUR)
+    if end - first <= len(head.hours):
+        return [hour for hour in range(first, end) if hour in head.hours]
+    return sorted(hour for hour in head.hours if first <= hour < end)
+
+
+def _between(parts: Sequence[NDArray[np.int64]], first: int, end: int) -> NDArray[np.int64]:
+    slots = np.unique(np.concatenate(parts))
+    return slots[(slots >= first) & (slots < end)]
+
+
+def _read(disk: Disk, path: Path, offset: int, length: int) -> bytes:
+    """What there is of these bytes; zeros would be taken for "no frames", so a gap is damage.
+
+    A file that the head lists and that is not there, or cannot be read, is damaged all over.
+    """
+    try:
+        file = disk.open_read(path)
+    except OSError:
+        return b"\xff" * length
+    try:
+        return file.read_at(length, offset)
+    except OSError:
+        return b"\xff" * length
+    finally:
+        file.close()

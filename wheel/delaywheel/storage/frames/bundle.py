@@ -1,0 +1,250 @@
+"""Frames of one wheel as columns and one buffer: what a group leaves behind, and what nodes send.
+
+Whoever writes, keeps, sends, checks or answers frames does it for a bundle at once. Nothing here
+says that they are good: rows and content are what their holder, or a message, had (checking.py).
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import lt
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import FEW_FRAMES, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, raw_rows
+
+_NO_EDGES = np.zeros(1, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBundle:
+    """Some frames of one wheel, their seqs ascending.
+
+    A frame has either all the bytes that its row speaks of, or none: its slot is finished, or its
+    row speaks of no frame.
+
+    Attributes:
+        seqs: of each frame.
+        rows: their index rows (``rows.INDEX_ROW``).
+        edges: where each frame begins in `content`, and where the last one ends.
+        content: the bytes of the frames, one behind the other.
+    """
+
+    seqs: NDArray[np.int64]
+    rows: NDArray[Any]
+    edges: NDArray[np.int64]
+    content: memoryview
+
+    @classmethod
+    def of(
+        cls,
+        seqs: NDArray[np.int64],
+        rows: NDArray[Any],
+        content: bytes | bytearray | memoryview,
+        *,
+        bare: NDArray[np.bool_] | None = None,
+    ) -> Self:
+        """The frames of which a buffer holds the bytes.
+
+        Args:
+            seqs: of each frame, ascending.
+            rows: of each frame.
+            content: what they hold, one behind the other.
+            bare: which of them have no bytes in it; None: those whose rows speak of none.
+
+        Raises:
+            ValueError: there are more or fewer bytes than the rows speak of.
+        """
+        edges = np.zeros(len(rows) + 1, np.int64)
+        lengths = rows["length"] if bare is None else rows["length"] * ~bare
+        np.cumsum(lengths, out=edges[1:])
+        if int(edges[-1]) != len(content) or len(seqs) != len(rows):
+            raise ValueError(f"rows of {edges[-1]} bytes, and {len(content)} bytes of frames")
+        return cls(seqs, rows, edges, memoryview(content))
+
+    @classmethod
+    def of_copies(cls, copies: Sequence[FrameCopy]) -> Self:
+        """These frames, given one by one."""
+        rows = raw_rows(b"".join([copy.row for copy in copies]))
+        return cls.of(
+            np.array([copy.seq for copy in copies], np.int64),
+            rows,
+            b"".join([copy.content for copy in copies]),
+            bare=np.array([not copy.content for copy in copies], bool),
+        )
+
+    @classmethod
+    def joined(cls, bundles: "Sequence[FrameBundle]") -> "FrameBundle":
+        """All of these, one behind the other."""
+        if len(bundles) == 1:
+            return bundles[0]
+        if not bundles:
+            return NO_BUNDLE
+        before, edges = 0, [_NO_EDGES]
+        for bundle in bundles:
+            edges.append(bundle.edges[1:] + before)
+            before += len(bundle.content)
+        return cls(
+            np.concatenate([bundle.seqs for bundle in bundles]),
+            np.concatenate([bundle.rows for bundle in bundles]),
+            np.concatenate(edges),
+            memoryview(b"".join([bundle.content for bundle in bundles])),
+        )
+
+    def __len__(self) -> int:
+        """Frames."""
+        return len(self.seqs)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both hold the same frames."""
+        if not isinstance(other, FrameBundle):
+            return NotImplemented
+        return (
+            np.array_equal(self.seqs, other.seqs)
+            and self.rows.tobytes() == other.rows.tobytes()
+            and np.array_equal(self.edges, other.edges)
+            and self.content == other.content
+        )
+
+    def __hash__(self) -> int:
+        """Without a look at the frames."""
+        return hash((len(self.seqs), len(self.content)))
+
+    @property
+    def first_seq(self) -> int:
+        """Of the first frame; there is one."""
+        return int(self.seqs[0])
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last frame; there is one."""
+        return int(self.seqs[-1])
+
+    @property
+    def length_bytes(self) -> int:
+        """Of all content."""
+        return len(self.content)
+
+    @property
+    def has_content(self) -> NDArray[np.bool_]:
+        """Which frames have bytes here."""
+        return self.edges[1:] > self.edges[:-1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every frame has bytes here."""
+        edges = self.edges.tolist()
+        return all(map(lt, edges, edges[1:]))
+
+    @property
+    def is_consecutive(self) -> bool:
+        """Whether no seq is left out."""
+        return not len(self) or self.last_seq - self.first_seq + 1 == len(self)
+
+    def part(self, first: int, last: int) -> "FrameBundle":
+        """The frames from place ``first`` to ``last`` (exclusive); nothing is copied."""
+        if first <= 0 and last >= len(self):
+            return self
+        edges = self.edges[first : last + 1]
+        if first >= min(last, len(self)):
+            return NO_BUNDLE
+        return FrameBundle(
+            self.seqs[first:last],
+            self.rows[first:last],
+            edges - edges[0],
+            self.content[int(edges[0]) : int(edges[-1])],
+        )
+
+    def following(self, next_seq: int, limit: int | None) -> "FrameBundle":
+        """The frames from a seq on, up to the first gap, and not beyond ``limit``."""
+        seqs = self.seqs
+        if len(self) <= FEW_FRAMES:
+            return self._few_following(next_seq, limit)
+        first, last = int(seqs.searchsorted(next_seq)), len(self)
+        if limit is not None:
+            last = int(seqs.searchsorted(limit, side="right"))
+        follows = seqs[first:last] == np.arange(next_seq, next_seq + max(0, last - first))
+        return self.part(first, last if follows.all() else first + int(follows.argmin()))
+
+    def _few_following(self, next_seq: int, limit: int | None) -> "FrameBundle":
+        seqs = self.seqs.tolist()
+        first = last = bisect_left(seqs, next_seq)
+        until = next_seq + len(seqs) if limit is None else limit + 1
+        while last < len(seqs) and seqs[last] == next_seq < until:
+            last, next_seq = last + 1, next_seq + 1
+        return self.part(first, last)
+
+    def chosen(self, wanted: NDArray[np.bool_]) -> "FrameBundle":
+        """Some of the frames."""
+        if wanted.all():
+            return self
+        runs = SeqSet.where(0, wanted).spans  # of places
+        return FrameBundle.joined([self.part(first, last + 1) for first, last in runs])
+
+    def without_content(self, bare: NDArray[np.bool_]) -> "FrameBundle":
+        """The same frames, of which these have no bytes any more."""
+        kept = self.has_content & ~bare
+        return FrameBundle.of(self.seqs, self.rows, self.chosen(kept).content, bare=~kept)
+
+    def copies(self) -> Iterator[FrameCopy]:
+        """The frames one by one, for what is done to one at a time."""
+        raw, edges = self.rows.tobytes(), self.edges.tolist()
+        for number, seq in enumerate(self.seqs.tolist()):
+            row = raw[number * INDEX_ROW_LENGTH_BYTES : (number + 1) * INDEX_ROW_LENGTH_BYTES]
+            yield FrameCopy(seq, row, bytes(self.content[edges[number] : edges[number + 1]]))
+
+
+NO_BUNDLE = FrameBundle(np.zeros(0, np.int64), np.zeros(0, INDEX_ROW), _NO_EDGES, memoryview(b""))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenGroup:
+    """Frames of one group that count.
+
+    Attributes:
+        bundle: as they were written.
+        counts: messages or cancels of each frame.
+        order: which rows of the appended columns they hold, one frame behind the other.
+    """
+
+    bundle: FrameBundle
+    counts: NDArray[np.int64]
+    order: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        """Frames."""
+        return len(self.counts)
+
+    @property
+    def first_seq(self) -> int:
+        """Of the first frame; there is one."""
+        return self.bundle.first_seq
+
+    @property
+    def last_seq(self) -> int:
+        """Of the last frame; there is one."""
+        return self.bundle.last_seq
+
+    @property
+    def top_slot(self) -> int:
+        """The greatest slot; there is one."""
+        return int(self.bundle.rows["slot"][-1])
+
+    @property
+    def length_bytes(self) -> int:
+        """Of all frames."""
+        return self.bundle.length_bytes
+
+    def leading(self, frames: int) -> "WrittenGroup":
+        """So many of its frames, from the first on."""
+        if frames >= len(self):
+            return self
+        counts = self.counts[:frames]
+        return WrittenGroup(self.bundle.part(0, frames), counts, self.order[: int(counts.sum())])
+
+
+NO_GROUP = WrittenGroup(NO_BUNDLE, np.zeros(0, np.int64), np.zeros(0, np.intp))

@@ -1,0 +1,196 @@
+"""Whether frames are what their origin wrote: all frames of a bundle at once, or few one by one.
+
+=============  ====================================================================================
+looked at      of each frame
+=============  ====================================================================================
+its row        its check value; of a row without a frame, whether it is a hole or gone
+its header     magic, version, kind; wheel, slot and seq; the same numbers as in its row
+its lengths    that they add up to that of the frame, as a reader reckons them
+its checksum   over all that is behind it
+=============  ====================================================================================
+
+What lies within a frame whose checksum is right is what its origin wrote: that names of topics can
+be read, and that the lengths of messages add up, only a reader looks at (`format.decode_frame`).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Buffer
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.format import (
+    ALL_FLAGS,
+    CANCEL_ROW_BYTES,
+    CHECKED_FROM,
+    HEADER,
+    HEADER_LENGTH_BYTES,
+    MAGIC_NUMBER,
+    NEWEST_READ,
+    OLDEST_READ,
+    FrameDamaged,
+    FrameHeader,
+    Kind,
+    decode_header,
+    row_length_bytes,
+)
+from delaywheel.storage.frames.rows import (
+    FEW_FRAMES,
+    INDEX_ROW_LENGTH_BYTES,
+    SLOT_FILE_LIMIT_BYTES,
+    IndexRow,
+    cancel_counts,
+    decode_row,
+    flawed_rows,
+    message_counts,
+)
+
+_MESSAGE_ROW_BYTES = np.array(
+    [row_length_bytes(Kind.MESSAGES, flags) for flags in range(ALL_FLAGS + 1)]
+)
+_HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
+
+
+class Good(NamedTuple):
+    """What is good of a bundle.
+
+    Attributes:
+        frames: so many, from the first on.
+        accepted_at_ms: when the newest of those that have bytes was accepted; 0: none has.
+    """
+
+    frames: int
+    accepted_at_ms: int
+
+
+def good_frames(wheel: WheelId, bundle: FrameBundle) -> Good:
+    """How many of a wheel's frames are what they should be, up to the first that is not."""
+    few = len(bundle) <= FEW_FRAMES
+    return good_one_by_one(wheel, bundle) if few else good_at_once(wheel, bundle)
+
+
+def good_one_by_one(wheel: WheelId, bundle: FrameBundle) -> Good:
+    """See `good_frames`."""
+    raw, edges, accepted_at_ms = bundle.rows.tobytes(), bundle.edges.tolist(), 0
+    for number, seq in enumerate(bundle.seqs.tolist()):
+        begin = number * INDEX_ROW_LENGTH_BYTES
+        row = decode_row(raw[begin : begin + INDEX_ROW_LENGTH_BYTES])
+        if row is None:
+            return Good(number, accepted_at_ms)
+        content = bundle.content[edges[number] : edges[number + 1]]
+        if content:
+            header = _header_of(wheel, seq, row, content)
+            if header is None:
+                return Good(number, accepted_at_ms)
+            accepted_at_ms = max(accepted_at_ms, header.accepted_at_ms)
+    return Good(len(bundle), accepted_at_ms)
+
+
+def _header_of(wheel: WheelId, seq: int, row: IndexRow, content: memoryview) -> FrameHeader | None:
+    """Of a frame that is what it should be; None: it is not."""
+    end = row.offset + row.length_bytes
+    if (row.offset | row.length_bytes) & 7 or end > SLOT_FILE_LIMIT_BYTES:
+        return None
+    try:
+        header = decode_header(content, available_bytes=row.length_bytes)
+    except FrameDamaged:
+        return None
+    kind = Kind.CANCELS if row.are_cancels and row.messages else Kind.MESSAGES
+    said = (header.kind, header.wheel_hash, header.slot, header.seq, header.messages)
+    if (
+        said != (kind, wheel.hash64, row.slot, seq, row.messages)
+        or header.length_bytes != row.length_bytes
+        or not _adds_up(header)
+        or crc32c(content[CHECKED_FROM:]) != header.checksum
+    ):
+        return None
+    return header
+
+
+def _adds_up(header: FrameHeader) -> bool:
+    """Whether a reader would say that lengths add up."""
+    columns = header.messages * row_length_bytes(header.kind, header.flags)
+    columns += -columns % 8
+    end = HEADER_LENGTH_BYTES + columns + header.topics_length + header.blob_length
+    return header.columns_length == columns and header.length_bytes == end + -end % 8
+
+
+def good_at_once(wheel: WheelId, bundle: FrameBundle) -> Good:
+    """See `good_frames`."""
+    rows, has_content = bundle.rows, bundle.has_content
+    good = _up_to_first(flawed_rows(rows) | (has_content & _has_unfit_place(rows)))
+    filled = has_content[:good].nonzero()[0]
+    if not len(filled):
+        return Good(good, 0)
+    headers = headers_at(bundle.content, bundle.edges[filled])
+    wrong = is_misplaced(headers, wheel, rows[filled], bundle.seqs[filled])
+    fitting = _up_to_first(wrong | has_wrong_sums(headers))
+    fitting = _right_checksums(bundle, filled[:fitting], headers)
+    if fitting < len(filled):
+        good = int(filled[fitting])
+    accepted_at_ms = int(headers["accepted_at_ms"][:fitting].max(initial=0))
+    return Good(good, accepted_at_ms)
+
+
+def _up_to_first(wrong: NDArray[np.bool_]) -> int:
+    return int(wrong.argmax()) if wrong.any() else len(wrong)
+
+
+def _has_unfit_place(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows speak of a place where no frame can be."""
+    offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
+    unfit = ((offsets | lengths) & 7 != 0) | (lengths < HEADER_LENGTH_BYTES)
+    return unfit | (offsets + lengths > SLOT_FILE_LIMIT_BYTES)  # type: ignore[no-any-return]
+
+
+def headers_at(content: Buffer, begins: NDArray[np.int64]) -> NDArray[Any]:
+    """The headers (``format.HEADER``) of frames that begin there, at multiples of 8 bytes."""
+    words = np.frombuffer(content, "<u8", len(content) // 8)
+    found = words[(begins >> 3)[:, np.newaxis] + _HEADER_WORDS].view(HEADER)
+    return found[:, 0]  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def is_misplaced(
+    headers: NDArray[Any], wheel: WheelId, rows: NDArray[Any], seqs: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which are no frames, or not those of which rows and seqs speak."""
+    cancels = cancel_counts(rows)
+    kinds = np.where(cancels > 0, int(Kind.CANCELS), int(Kind.MESSAGES))
+    return (  # type: ignore[no-any-return]  # numpy's stubs
+        (headers["magic"] != MAGIC_NUMBER)
+        | (headers["version"] < OLDEST_READ)
+        | (headers["version"] > NEWEST_READ)
+        | (headers["kind"] != kinds)
+        | (headers["wheel_hash"] != wheel.hash64)
+        | (headers["slot"] != rows["slot"])
+        | (headers["seq"] != seqs.astype(np.uint64))
+        | (headers["length_bytes"] != rows["length"])
+        | (headers["messages"] != cancels + message_counts(rows))
+    )
+
+
+def has_wrong_sums(headers: NDArray[Any]) -> NDArray[np.bool_]:
+    """Of which a reader would say that lengths do not add up."""
+    is_cancels = headers["kind"] == int(Kind.CANCELS)
+    row_bytes = np.where(
+        is_cancels, CANCEL_ROW_BYTES, _MESSAGE_ROW_BYTES[headers["flags"] & ALL_FLAGS]
+    )
+    columns = headers["messages"] * row_bytes
+    columns += -columns % 8
+    end = HEADER_LENGTH_BYTES + columns + headers["topics_length"] + headers["blob_length"]
+    end += -end % 8
+    return (  # type: ignore[no-any-return]  # numpy's stubs
+        (headers["columns_length"] != columns) | (end != headers["length_bytes"])
+    )
+
+
+def _right_checksums(bundle: FrameBundle, frames: NDArray[np.intp], headers: NDArray[Any]) -> int:
+    """How many of these have the right one, up to the first that has not."""
+    content = bundle.content
+    begins = (bundle.edges[frames] + CHECKED_FROM).tolist()
+    ends = bundle.edges[frames + 1].tolist()
+    found = [crc32c(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+    return _up_to_first(headers["checksum"][: len(found)] != np.array(found, np.uint32))

@@ -1,0 +1,381 @@
+"""Turns a group of messages into the frames of one group commit, all in one buffer.
+
+What the bytes mean is in format.py and docs/FORMAT.md.
+
+The group is sorted by slot, and each of its columns, as bytes, is cut into one piece a frame. The
+pieces are laid behind one another and joined once: no object is made of a frame. Where lengths and
+numbers have to be reckoned, that is done for all frames at once.
+
+Few messages are packed frame by frame instead (`_FewMessages`), to the same bytes: that takes a
+tenth of the time.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from struct import pack
+from typing import Any
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import Buffer
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import (
+    CANCEL_ROW_BYTES,
+    CHECKED_FROM,
+    HAS_PARTITIONS,
+    HAS_TIMESTAMPS,
+    HEADER,
+    HEADER_LENGTH_BYTES,
+    LONGEST_ROW_BYTES,
+    MAGIC,
+    MAGIC_NUMBER,
+    MESSAGE_ROW_BYTES,
+    NO_SLOT,
+    PARTITION_BYTES,
+    TIMESTAMP_BYTES,
+    VERSION,
+    FrameHeader,
+    Kind,
+    encoded_header,
+    topic_entry,
+)
+from delaywheel.storage.frames.grouping import FrameTopics, frame_firsts
+from delaywheel.storage.frames.rows import FEW_FRAMES, FRAME_MESSAGES_LIMIT
+
+_DUE_BYTES = 2
+_ZEROS = [bytes(count) for count in range(8)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedGroup:
+    """Frames ready to be written, in the order of their slots.
+
+    Attributes:
+        kind: of all of them.
+        slots: of each frame.
+        counts: messages or cancels of each frame.
+        edges: where each frame begins in `content`, and where the last one ends.
+        content: the bytes of all, one behind the other.
+        order: which rows of the encoded columns the frames hold, one behind the other.
+    """
+
+    kind: Kind
+    slots: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    edges: NDArray[np.int64]
+    content: bytearray
+    order: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        """Frames."""
+        return len(self.slots)
+
+
+def encode_group(
+    columns: Columns,
+    *,
+    kind: Kind,
+    wheel: WheelId,
+    first_seq: int,
+    accepted_at_ms: int,
+    max_frame_messages: int,
+    max_frame_bytes: int,
+) -> EncodedGroup:
+    """Turns one group into frames, one a slot unless the bounds ask for more.
+
+    Messages of one slot keep their order. Frames come in the order of slots and have the seqs
+    from ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it is then alone.
+
+    Raises:
+        ValueError: a due is before 1970 or after 2106, which no caller should let through.
+    """
+    if len(columns) <= min(FEW_FRAMES, max_frame_messages):
+        few = _FewMessages(columns, kind)
+        if few.length_bytes <= max_frame_bytes:
+            return few.encoded(wheel.hash64, first_seq, accepted_at_ms)
+    slots = columns.slots
+    order = np.argsort(slots, kind="stable")
+    columns, slots = columns.take(order), slots[order]
+    if int(slots[0]) < 0 or int(slots[-1]) >= NO_SLOT:
+        raise ValueError("a due that no slot file can hold")
+    lengths = columns.lengths_bytes
+    firsts = frame_firsts(
+        slots,
+        lengths + LONGEST_ROW_BYTES,
+        max_messages=min(max_frame_messages, FRAME_MESSAGES_LIMIT),
+        max_bytes=max_frame_bytes,
+    )
+    frames = _Frames(columns, slots, lengths, firsts, kind)
+    edges, content = frames.joined(
+        wheel_hash=wheel.hash64, first_seq=first_seq, accepted_at_ms=accepted_at_ms
+    )
+    return EncodedGroup(kind, slots[firsts], frames.counts, edges, content, order)
+
+
+class _FewMessages:
+    """A group of few messages, in Python's own numbers; each slot's fit into one frame."""
+
+    def __init__(self, columns: Columns, kind: Kind) -> None:
+        self._kind = kind
+        self._topics = columns.topics
+        self._due_ms = columns.due_ms.tolist()
+        self._ids = columns.ids.tobytes()
+        self._numbers = columns.topic_numbers.tolist()
+        self._keys = columns.key_lengths.tolist()
+        self._values = columns.value_lengths.tolist()
+        self._headers = columns.headers_lengths.tolist()
+        self._partitions = columns.partitions.tolist()
+        self._timestamps = columns.timestamps_ms.tolist()
+        self._blob = memoryview(columns.blob)
+        self._starts = columns.starts.tolist()
+        lengths = zip(self._keys, self._values, self._headers, strict=True)
+        self._lengths: list[int] = [
+            max(key, 0) + max(value, 0) + headers for key, value, headers in lengths
+        ]
+
+    @property
+    def length_bytes(self) -> int:
+        """Of all messages in their frames, at most."""
+        return sum(self._lengths) + len(self._lengths) * LONGEST_ROW_BYTES
+
+    def encoded(self, wheel_hash: int, first_seq: int, accepted_at_ms: int) -> EncodedGroup:
+        """See `encode_group`."""
+        slots = [due_ms // 1000 for due_ms in self._due_ms]
+        if slots and (min(slots) < 0 or max(slots) >= NO_SLOT):
+            raise ValueError("a due that no slot file can hold")
+        order = sorted(range(len(slots)), key=slots.__getitem__)
+        frames = [(slot, list(rows)) for slot, rows in groupby(order, slots.__getitem__)]
+        contents = [
+            self._frame(slot, rows, wheel_hash, seq, accepted_at_ms)
+            for seq, (slot, rows) in enumerate(frames, first_seq)
+        ]
+        edges = accumulate(map(len, contents), initial=0)
+        return EncodedGroup(
+            self._kind,
+            np.array([slot for slot, _ in frames], np.int64),
+            np.array([len(rows) for _, rows in frames], np.int64),
+            np.array(list(edges), np.int64),
+            bytearray().join(contents),
+            np.array(order, np.intp),
+        )
+
+    def _frame(
+        self, slot: int, rows: list[int], wheel_hash: int, seq: int, accepted_at_ms: int
+    ) -> bytes:
+        flags, topics = 0, list[int]()
+        if self._kind is Kind.MESSAGES:
+            flags, topics = self._flags(rows), self._topics_of(rows)
+        columns = b"".join(self._columns(slot, rows, flags, topics))
+        columns += _ZEROS[-len(columns) % 8]
+        dictionary = b"".join([topic_entry(self._topics[topic]) for topic in topics])
+        begins = [self._starts[row] for row in rows]
+        lengths = [self._lengths[row] for row in rows]
+        blob = b"".join(
+            [self._blob[at : at + length] for at, length in zip(begins, lengths, strict=True)]
+        )
+        padding = _ZEROS[-(len(dictionary) + len(blob)) % 8]
+        body = b"".join((columns, dictionary, blob, padding))
+        header = FrameHeader(
+            magic=MAGIC,
+            checksum=0,
+            version=VERSION,
+            kind=self._kind,
+            flags=flags,
+            slot=slot,
+            wheel_hash=wheel_hash,
+            seq=seq,
+            accepted_at_ms=accepted_at_ms,
+            messages=len(rows),
+            topics=len(topics),
+            columns_length=len(columns),
+            topics_length=len(dictionary),
+            blob_length=len(blob),
+            length_bytes=HEADER_LENGTH_BYTES + len(body),
+        )
+        checksum = crc32c(body, crc32c(encoded_header(header)[CHECKED_FROM:]))
+        return encoded_header(header._replace(checksum=checksum)) + body
+
+    def _flags(self, rows: list[int]) -> int:
+        """Which columns the frame has that not every one has."""
+        flags = HAS_TIMESTAMPS if any(self._timestamps[row] >= 0 for row in rows) else 0
+        return flags | (HAS_PARTITIONS if any(self._partitions[row] >= 0 for row in rows) else 0)
+
+    def _topics_of(self, rows: list[int]) -> list[int]:
+        """The frame's own topics, by their numbers in the group; a single one is in every frame."""
+        if len(self._topics) <= 1:
+            return list(range(len(self._topics)))
+        return sorted({self._numbers[row] for row in rows})
+
+    def _columns(
+        self, slot: int, rows: list[int], flags: int, topics: list[int]
+    ) -> Iterator[bytes]:
+        """Of one frame, in the order of the format."""
+        if flags & HAS_TIMESTAMPS:
+            yield self._packed("q", self._timestamps, rows)
+        for row in rows:
+            yield self._ids[row * ID_LENGTH_BYTES : (row + 1) * ID_LENGTH_BYTES]
+        if self._kind is Kind.MESSAGES:
+            own = {topic: number for number, topic in enumerate(topics)}
+            yield pack(f"<{len(rows)}I", *[own.get(self._numbers[row], 0) for row in rows])
+            for lengths in (self._keys, self._values, self._headers):
+                yield self._packed("i", lengths, rows)
+            if flags & HAS_PARTITIONS:
+                yield self._packed("i", self._partitions, rows)
+        yield pack(f"<{len(rows)}H", *[self._due_ms[row] - slot * 1000 for row in rows])
+
+    def _packed(self, letter: str, column: list[int], rows: list[int]) -> bytes:
+        return pack(f"<{len(rows)}{letter}", *[column[row] for row in rows])
+
+
+class _Frames:
+    """The pieces of all frames of a sorted group: column by column, one a frame."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        slots: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        firsts: NDArray[np.int64],
+        kind: Kind,
+    ) -> None:
+        self._columns = columns
+        self._slots = slots
+        self._lengths = lengths
+        self._kind = kind
+        self._firsts = firsts
+        self._edges = [*firsts.tolist(), len(slots)]  # in rows
+        lasts = np.array(self._edges[1:])
+        self._lasts = lasts - 1
+        self.counts = lasts - firsts
+        self._pieces: list[Iterable[Buffer]] = []
+        self._headers = np.zeros(len(firsts), HEADER)
+
+    def joined(
+        self, *, wheel_hash: int, first_seq: int, accepted_at_ms: int
+    ) -> tuple[NDArray[np.int64], bytearray]:
+        """Where each frame begins and the last one ends; and their bytes."""
+        headers = self._headers
+        self._add_columns()
+        self._add_topics()
+        self._add_content()
+        headers["magic"] = MAGIC_NUMBER
+        headers["version"] = VERSION
+        headers["kind"] = self._kind
+        headers["slot"] = self._slots[self._firsts]
+        headers["wheel_hash"] = wheel_hash
+        headers["seq"] = np.arange(first_seq, first_seq + len(headers))
+        headers["accepted_at_ms"] = accepted_at_ms
+        headers["messages"] = self.counts
+        raw = headers.tobytes()
+        ends = range(HEADER_LENGTH_BYTES, len(raw) + 1, HEADER_LENGTH_BYTES)
+        self._pieces.insert(0, [raw[end - HEADER_LENGTH_BYTES : end] for end in ends])
+        edges = np.zeros(len(headers) + 1, np.int64)
+        headers["length_bytes"].cumsum(out=edges[1:])
+        content = bytearray().join(self._interleaved())
+        _put_checksums(content, edges)
+        return edges, content
+
+    def _interleaved(self) -> list[Buffer]:
+        """Frame by frame, in the order of the format."""
+        kinds = len(self._pieces)
+        parts: list[Buffer] = [b""] * (kinds * len(self._headers))
+        for number, pieces in enumerate(self._pieces):
+            parts[number::kinds] = pieces
+        return parts
+
+    def _add_columns(self) -> None:
+        columns, headers, counts = self._columns, self._headers, self.counts
+        row_bytes: int | NDArray[np.int64] = CANCEL_ROW_BYTES
+        has_partitions = None
+        if self._kind is Kind.MESSAGES:
+            row_bytes = MESSAGE_ROW_BYTES
+            has_timestamps = self._frames_with(columns.timestamps_ms)
+            has_partitions = self._frames_with(columns.partitions)
+            if has_timestamps is not None:
+                headers["flags"] = has_timestamps * HAS_TIMESTAMPS
+                row_bytes = row_bytes + has_timestamps * TIMESTAMP_BYTES
+                self._add(columns.timestamps_ms, "<i8", TIMESTAMP_BYTES, has_timestamps)
+            if has_partitions is not None:
+                headers["flags"] |= (has_partitions * HAS_PARTITIONS).astype(np.uint16)
+                row_bytes = row_bytes + has_partitions * PARTITION_BYTES
+        self._add(columns.ids, "u1", ID_LENGTH_BYTES)
+        if self._kind is Kind.MESSAGES:
+            self._topics = FrameTopics(len(columns.topics), columns.topic_numbers, counts)
+            self._add(self._topics.numbers, "<u4", 4)
+            for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):
+                self._add(lengths, "<i4", 4)
+            if has_partitions is not None:
+                self._add(columns.partitions, "<i4", PARTITION_BYTES, has_partitions)
+        self._add(columns.due_ms - self._slots * 1000, "<u2", _DUE_BYTES)
+        length = counts * row_bytes
+        padding = -length % 8
+        self._pieces.append([_ZEROS[count] for count in padding.tolist()])
+        headers["columns_length"] = length + padding
+
+    def _frames_with(
+        self, column: NDArray[np.int32] | NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """1 for each frame of which a row has a value, 0 for the others; None: no row has."""
+        given = column >= 0
+        if not given.any():
+            return None
+        return np.logical_or.reduceat(given, self._firsts).astype(np.int64)
+
+    def _add(
+        self,
+        column: NDArray[Any],
+        dtype: str,
+        item_bytes: int,
+        present: NDArray[np.int64] | None = None,
+    ) -> None:
+        """One column; nothing of it for frames that do not have it."""
+        raw = column.astype(dtype, copy=False).tobytes()
+        edges = [edge * item_bytes for edge in self._edges]
+        pieces = [raw[begin:end] for begin, end in pairwise(edges)]
+        if present is not None and not present.all():
+            pieces = [p if has else b"" for p, has in zip(pieces, present.tolist(), strict=True)]
+        self._pieces.append(pieces)
+
+    def _add_topics(self) -> None:
+        """Each frame's dictionary."""
+        if self._kind is Kind.CANCELS:
+            return
+        topics = self._topics
+        entries = [topic_entry(topic) for topic in self._columns.topics]
+        members, edges = topics.members.tolist(), topics.edges.tolist()
+        if len(entries) == 1:
+            dictionaries = entries * len(self.counts)
+        else:
+            dictionaries = [
+                b"".join([entries[topic] for topic in members[begin:end]])
+                for begin, end in pairwise(edges)
+            ]
+        self._pieces.append(dictionaries)
+        self._headers["topics"] = topics.edges[1:] - topics.edges[:-1]
+        self._headers["topics_length"] = list(map(len, dictionaries))
+
+    def _add_content(self) -> None:
+        """Keys, values and headers, and what makes the whole frame a multiple of 8 bytes."""
+        headers = self._headers
+        ends = self._lengths.cumsum()[self._lasts]
+        edges = [0, *ends.tolist()]
+        blob = memoryview(self._columns.blob)
+        self._pieces.append([blob[begin:end] for begin, end in pairwise(edges)])
+        blob_lengths = ends.copy()
+        blob_lengths[1:] -= ends[:-1]
+        length = headers["topics_length"] + blob_lengths
+        padding = -length % 8
+        self._pieces.append([_ZEROS[count] for count in padding.tolist()])
+        headers["blob_length"] = blob_lengths
+        headers["length_bytes"] = HEADER_LENGTH_BYTES + headers["columns_length"] + length + padding
+
+
+def _put_checksums(content: bytearray, edges: NDArray[np.int64]) -> None:
+    """Into the headers: of all that is behind them."""
+    view, places = memoryview(content), edges.tolist()
+    checksums = [crc32c(view[begin + CHECKED_FROM : end]) for begin, end in pairwise(places)]
+    np.frombuffer(content, "<u4")[(edges[:-1] >> 2) + 1] = checksums

@@ -1,0 +1,199 @@
+"""The bytes of index rows. No other module knows them; docs/FORMAT.md shows them.
+
+Row n of a wheel's index is the frame with seq n + 1. Of ``messages`` the low 20 bits say how many,
+the top bit that they are cancels, and the 11 bits between are a check value of the row. A row whose
+length is 0 has no frame: ``HOLE_ROW`` = its place was lost in a crash of the machine, or its row
+does not check out; all zeros = its segment of the index is gone, being wholly below the floor.
+
+A CRC is linear: what each byte of a row adds to the check value lies in a table, so that any number
+of rows is made, or checked, at once.
+"""
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
+    [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
+)
+INDEX_ROW_LENGTH_BYTES: Final = 16
+SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # what an index row's offset can say
+
+_INDEX_ROW = struct.Struct("<IIII")
+_CANCELS_BIT = 1 << 31
+_CHECK_SHIFT = 20
+_COUNT_MASK = (1 << _CHECK_SHIFT) - 1
+_CHECK_MASK = 0x7FF
+FRAME_MESSAGES_LIMIT: Final = _COUNT_MASK  # what an index row can say
+
+FEW_FRAMES: Final = 16
+"""Up to so many, each is made, placed, counted or checked by itself: a call of numpy costs about
+what a whole frame costs without it, for one frame as for a thousand."""
+
+_HOLE_OFFSET = (1 << 32) - 1
+HOLE_ROW: Final = _INDEX_ROW.pack(0, _HOLE_OFFSET, 0, 0)
+
+
+def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Messages of each index row; 0 where it is a frame of cancels."""
+    counts = rows["messages"].astype(np.int64)
+    return np.where(counts >= _CANCELS_BIT, 0, counts & _COUNT_MASK)
+
+
+def cancel_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Cancels of each index row; 0 where it is a frame of messages."""
+    counts = rows["messages"].astype(np.int64)
+    return np.where(counts >= _CANCELS_BIT, counts & _COUNT_MASK, 0)
+
+
+def index_rows(
+    slots: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    *,
+    are_cancels: bool,
+) -> NDArray[Any]:
+    """The rows of frames that lie at these offsets of their slot files."""
+    if len(slots) <= FEW_FRAMES:
+        each = zip(slots.tolist(), offsets.tolist(), lengths.tolist(), counts.tolist(), strict=True)
+        return raw_rows(b"".join([index_row(*row, are_cancels=are_cancels) for row in each]))
+    rows = np.empty(len(slots), INDEX_ROW)
+    rows["slot"] = slots
+    rows["offset"] = offsets
+    rows["length"] = lengths
+    rows["messages"] = counts | (_CANCELS_BIT if are_cancels else 0)
+    rows["messages"] |= _checks(_bytes_of(rows)).astype(np.uint32) << _CHECK_SHIFT
+    return rows
+
+
+def index_row(slot: int, offset: int, length: int, count: int, *, are_cancels: bool) -> bytes:
+    """The row of one frame."""
+    marked = count | _CANCELS_BIT if are_cancels else count
+    check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
+    return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
+
+
+class IndexRow(NamedTuple):
+    """One row; all zeros but for the offset: it has no frame."""
+
+    slot: int
+    offset: int
+    length_bytes: int
+    messages: int  # or cancels
+    are_cancels: bool
+
+
+def each_row(rows: NDArray[Any]) -> list[IndexRow]:
+    """Rows one by one, as they are: nothing is checked."""
+    return [
+        IndexRow(slot, offset, length_bytes, word & _COUNT_MASK, word >= _CANCELS_BIT)
+        for slot, offset, length_bytes, word in rows.tolist()
+    ]
+
+
+def decode_row(raw: bytes) -> IndexRow | None:
+    """One row, of which `flawed_rows` would not say that it is flawed; None: it would."""
+    slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)
+    are_cancels = messages >= _CANCELS_BIT
+    row = IndexRow(slot, offset, length_bytes, messages & _COUNT_MASK, are_cancels)
+    if not (length_bytes or messages or slot) and offset in {0, _HOLE_OFFSET}:
+        return row
+    unmarked = messages & (_CANCELS_BIT | _COUNT_MASK)
+    check = crc32c(_INDEX_ROW.pack(slot, offset, length_bytes, unmarked)) >> 21
+    if not length_bytes or check != messages >> _CHECK_SHIFT & _CHECK_MASK:
+        return None
+    return row
+
+
+def raw_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes, not checked yet (see `checked_rows`). Torn tails are cut."""
+    return np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
+
+
+def decode_rows(content: bytes) -> NDArray[Any]:
+    """The index rows in these bytes; one that does not check out is a hole. Torn tails are cut."""
+    return checked_rows(raw_rows(content))
+
+
+def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
+    """These rows, but that one that does not check out is a hole."""
+    if not len(rows):
+        return rows
+    flawed = flawed_rows(rows)
+    if flawed.any():
+        rows = rows.copy()
+        rows[flawed] = np.frombuffer(HOLE_ROW, INDEX_ROW)
+    return rows
+
+
+def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are holes."""
+    return _have_none(rows) & (rows["offset"] == _HOLE_OFFSET)  # type: ignore[no-any-return]
+
+
+def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows were not written so: their check value is wrong, or they speak of no frame."""
+    has_none = _have_none(rows) & ((rows["offset"] == 0) | (rows["offset"] == _HOLE_OFFSET))
+    if not has_none.any():
+        return _are_wrong(rows)
+    flawed = ~has_none
+    flawed[flawed] = _are_wrong(rows[flawed])
+    return flawed  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _have_none(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are as those without a frame are, but for their offset."""
+    return (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)  # type: ignore[no-any-return]
+
+
+def _are_wrong(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of the rows that are to speak of frames do not."""
+    raw = _bytes_of(rows).copy()
+    raw[:, 14] &= 0x0F
+    raw[:, 15] &= 0x80
+    wrong = _checks(raw) != (rows["messages"] >> _CHECK_SHIFT) & _CHECK_MASK
+    return wrong | (rows["length"] == 0)  # type: ignore[no-any-return]  # numpy's stubs
+
+
+def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    return rows.view(np.uint8).reshape(len(rows), INDEX_ROW_LENGTH_BYTES)
+
+
+def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """The check value of each row, given as bytes without one."""
+    if len(raw) < _MANY_ROWS:
+        found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
+        return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
+    pairs = np.ascontiguousarray(raw.view("<u2").T)
+    found = np.full(len(raw), _CHECK_OF_ZEROS, np.uint16)
+    for place, pair in enumerate(pairs):
+        found ^= _PAIR_TABLES[place].take(pair)
+    return found
+
+
+def _check_tables() -> NDArray[np.uint16]:
+    """What each byte adds to the check value: a CRC is linear, so rows are checked all at once."""
+    tables = np.zeros((INDEX_ROW_LENGTH_BYTES, 256), np.uint16)
+    for place in range(INDEX_ROW_LENGTH_BYTES):
+        for value in range(256):
+            row = bytearray(INDEX_ROW_LENGTH_BYTES)
+            row[place] = value
+            tables[place, value] = (crc32c(row) >> 21) ^ _CHECK_OF_ZEROS
+    return tables
+
+
+def _pair_tables() -> NDArray[np.uint16]:
+    """The same for two bytes at once: of many rows a quarter of the time."""
+    low, high = _CHECK_TABLES[::2, None, :], _CHECK_TABLES[1::2, :, None]
+    return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
+
+
+_MANY_ROWS: Final = 512
+_CHECK_OF_ZEROS: Final = crc32c(bytes(INDEX_ROW_LENGTH_BYTES)) >> 21
+_CHECK_TABLES: Final = _check_tables()
+_CHECK_PLACES: Final = np.arange(INDEX_ROW_LENGTH_BYTES)
+_PAIR_TABLES: Final = _pair_tables()

@@ -1,0 +1,1 @@
+"""Reading a wheel that another process may be writing."""

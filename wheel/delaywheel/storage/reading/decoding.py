@@ -1,0 +1,267 @@
+"""Frames of one slot decoded together: columns over all their messages, no object of a frame.
+
+What is read of a frame here is what `format.decode_frame` reads of it, as a test pins. One call of
+numpy costs as much for a thousand frames as for one; of each frame by itself only its checksum is
+reckoned, and its dictionary of topics looked up. Where any frame is not what it should be, they are
+decoded one by one, which says what is wrong, and with which.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.checking import has_wrong_sums, headers_at, is_misplaced
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import (
+    CHECKED_FROM,
+    HAS_PARTITIONS,
+    HAS_TIMESTAMPS,
+    HEADER_LENGTH_BYTES,
+    PARTITION_BYTES,
+    TIMESTAMP_BYTES,
+    Frame,
+    FrameDamaged,
+    Kind,
+    decode_topics,
+)
+from delaywheel.storage.frames.rows import flawed_rows
+from delaywheel.storage.reading.places import Places
+
+_ID_WORDS: Final = np.arange(ID_LENGTH_BYTES // 8)
+_LENGTHS: Final = 3  # of key, value and headers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch:
+    """Some frames of one wheel, slot and kind, in the order of their seqs.
+
+    Attributes:
+        kind: what their rows are.
+        wheel: whose they are.
+        slot: in whose file they lie.
+        seqs: of each frame, ascending.
+        accepted_at_ms: of each frame.
+        counts: of each frame, how many of the rows are its own.
+        lengths_bytes: of each frame.
+        columns: the rows of all frames, frame after frame.
+    """
+
+    kind: Kind
+    wheel: WheelId
+    slot: int
+    seqs: NDArray[np.int64]
+    accepted_at_ms: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    lengths_bytes: NDArray[np.int64]
+    columns: Columns
+
+    @classmethod
+    def of(cls, frame: Frame) -> Self:
+        """One frame."""
+        return cls(
+            frame.kind,
+            frame.wheel,
+            frame.slot,
+            np.array([frame.seq], np.int64),
+            np.array([frame.accepted_at_ms], np.int64),
+            np.array([len(frame.columns)], np.int64),
+            np.array([frame.length_bytes], np.int64),
+            frame.columns,
+        )
+
+    def __len__(self) -> int:
+        """Frames."""
+        return len(self.seqs)
+
+    def take(self, chosen: NDArray[np.bool_]) -> Self:
+        """Some of the frames, with their bytes and no others."""
+        if chosen.all():
+            return self
+        return type(self)(
+            self.kind,
+            self.wheel,
+            self.slot,
+            self.seqs[chosen],
+            self.accepted_at_ms[chosen],
+            self.counts[chosen],
+            self.lengths_bytes[chosen],
+            self.columns.take(np.flatnonzero(np.repeat(chosen, self.counts))),
+        )
+
+
+def decode_together(
+    content: bytes, begin: int, places: Places, *, wheel: WheelId, slot: int, kind: Kind
+) -> FrameBatch | None:
+    """Decodes frames of one kind; None: not all of them are what their rows say.
+
+    The batch's content are views on ``content``: no byte of it is copied.
+
+    Args:
+        content: the bytes of a slot file from `begin` on.
+        begin: where they begin in the file.
+        places: seqs and rows of the frames, ascending, one at least.
+        wheel: whose frames they must be.
+        slot: in whose file they lie.
+        kind: of which their rows are.
+    """
+    seqs, rows = places
+    begins = rows["offset"].astype(np.int64) - begin
+    ends = begins + rows["length"]
+    if int(ends.max()) > len(content) or int(begins.min()) < 0 or ((begins | ends) & 7).any():
+        return None
+    if (rows["length"] < HEADER_LENGTH_BYTES).any() or flawed_rows(rows).any():
+        return None
+    headers = headers_at(content, begins)
+    wrong = is_misplaced(headers, wheel, rows, seqs) | has_wrong_sums(headers)
+    if (wrong | (headers["slot"] != slot) | (headers["kind"] != int(kind))).any():
+        return None
+    view = memoryview(content)
+    edges = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
+    checksums = [crc32c(view[first:end]) for first, end in edges]
+    if (headers["checksum"] != np.array(checksums, np.uint32)).any():
+        return None
+    frames = _Frames(content, begins, headers)
+    columns = frames.cancels() if kind is Kind.CANCELS else frames.messages()
+    if columns is None:
+        return None
+    return FrameBatch(
+        kind,
+        wheel,
+        slot,
+        seqs,
+        headers["accepted_at_ms"].copy(),
+        frames.counts,
+        rows["length"].astype(np.int64),
+        columns,
+    )
+
+
+class _Frames:
+    """Frames whose headers and checksums are right, and where their columns lie.
+
+    Columns are as aligned as their items are long, so each is gathered from a view on all bytes.
+    """
+
+    def __init__(self, content: bytes, begins: NDArray[np.int64], headers: NDArray[Any]) -> None:
+        self._content = content
+        self._begins = begins
+        self._headers = headers
+        self.counts = headers["messages"].astype(np.int64)
+        self._rows = int(self.counts.sum())
+        firsts = np.cumsum(self.counts) - self.counts
+        self._within = np.arange(self._rows) - np.repeat(firsts, self.counts)
+        self._slot_ms = int(headers["slot"][0]) * 1000
+
+    def cancels(self) -> Columns:
+        """Of frames of cancels."""
+        ids_at = self._begins + HEADER_LENGTH_BYTES
+        return Columns.of_cancels(
+            self._dues_ms(ids_at + self.counts * ID_LENGTH_BYTES), self._ids(ids_at)
+        )
+
+    def messages(self) -> Columns | None:
+        """Of frames of messages; None: lengths or numbers within one do not add up."""
+        headers, counts = self._headers, self.counts
+        flags = headers["flags"]
+        has_timestamps = (flags & HAS_TIMESTAMPS) != 0
+        has_partitions = (flags & HAS_PARTITIONS) != 0
+        timestamps_at = self._begins + HEADER_LENGTH_BYTES
+        ids_at = timestamps_at + has_timestamps * counts * TIMESTAMP_BYTES
+        numbers_at = ids_at + counts * ID_LENGTH_BYTES
+        partitions_at = numbers_at + counts * 4 * (1 + _LENGTHS)
+        dues_at = partitions_at + has_partitions * counts * PARTITION_BYTES
+        lengths = [
+            self._column("<i4", numbers_at + counts * 4 * place) for place in range(1, 1 + _LENGTHS)
+        ]
+        blobs_at = self._begins + HEADER_LENGTH_BYTES + headers["columns_length"]
+        topics_at = blobs_at.copy()
+        blobs_at += headers["topics_length"]
+        starts = self._starts(lengths, blobs_at)
+        topics = self._topics(self._column("<u4", numbers_at), topics_at, blobs_at)
+        if starts is None or topics is None:
+            return None
+        return Columns(
+            due_ms=self._dues_ms(dues_at),
+            ids=self._ids(ids_at),
+            topics=topics[0],
+            topic_numbers=topics[1],
+            key_lengths=lengths[0],
+            value_lengths=lengths[1],
+            headers_lengths=lengths[2],
+            partitions=self._sparse_column("<i4", partitions_at, has_partitions),
+            timestamps_ms=self._sparse_column("<i8", timestamps_at, has_timestamps),
+            blob=self._content,
+            starts=starts,
+        )
+
+    def _column(self, item: str, at: NDArray[np.int64]) -> NDArray[Any]:
+        """What begins at these places, an item a row."""
+        return self._items(item).take(self._places(item, at))
+
+    def _sparse_column(
+        self, item: str, at: NDArray[np.int64], has: NDArray[np.bool_]
+    ) -> NDArray[Any]:
+        """The same of the frames that have it; -1 of the others."""
+        column = np.full(self._rows, -1, np.dtype(item))
+        if has.any():
+            chosen = np.repeat(has, self.counts)
+            column[chosen] = self._items(item).take(self._places(item, at)[chosen])
+        return column
+
+    def _items(self, item: str) -> NDArray[Any]:
+        dtype = np.dtype(item)
+        return np.frombuffer(self._content, dtype, len(self._content) // dtype.itemsize)
+
+    def _places(self, item: str, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.repeat(at // np.dtype(item).itemsize, self.counts) + self._within
+
+    def _ids(self, at: NDArray[np.int64]) -> NDArray[np.uint8]:
+        first = np.repeat(at // 8, self.counts) + len(_ID_WORDS) * self._within
+        ids = self._items("<u8").take(first[:, np.newaxis] + _ID_WORDS)
+        return ids.view(np.uint8).reshape(self._rows, ID_LENGTH_BYTES)
+
+    def _dues_ms(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._column("<u2", at) + np.int64(self._slot_ms)
+
+    def _starts(
+        self, lengths: Sequence[NDArray[np.int32]], blobs_at: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Where each message's bytes start; None: they are not as many as its frame's blob has."""
+        ends = np.cumsum(sum(np.maximum(part, 0).astype(np.int64) for part in lengths))
+        starts = np.zeros(self._rows + 1, np.int64)
+        starts[1:] = ends
+        edges = starts[np.concatenate(([0], np.cumsum(self.counts)))]
+        if (np.diff(edges) != self._headers["blob_length"]).any():
+            return None
+        return starts[:-1] + np.repeat(blobs_at - edges[:-1], self.counts)
+
+    def _topics(
+        self,
+        numbers: NDArray[np.uint32],
+        topics_at: NDArray[np.int64],
+        blobs_at: NDArray[np.int64],
+    ) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
+        """The topics of all frames, and each message's number; None: one has no such topics."""
+        known: dict[bytes, int] = {}
+        edges = zip(topics_at.tolist(), blobs_at.tolist(), strict=True)
+        content = self._content
+        which = [known.setdefault(content[begin:end], len(known)) for begin, end in edges]
+        try:
+            parts = [decode_topics(dictionary) for dictionary in known]
+        except FrameDamaged:
+            return None
+        named = np.array([len(part) for part in parts])[which]
+        if (named != self._headers["topics"]).any():
+            return None
+        if (numbers >= np.repeat(named, self.counts)).any():
+            return None
+        if len(parts) == 1:
+            return parts[0], numbers
+        firsts = np.cumsum([0, *(len(part) for part in parts[:-1])])[which]
+        shifted = numbers + np.repeat(firsts, self.counts)
+        return tuple(topic for part in parts for topic in part), shifted.astype(np.uint32)

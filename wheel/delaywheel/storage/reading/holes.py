@@ -1,0 +1,95 @@
+"""Rows of the index that say nothing: which there are, and whose frames lie in slot files still.
+
+A hole may be of any second, so no second can be told to be whole while there is one:
+
+| the frame of a hole | is |
+|---|---|
+| lies whole in some slot file | found with its second, where it lies (unlisted.py) |
+| lies nowhere | lacking: whatever second is read, it may be of it |
+
+Where frames lie is found out by going through all slot files of the wheel. That takes long, and is
+done once for each hole, by who waits for it anyway.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import IndexReader, read_raw_rows
+from delaywheel.storage.files.slot_files import list_slots
+from delaywheel.storage.files.slot_table import UNIT_BYTES
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.frames.format import MAGIC, FrameDamaged, decode_frame
+from delaywheel.storage.frames.rows import checked_rows, is_hole
+from delaywheel.storage.reading.walk import walk_headers
+
+_PIECE_BYTES = 1024 * 1024
+
+
+def find_holes(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> SeqSet:
+    """The holes from one seq to another, by the whole index."""
+    holes = NO_SEQS
+    for begin, rows in read_raw_rows(disk, folder, first_seq, last_seq):
+        holes |= SeqSet.where(begin, is_hole(checked_rows(rows)))
+    return holes
+
+
+def still_holes(index: IndexReader, seqs: SeqSet) -> SeqSet:
+    """Those of some seqs whose rows are holes now."""
+    holes = NO_SEQS
+    for first, last in seqs.spans:
+        holes |= SeqSet.where(first, is_hole(index.rows(first, last)))
+    return holes
+
+
+def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> SeqSet:
+    """Those of some frames that lie whole in a slot file, wherever in it."""
+    found: set[int] = set()
+    for slot in list_slots(disk, folder):
+        try:
+            file = disk.open_read(layout.slot_path(folder, slot))
+        except OSError:
+            continue  # gone, or not to be read: they do not lie there
+        try:
+            found.update(_lying_in(file, wheel, slot, seqs))
+        except OSError:
+            pass
+        finally:
+            file.close()
+        if len(found) == len(seqs):
+            break
+    return SeqSet.of(found)
+
+
+def _lying_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[int]:
+    """Goes from frame to frame; where none begins, on to the next place where one may."""
+    offset, size = 0, file.size()
+    while offset < size:
+        for begin, header in walk_headers(file, wheel, slot, offset, size):
+            if header.seq in seqs and _is_whole(file, wheel, slot, begin, header.length_bytes):
+                yield header.seq
+            offset = begin + header.length_bytes
+        offset = _next_magic(file, offset + UNIT_BYTES, size)
+
+
+def _is_whole(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: int) -> bool:
+    try:
+        decode_frame(file.read_at(length_bytes, offset), wheel=wheel, slot=slot, seq=None)
+    except FrameDamaged:
+        return False
+    return True
+
+
+def _next_magic(file: File, offset: int, size: int) -> int:
+    """Where the next frame may begin; behind the end if there is no such place."""
+    while offset < size:
+        piece = file.read_at(min(_PIECE_BYTES, size - offset), offset)
+        at = piece.find(MAGIC)
+        while at > 0 and at % UNIT_BYTES:
+            at = piece.find(MAGIC, at + 1)
+        if at >= 0:
+            return offset + at
+        offset += _PIECE_BYTES
+    return offset

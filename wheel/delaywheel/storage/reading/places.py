@@ -1,0 +1,281 @@
+"""Where the frames of a second lie, found in time that depends on that second alone.
+
+The slot table (slot_table.py) says how many frames a slot has and where the last one ends, up to
+a seq; the index rows behind that are kept here, a bounded number. The slot file's own headers say
+where its frames lie. If they are what table and rows say, these are the frames of the second:
+
+===================================================  =============================================
+frames that lie in the file from byte 0 on           must be
+===================================================  =============================================
+as many as the entry counts                          ascending; the last with the entry's last seq
+                                                     and end
+those behind                                         what the index rows behind the table say
+behind those, up to the last row of the index        none
+===================================================  =============================================
+
+Where anything differs, all is read once more, for it may have changed meanwhile; then the index is
+scanned for the slot, and says what is lacking. That is for damage alone: it takes some 5 ms for
+each million rows.
+
+A hole of the index says of no slot that it lacks anything. Which rows are holes is known from the
+table's head and from the rows behind it, each of which is checked once; see holes.py.
+"""
+
+import errno
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
+from delaywheel.storage.files.slot_table import (
+    ENTRY,
+    UNIT_BYTES,
+    TableHead,
+    load_head,
+    read_entry,
+    slots_with_frames,
+)
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
+from delaywheel.storage.frames.rows import INDEX_ROW, checked_rows, is_hole
+from delaywheel.storage.reading.holes import find_holes
+from delaywheel.storage.reading.unlisted import with_unlisted
+from delaywheel.storage.reading.walk import walk_together
+
+Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
+"""Seqs and index rows of frames, ascending by seq."""
+
+# A table that is further behind than this is being made: the index is scanned instead.
+_ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
+
+_NO_ENTRY = np.zeros(1, ENTRY)[0]
+
+
+class SlotPlaces:
+    """Finds the frames of slots of one wheel. For one thread."""
+
+    def __init__(self, disk: Disk, folder: Path, wheel: WheelId, index: IndexReader) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._wheel = wheel
+        self._index = index
+        self._head = TableHead()
+        self._behind = _RowsBehind(index)
+        # Of a table that is far behind: the holes up to a seq.
+        self._scanned_holes = 0, NO_SEQS
+
+    def quick(self, slot: int, last_seq: int) -> Places | None:
+        """The frames of a slot up to the last of the index; None: the index must be asked."""
+        for is_fresh in (False, True):
+            if is_fresh:
+                self.forget()
+            if not self._follow(last_seq):
+                return None
+            places = self._walked(slot, last_seq)
+            if places is not None:
+                return places
+        return None
+
+    def scanned(self, slot: int, last_seq: int) -> Places:
+        """The frames of a slot as the whole index says, set right by what lies in the file."""
+        seqs, rows = rows_of_slots(self._disk, self._folder, np.array([slot]), last_seq)
+        path = layout.slot_path(self._folder, slot)
+        return with_unlisted(self._disk, path, self._wheel, slot, (seqs, rows), last_seq)
+
+    def slots(self, from_slot: int, to_slot: int, last_seq: int) -> NDArray[np.int64]:
+        """The slots in [from_slot, to_slot) that index rows speak of, ascending."""
+        if not self._follow(last_seq):
+            return _scanned_slots(self._disk, self._folder, (from_slot, to_slot), last_seq)
+        counted, stale = slots_with_frames(self._disk, self._folder, self._head, from_slot, to_slot)
+        behind = self._behind.slots(from_slot, to_slot)
+        if len(stale):
+            _, rows = rows_of_slots(self._disk, self._folder, stale, last_seq)
+            behind = np.concatenate((behind, rows["slot"].astype(np.int64)))
+        counted = counted[~np.isin(counted, stale)]
+        return np.unique(np.concatenate((counted, behind)))
+
+    def holes(self, last_seq: int) -> SeqSet | None:
+        """The rows up to a seq that were holes when they were read; None: they were not read."""
+        if not self._follow(last_seq):
+            return None
+        return (self._head.holes | self._behind.holes).within(1, last_seq)
+
+    def scanned_holes(self, last_seq: int) -> SeqSet:
+        """The same by the index, each row of which is checked once."""
+        seq, holes = self._scanned_holes
+        if last_seq > seq:
+            holes |= find_holes(self._disk, self._folder, seq + 1, last_seq)
+            self._scanned_holes = last_seq, holes
+        return holes.within(1, last_seq)
+
+    def forget(self) -> None:
+        """Keeps nothing of what was read."""
+        self._scanned_holes = 0, NO_SEQS
+        self._head = TableHead()
+        self._behind.start(0)
+
+    def _follow(self, last_seq: int) -> bool:
+        """Has the rows between the table and the last; False: they are too many."""
+        if last_seq - self._head.seq > ROWS_PER_SEGMENT or not self._head.seq:
+            head = load_head(self._disk, self._folder)
+            if head != self._head:
+                self._head = head
+                self._behind.start(head.seq)
+        if last_seq - self._head.seq > _ROWS_BEHIND_AT_MOST:
+            return False
+        self._behind.follow(last_seq)
+        return True
+
+    def _entry(self, slot: int) -> NDArray[Any] | None:
+        """What the table says of a slot; None: it is not to be trusted."""
+        if slot in self._head.stale:
+            return None
+        if slot // layout.SECONDS_PER_HOUR not in self._head.hours:
+            return _NO_ENTRY  # type: ignore[no-any-return]  # numpy's stubs
+        return read_entry(self._disk, self._folder, slot)
+
+    def _walked(self, slot: int, last_seq: int) -> Places | None:
+        """The frames in the slot's file, if they are what table and rows say."""
+        entry = self._entry(slot)
+        if entry is None:
+            return None
+        entry_seq, counted = int(entry["last_seq"]), int(entry["frames"])
+        behind_seqs, behind_rows = self._behind.of(slot, entry_seq)
+        try:
+            file = self._disk.open_read(layout.slot_path(self._folder, slot))
+            try:
+                seqs, rows = self._walk(file, slot, max(last_seq, entry_seq))
+            finally:
+                file.close()
+        except FileNotFoundError:
+            is_empty = counted == 0 and not len(behind_rows)
+            return (behind_seqs, behind_rows) if is_empty else None
+        except (FrameDamaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise
+            return None
+        if len(seqs) != counted + len(behind_seqs) or not (np.diff(seqs) > 0).all():
+            return None
+        if counted and (seqs[counted - 1], _end(rows[counted - 1])) != (
+            entry_seq,
+            int(entry["end"]) * UNIT_BYTES,
+        ):
+            return None
+        is_same = np.array_equal(seqs[counted:], behind_seqs)
+        is_same = is_same and rows[counted:].tobytes() == behind_rows.tobytes()
+        return (seqs, rows) if is_same else None
+
+    def _walk(self, file: File, slot: int, last_seq: int) -> Places:
+        """Seqs and rows of the frames in a file, up to one that is being written."""
+        seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
+        for offsets, headers in walk_together(file, self._wheel, slot, file.size()):
+            found = headers["seq"].astype(np.int64)
+            later = found > last_seq
+            end = int(later.argmax()) if later.any() else len(later)
+            seqs.append(found[:end])
+            rows.append(index_rows_of_headers(headers[:end], offsets[:end]))
+            if end < len(later):
+                break
+        return np.concatenate(seqs), np.concatenate(rows)
+
+
+class _RowsBehind:
+    """The rows of one index behind a seq, as they are, as far as they were followed."""
+
+    def __init__(self, index: IndexReader) -> None:
+        self._index = index
+        self._first_seq = 1
+        self._count = 0
+        self._rows = np.empty(0, INDEX_ROW)
+        self._slots = np.empty(0, np.uint32)  # of the rows: side by side they are compared faster
+        self.holes = NO_SEQS
+
+    def start(self, seq: int) -> None:
+        """Begin behind this one; rows that are there already stay."""
+        drop = seq + 1 - self._first_seq
+        if 0 <= drop <= self._count and seq:
+            self._rows, self._slots = self._rows[drop:].copy(), self._slots[drop:].copy()
+            self._count -= drop
+            self.holes = self.holes.within(seq + 1, seq + self._count)
+        else:
+            self.holes = NO_SEQS
+            self._rows, self._slots = np.empty(0, INDEX_ROW), np.empty(0, np.uint32)
+            self._count = 0
+        self._first_seq = seq + 1
+
+    def follow(self, last_seq: int) -> None:
+        """Has the rows up to this one."""
+        missing = last_seq + 1 - self._first_seq - self._count
+        if missing <= 0:
+            return
+        end = self._count + missing
+        if end > len(self._rows):
+            room = max(end, 2 * len(self._rows))
+            self._rows, self._slots = _grown(self._rows, room), _grown(self._slots, room)
+        first_seq = self._first_seq + self._count
+        self._rows[self._count : end] = self._index.raw_rows(first_seq, last_seq)
+        self._slots[self._count : end] = self._rows["slot"][self._count : end]
+        self.holes |= SeqSet.where(first_seq, is_hole(checked_rows(self._rows[self._count : end])))
+        self._count = end
+
+    def of(self, slot: int, behind_seq: int) -> Places:
+        """Seqs and rows of a slot's frames behind a seq."""
+        at = np.flatnonzero(self._slots[: self._count] == slot)
+        seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
+        kept = (seqs > behind_seq) & (rows["length"] > 0)
+        return seqs[kept], rows[kept]
+
+    def slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
+        """The slots in [from_slot, to_slot) that rows speak of."""
+        slots = self._slots[: self._count]
+        at = np.flatnonzero((slots >= from_slot) & (slots < to_slot))
+        rows = checked_rows(self._rows[at])
+        return rows["slot"][rows["length"] > 0].astype(np.int64)
+
+
+def rows_of_slots(disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int) -> Places:
+    """Seqs and rows of the frames of some slots up to a seq, from the whole index."""
+    return finish(finding_rows(disk, folder, slots, last_seq))
+
+
+def finding_rows(
+    disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int
+) -> Steps[Places]:
+    """As `rows_of_slots`, segment by segment."""
+    seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
+    for first_seq, part in read_raw_rows(disk, folder, 1, last_seq):
+        is_wanted = part["slot"] == slots[0] if len(slots) == 1 else np.isin(part["slot"], slots)
+        at = np.flatnonzero(is_wanted)
+        checked = checked_rows(part[at])
+        kept = checked["length"] > 0
+        seqs.append(first_seq + at[kept])
+        rows.append(checked[kept])
+        yield
+    return np.concatenate(seqs), np.concatenate(rows)
+
+
+def _scanned_slots(
+    disk: Disk, folder: Path, between: tuple[int, int], last_seq: int
+) -> NDArray[np.int64]:
+    found = [np.empty(0, np.uint32)]
+    for _, part in read_raw_rows(disk, folder, 1, last_seq):
+        inside = (part["slot"] >= between[0]) & (part["slot"] < between[1])
+        rows = checked_rows(part[inside])
+        found.append(np.unique(rows["slot"][rows["length"] > 0]))
+    return np.unique(np.concatenate(found)).astype(np.int64)
+
+
+def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
+    larger = np.empty(room, array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def _end(row: NDArray[Any]) -> int:
+    return int(row["offset"]) + int(row["length"])

@@ -1,0 +1,432 @@
+"""Reads a wheel that another process may be writing; takes no locks.
+
+The index is the authority: a frame is there when its row is, and a frame that its row speaks of
+but that cannot be read is reported as damaged, never passed over. The frames of a slot are found
+without scanning it (see places.py). A row that is a hole may be of any slot: who has to know a slot
+whole asks for `holes` as well.
+
+Everything is read into memory, in pieces, never mapped: a sector that cannot be read under a map
+would end the process. Returned columns keep their piece alive.
+"""
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
+from delaywheel.storage.files.slot_files import list_slots
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import (
+    DamageReason,
+    Frame,
+    FrameDamaged,
+    Kind,
+    decode_frame,
+    index_row_of,
+)
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, cancel_counts, message_counts
+from delaywheel.storage.reading.decoding import FrameBatch, decode_together
+from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
+from delaywheel.storage.reading.places import Places, SlotPlaces
+
+# Frames that lie together are read at once, up to so many, and so many bytes; a larger one alone.
+# What lies between them is read with them where it is short.
+_PIECE_BYTES = 1024 * 1024
+_PIECE_FRAMES = 1024
+_BETWEEN_BYTES = 16 * 1024
+
+_HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
+
+
+_Read = TypeVar("_Read", Frame, FrameBatch)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFrame:
+    """A frame that has a row but cannot be read."""
+
+    seq: int
+    slot: int  # 0 for a hole: it is not known
+    messages: int  # as its row says
+    cancels: int
+    reason: DamageReason
+    detail: str
+
+
+class WheelReader:
+    """One wheel, for one thread."""
+
+    def __init__(
+        self, disk: Disk, data: Path, wheel: WheelId, *, opened: OpenIndexes | None = None
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            wheel: which one.
+            opened: shared by all readers of a thread, it bounds how many files they keep open.
+        """
+        self._disk = disk
+        self._folder = layout.wheel_folder(data, wheel)
+        self._index = IndexReader(disk, self._folder, opened=opened)
+        self._places = SlotPlaces(disk, self._folder, wheel, self._index)
+        # Holes that were looked for in the slot files, and those of them that lie there.
+        self._searched = self._lying = NO_SEQS
+        self.wheel = wheel
+
+    def last_seq(self) -> int:
+        """The last frame that is there; 0 = none."""
+        return self._index.last_seq()
+
+    def has(self, seq: int) -> bool:
+        """Whether the frame is there, readable or not."""
+        return 1 <= seq <= self.last_seq()
+
+    def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
+        """The index rows (``INDEX_ROW``) of ``first_seq`` to the lesser of last_seq and the end.
+
+        All zeros where the segment is deleted.
+        """
+        return self._index.rows(first_seq, min(last_seq, self.last_seq()))
+
+    def rows_of(self, seqs: SeqSet) -> Iterator[tuple[int, NDArray[Any]]]:
+        """First seq and rows of the spans of some seqs that are there, a segment at a time."""
+        for first, last in seqs.within(1, self.last_seq()).spans:
+            begin = first
+            while begin <= last:
+                end = min(last, -(-begin // ROWS_PER_SEGMENT) * ROWS_PER_SEGMENT)
+                yield begin, self._index.rows(begin, end)
+                begin = end + 1
+
+    def frame(self, seq: int) -> Frame | DamagedFrame:
+        """One frame, found by its row.
+
+        Raises:
+            IndexError: the wheel has no such seq yet.
+        """
+        if not self.has(seq):
+            raise IndexError(f"wheel {self.wheel} has no frame {seq}")
+        rows = self._index.rows(seq, seq)
+        if int(rows["length"][0]) == 0:
+            is_hole = rows[0] == _HOLE
+            damage = FrameDamaged(DamageReason.HOLE if is_hole else DamageReason.GONE)
+            return _damaged(seq, rows[0], damage)
+        slot = int(rows["slot"][0])
+        return next(read_frames(self._disk, self._folder, self.wheel, slot, ([seq], rows)))
+
+    def copies(
+        self, first_seq: int, last_seq: int, *, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """The frames that there are, one after the other, checked, for another copy of the wheel.
+
+        Those of slots below ``floor``, and of deleted index segments, have no content.
+        """
+        rows = self.rows(first_seq, last_seq)
+        for seq, row in enumerate(rows, first_seq):
+            yield self._copy(seq, row, floor)
+
+    def _copy(self, seq: int, row: NDArray[Any], floor: int) -> FrameCopy | DamagedFrame:
+        slot, offset, length, _ = row.item()
+        if row == _HOLE:
+            return _damaged(seq, row, FrameDamaged(DamageReason.HOLE))
+        if length == 0 or slot < floor:
+            return FrameCopy(seq, row.tobytes(), b"")
+        path = layout.slot_path(self._folder, slot)
+        try:
+            content = _content(self._disk, path, offset, offset + length)
+            check_copy(self.wheel, FrameCopy(seq, row.tobytes(), content))
+        except FrameDamaged as damage:
+            return _damaged(seq, row, damage)
+        return FrameCopy(seq, row.tobytes(), content)
+
+    def frames(
+        self, slot: int, seqs: list[int], rows: NDArray[Any]
+    ) -> Iterator[Frame | DamagedFrame]:
+        """Frames of one slot whose rows, none of them a hole, the caller has read before."""
+        return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
+
+    def batches(self, slot: int, places: Places) -> Iterator[FrameBatch | DamagedFrame]:
+        """The same, decoded together; of each kind by itself in the order of their seqs."""
+        return read_batches(self._disk, self._folder, self.wheel, slot, places)
+
+    def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
+        """Whether `holes` must be asked; False: there are none. Quick, unless there are many."""
+        holes = self._places.holes(up_to_seq)
+        return holes is None or bool(still_holes(self._index, holes - lost))
+
+    def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
+        """The frames that no row speaks of and that lie in no slot file: of any second.
+
+        Args:
+            up_to_seq: the last that is looked at.
+            lost: those that nobody looks for.
+        """
+        holes = self._places.holes(up_to_seq)
+        if holes is None:
+            holes = self._places.scanned_holes(up_to_seq)
+        return self._lying_nowhere(still_holes(self._index, holes - lost))
+
+    def _lying_nowhere(self, seqs: SeqSet) -> SeqSet:
+        new = seqs - self._searched
+        if new:
+            self._lying |= lying_in_files(self._disk, self._folder, self.wheel, new)
+            self._searched |= new
+        return seqs - self._lying
+
+    def slot_frames(
+        self,
+        slot: int,
+        up_to_seq: int,
+        *,
+        kind: Kind | None = None,
+        from_seq: int = 1,
+        lost: SeqSet = NO_SEQS,
+    ) -> Iterator[Frame | DamagedFrame]:
+        """The frames of a slot with seqs up to ``up_to_seq``, in their order.
+
+        Also those that the index does not speak of as it should (see unlisted.py). Of what is not
+        asked for only headers are read. Where something is wrong, frames that may be of any slot
+        come last (see `holes`).
+
+        Args:
+            slot: which second.
+            up_to_seq: the last that is looked at.
+            kind: those with messages or those with cancels; None: both.
+            from_seq: the first that is looked at.
+            lost: holes that nobody looks for.
+        """
+        asked = _Asked(from_seq, up_to_seq, kind)
+        return self._of_slot(slot, asked, lost, self._slot_frames, lambda frame: [frame.seq])
+
+    def slot_batches(
+        self, slot: int, up_to_seq: int, *, lost: SeqSet = NO_SEQS
+    ) -> Iterator[FrameBatch | DamagedFrame]:
+        """The same frames, decoded together; of each kind by itself in the order of their seqs."""
+        asked = _Asked(1, up_to_seq, None)
+        return self._of_slot(slot, asked, lost, self.batches, lambda batch: batch.seqs.tolist())
+
+    def _of_slot(
+        self,
+        slot: int,
+        asked: "_Asked",
+        lost: SeqSet,
+        read: Callable[[int, Places], Iterator[_Read | DamagedFrame]],
+        seqs_of: Callable[[_Read], list[int]],
+    ) -> Iterator[_Read | DamagedFrame]:
+        last_seq = self.last_seq()
+        places = self._places.quick(slot, last_seq)
+        good: list[int] = []
+        if places is not None:
+            for found in read(slot, asked.of(places)):
+                if isinstance(found, DamagedFrame):
+                    break  # its header may be damaged as well: the index says which it is
+                good += seqs_of(found)
+                yield found
+            else:
+                return
+        seqs, rows = asked.of(self._places.scanned(slot, last_seq))
+        rest = ~np.isin(seqs, good)
+        yield from read(slot, (seqs[rest], rows[rest]))
+        yield from self._holes_anew(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
+
+    def _holes_anew(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
+        """What slot table and file disagree about may have become a hole since it was counted."""
+        if self._places.holes(up_to_seq) is None:
+            holes = self._places.scanned_holes(up_to_seq)
+        else:
+            holes = find_holes(self._disk, self._folder, 1, up_to_seq)
+        for seq in self._lying_nowhere(holes - lost).within(from_seq, up_to_seq):
+            yield _damaged(seq, _HOLE, FrameDamaged(DamageReason.HOLE))
+
+    def slot_places(self, slot: int) -> Places:
+        """Seqs and rows of all frames of a slot, as `slot_frames` finds them; nothing is read."""
+        last_seq = self.last_seq()
+        return self._places.quick(slot, last_seq) or self._places.scanned(slot, last_seq)
+
+    def _slot_frames(self, slot: int, places: Places) -> Iterator[Frame | DamagedFrame]:
+        seqs, rows = places
+        return read_frames(self._disk, self._folder, self.wheel, slot, (seqs.tolist(), rows))
+
+    def slots(self, from_slot: int = 0, to_slot: int | None = None) -> list[int]:
+        """The slots that have a file, ``from_slot`` <= slot < ``to_slot``, from folder names."""
+        return list(list_slots(self._disk, self._folder, from_slot, to_slot))
+
+    def indexed_slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
+        """The slots that index rows speak of, ``from_slot`` <= slot < ``to_slot``, ascending.
+
+        Whether there is a file or not: one that is gone takes nothing from what is promised.
+        """
+        return self._places.slots(from_slot, to_slot, self.last_seq())
+
+    def close(self) -> None:
+        """Closes the index; columns already returned stay good."""
+        self._index.close()
+
+
+def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
+    """Decodes a frame of which row and content must be each other's.
+
+    Raises:
+        FrameDamaged: they are not, or not this wheel's, or not of this seq.
+    """
+    slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
+    frame = decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq)
+    if index_row_of(frame, offset) != copy.row:
+        raise FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")
+    return frame
+
+
+def read_frames(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+) -> Iterator[Frame | DamagedFrame]:
+    """Reads frames of one slot, given their seqs and rows, piece by piece."""
+    seqs, rows = places
+    offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
+    for first, last in _pieces(offsets, lengths):
+        part = slice(first, last)
+        yield from _read_piece(disk, folder, wheel, slot, (seqs[part], rows[part]))
+
+
+def read_batches(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
+) -> Iterator[FrameBatch | DamagedFrame]:
+    """As `read_frames`, but what lies together is decoded together."""
+    seqs, rows = places
+    for first, last in _pieces(rows["offset"].tolist(), rows["length"].tolist()):
+        part = seqs[first:last], rows[first:last]
+        batches = _read_together(disk, folder, wheel, slot, part) if last - first > 1 else None
+        if batches is not None:
+            yield from batches
+            continue
+        for frame in _read_piece(disk, folder, wheel, slot, (part[0].tolist(), part[1])):
+            yield frame if isinstance(frame, DamagedFrame) else FrameBatch.of(frame)
+
+
+def _read_together(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
+) -> list[FrameBatch] | None:
+    """A batch of each kind; None: there is something wrong with one of them."""
+    seqs, rows = places
+    begin = int(rows["offset"].min())
+    end = int((rows["offset"].astype(np.int64) + rows["length"]).max())
+    try:
+        content = _content(disk, layout.slot_path(folder, slot), begin, end)
+    except FrameDamaged:
+        return None
+    are_cancels = cancel_counts(rows) > 0
+    batches = []
+    for kind in Kind:
+        chosen = are_cancels == (kind is Kind.CANCELS)
+        if chosen.any():
+            part = seqs[chosen], rows[chosen]
+            batch = decode_together(content, begin, part, wheel=wheel, slot=slot, kind=kind)
+            if batch is None:
+                return None
+            batches.append(batch)
+    return batches
+
+
+def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
+    """Which frames are read at once: from the first to the last, exclusive."""
+    first, end = 0, 0
+    for number, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        begin = offsets[first]
+        is_near = begin <= offset <= min(begin + _PIECE_BYTES - length, end + _BETWEEN_BYTES)
+        if number > first and not (is_near and number - first < _PIECE_FRAMES):
+            yield first, number
+            first = number
+        end = offset + length
+    if offsets:
+        yield first, len(offsets)
+
+
+def _read_piece(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
+) -> Iterator[Frame | DamagedFrame]:
+    seqs, rows = places
+    # Lists of int: a scalar taken out of a numpy row costs more than decoding a column.
+    offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
+    begin = offsets[0]
+    end = max(map(sum, zip(offsets, lengths, strict=True)))
+    try:
+        content = memoryview(_content(disk, layout.slot_path(folder, slot), begin, end))
+    except FrameDamaged as damage:
+        for number, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
+            if damage.reason is DamageReason.UNREADABLE and len(seqs) > 1:
+                # It is the word of some sector: each of them by itself.
+                alone = slice(number, number + 1)
+                yield from _read_piece(disk, folder, wheel, slot, (seqs[alone], rows[alone]))
+            else:
+                yield _damaged(seq, row, damage)
+        return
+    for seq, offset, length, row in zip(seqs, offsets, lengths, rows, strict=True):
+        part = content[offset - begin : offset - begin + length]
+        try:
+            frame = decode_frame(part, wheel=wheel, slot=slot, seq=seq)
+        except FrameDamaged as damage:
+            yield _damaged(seq, row, damage)
+            continue
+        if index_row_of(frame, offset) == row.tobytes():
+            yield frame
+        else:
+            disagreement = FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")
+            yield _damaged(seq, row, disagreement)
+
+
+def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
+    """The bytes [begin, end) of a slot file, or what there is of them.
+
+    Raises:
+        FrameDamaged: GONE or UNREADABLE.
+        OSError: anything but the medium's word: a lack of descriptors or memory is no damage.
+    """
+    try:
+        file = disk.open_read(path)
+        try:
+            return file.read_at(end - begin, begin)
+        finally:
+            file.close()
+    except FileNotFoundError as error:
+        raise FrameDamaged(DamageReason.GONE, str(path)) from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise FrameDamaged(DamageReason.UNREADABLE, str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which frames of a slot are read."""
+
+    from_seq: int
+    up_to_seq: int
+    kind: Kind | None
+
+    def of(self, places: Places) -> Places:
+        """Those among these."""
+        seqs, rows = places
+        wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
+        if self.kind is not None:
+            wanted &= (cancel_counts(rows) > 0) == (self.kind is Kind.CANCELS)
+        return seqs[wanted], rows[wanted]
+
+
+def _damaged(seq: int, row: NDArray[Any], damage: FrameDamaged) -> DamagedFrame:
+    return DamagedFrame(
+        seq=seq,
+        slot=int(row["slot"]),
+        messages=int(message_counts(row)),
+        cancels=int(cancel_counts(row)),
+        reason=damage.reason,
+        detail=str(damage),
+    )

@@ -1,0 +1,112 @@
+"""The headers of a slot file, one frame behind the other from byte 0."""
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import File
+from delaywheel.storage.frames.format import (
+    HEADER,
+    HEADER_LENGTH_BYTES,
+    MAGIC_NUMBER,
+    NEWEST_READ,
+    OLDEST_READ,
+    FrameDamaged,
+    FrameHeader,
+    decode_header,
+)
+
+# Read at once: little where the next header lies beyond what was read, twice as much each time that
+# small frames lie close together.
+_LEAST_PIECE_BYTES = 4 * 1024
+_PIECE_BYTES = 64 * 1024
+_DENSE_PIECE_BYTES = 256 * 1024  # where many headers are looked at together
+_length_of = struct.Struct("<I").unpack_from
+_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
+
+
+def walk_headers(
+    file: File, wheel: WheelId, slot: int, begin: int, end: int
+) -> Iterator[tuple[int, FrameHeader]]:
+    """Offsets and headers of the frames that lie in [begin, end).
+
+    Ends at the first place where no frame of this wheel and slot begins, or where one would not
+    fit. Only headers are looked at: nothing proves that a frame is good, or that a header is.
+
+    Raises:
+        OSError: the medium refused.
+    """
+    piece, piece_begin, piece_bytes = memoryview(b""), begin, _LEAST_PIECE_BYTES
+    offset, wheel_hash = begin, wheel.hash64
+    while offset + HEADER_LENGTH_BYTES <= end:
+        at = offset - piece_begin
+        if at + HEADER_LENGTH_BYTES > len(piece):
+            is_close = 0 < at <= len(piece)
+            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else _LEAST_PIECE_BYTES
+            piece = memoryview(file.read_at(min(piece_bytes, end - offset), offset))
+            piece_begin, at = offset, 0
+        try:
+            header = decode_header(
+                piece[at : at + HEADER_LENGTH_BYTES], available_bytes=end - offset
+            )
+        except FrameDamaged:
+            return
+        if header.wheel_hash != wheel_hash or header.slot != slot:
+            return
+        yield offset, header
+        offset += header.length_bytes
+
+
+def walk_together(
+    file: File, wheel: WheelId, slot: int, end: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """The same from byte 0 on: offsets and headers (``format.HEADER``) of some frames at a time.
+
+    Raises:
+        OSError: the medium refused.
+    """
+    begin, piece_bytes = 0, _LEAST_PIECE_BYTES
+    while begin + HEADER_LENGTH_BYTES <= end:
+        piece = file.read_at(min(piece_bytes, end - begin), begin)
+        places, after = _chain(piece, end - begin)
+        if not places:
+            return
+        offsets = np.array(places, np.int64)
+        headers = np.frombuffer(
+            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
+        )
+        wrong = (
+            (headers["magic"] != MAGIC_NUMBER)
+            | (headers["version"] < OLDEST_READ)
+            | (headers["version"] > NEWEST_READ)
+            | (headers["wheel_hash"] != wheel.hash64)
+            | (headers["slot"] != slot)
+        )
+        good = int(wrong.argmax()) if wrong.any() else len(wrong)
+        if good:
+            yield offsets[:good] + begin, headers[:good]
+        if good < len(wrong) or after is None:
+            return
+        is_dense = len(places) > 1
+        piece_bytes = min(2 * piece_bytes, _DENSE_PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
+        begin += after
+
+
+def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
+    """Where headers lie in a piece, by the lengths they tell, and where the next one does.
+
+    None: the last of them tells a length that no frame has here, and is not among them.
+    """
+    places: list[int] = []
+    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
+    while at <= last:
+        (length,) = _length_of(piece, at + _LENGTH_AT)
+        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
+            return places, None
+        places.append(at)
+        at += length
+    return places, at

@@ -1,0 +1,360 @@
+"""What a wheel holds after its writer ended, however it ended.
+
+What can have happened, and what is done about it:
+
+===============================  ======================  =====================================
+found                            can come from           done
+===============================  ======================  =====================================
+bytes behind a slot's last row   death before the rows   cut: they were never acknowledged
+a slot file without any row      death before the rows   deleted, as above
+a torn row at the index's end    death within the rows   cut, as above
+a frame without its row          crash of the machine    the row is written again
+a row without its frame          crash of the machine,   kept and reported: the frame may have
+                                 a bad medium            been acknowledged
+neither, but later frames        crash of the machine    a hole row, reported, as above
+neither, up to the committed     crash of the machine    the same, if no other member can have
+end                                                      them
+frames beyond the committed end  crash within the cut    cut, with their rows
+a frame noted as lacking         what was found, or      read again, and reported until it is
+                                 lost, before            mended
+===============================  ======================  =====================================
+
+The death of a process leaves all that it wrote, in its order: rows and frames agree, and only
+tails are cut, of those slots to which the last group went: they were announced. A crash of the
+machine can lose any write that no checkpoint covers, so all that came later is read again, frame
+by frame, and every slot file is looked at whether it is longer than it should be. Running it
+twice, or being stopped within it, does no harm: bytes of whole frames are never touched, and rows
+are derived from them.
+
+Where the frames of a slot end, the slot table says (slot_table.py), so that nobody reads the whole
+index. Bytes are cut on its word only where a frame begins that came later than every row; where
+anything else lies, the index is asked.
+"""
+
+import errno
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import (
+    ROWS_PER_SEGMENT,
+    IndexReader,
+    list_segments,
+    read_raw_rows,
+)
+from delaywheel.storage.files.slot_files import announced_slots, forget_announced, slot_sizes
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.format import DamageReason, Frame
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
+from delaywheel.storage.reading.places import Places, SlotPlaces, finding_rows
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.unlisted import with_unlisted
+from delaywheel.storage.reading.walk import walk_headers
+from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
+from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, last_seq_of
+from delaywheel.storage.writing.table_writer import SlotTable
+from delaywheel.storage.writing.wheel import Checkpoint, load_checkpoint, load_meta, save_checkpoint
+
+
+class Cut(NamedTuple):
+    """Bytes that no row speaks of and that were cut off."""
+
+    path: Path
+    offset: int
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a wheel holds."""
+
+    last_seq: int  # the last frame that counts
+    cut: list[Cut]
+    damaged: SeqSet  # up to last_seq, they cannot be read from this disk
+
+
+def recover_wheel(
+    disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
+) -> Recovered:
+    """Makes index and slot files of a wheel agree, at once; see `recovering`."""
+    return finish(recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor))
+
+
+def recovering(
+    disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
+) -> Steps[Recovered]:
+    """Makes index and slot files of a wheel agree. Nobody may be writing it.
+
+    Args:
+        disk: where the data folder lies.
+        data: the data folder.
+        wheel: which one.
+        os_crashed: the machine started anew since the wheel was written.
+        floor: slots below are finished; that their files are deleted is no damage.
+
+    Raises:
+        WheelMissing: there is no such wheel.
+    """
+    meta = load_meta(disk, data, wheel)
+    folder = layout.wheel_folder(data, wheel)
+    cut = yield from _cut_torn_row(disk, folder)
+    checkpoint = load_checkpoint(disk, folder)
+    if os_crashed:
+        # A mirror's missing end is fetched; that of a wheel held here alone is lost.
+        end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
+        safe_seq = min(checkpoint.seq, last_seq_of(disk, folder))
+        yield
+        longer = yield from longer_files(disk, folder, slot_sizes(disk, folder), safe_seq)
+        damaged = yield from rebuild_rows(
+            disk, folder, wheel, floor, longer, safe_seq=safe_seq, end_seq=end_seq
+        )
+        slots = list(longer)
+    else:
+        damaged = yield from _damaged_at_the_end(disk, data, wheel)
+        last_seq = last_seq_of(disk, folder)
+        yield
+        sizes = yield from _announced_sizes(disk, folder, floor)
+        slots = list((yield from longer_files(disk, folder, sizes, last_seq)))
+    if meta.final_seq is not None:
+        yield from cut_beyond(disk, folder, meta.final_seq, SlotTable(disk, folder))
+    last_seq = last_seq_of(disk, folder)
+    yield
+    slots = [slot for slot in slots if slot >= floor]
+    cut += yield from _cut_tails(disk, folder, wheel, slots, last_seq)
+    noted = yield from _still_damaged(disk, data, wheel, checkpoint.lacking, floor)
+    found = damaged | noted
+    for holes in _holes(disk, folder, checkpoint.seq, last_seq):  # it notes those before it
+        found |= holes
+        yield
+    lacking = found.within(1, last_seq)
+    if os_crashed:
+        save_checkpoint(disk, folder, Checkpoint(last_seq, lacking))
+        yield
+    forget_announced(disk, folder)
+    return Recovered(last_seq, cut, lacking)
+
+
+def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[SeqSet]:
+    """Those behind a seq, segment by segment."""
+    for first_seq, rows in read_raw_rows(disk, folder, safe_seq + 1, last_seq):
+        yield SeqSet.where(first_seq, is_hole(checked_rows(rows)))
+
+
+def _still_damaged(
+    disk: Disk, data: Path, wheel: WheelId, seqs: SeqSet, floor: int
+) -> Steps[SeqSet]:
+    """Those of these seqs that still cannot be read and are not finished."""
+    folder = layout.wheel_folder(data, wheel)
+    reader = WheelReader(disk, data, wheel)
+    damaged = NO_SEQS
+    try:
+        for first_seq, rows in reader.rows_of(seqs):
+            damaged |= SeqSet.where(first_seq, is_hole(rows))
+            yield
+            placed = (rows["slot"] >= max(floor, 1)) & (rows["length"] > 0)
+            places = SeqSet.where(first_seq, placed), rows[placed]
+            damaged |= yield from _unreadable(disk, folder, reader, places)
+    finally:
+        reader.close()
+    return damaged
+
+
+def _unreadable(
+    disk: Disk, folder: Path, reader: WheelReader, places: tuple[SeqSet, NDArray[Any]]
+) -> Steps[SeqSet]:
+    """Those of the frames with these seqs and rows that cannot be read."""
+    seqs, rows = np.array([*places[0]], np.int64), places[1]
+    damaged: list[int] = []
+    for slot in np.unique(rows["slot"]).tolist():
+        of_slot = rows["slot"] == slot
+        if not disk.exists(layout.slot_path(folder, slot)):
+            damaged += seqs[of_slot].tolist()
+            continue
+        for seq in seqs[of_slot].tolist():
+            if isinstance(_read(reader, seq), DamagedFrame):
+                damaged.append(seq)
+            yield
+    return SeqSet.of(damaged)
+
+
+def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
+    """A frame. What fails once may well be read: nobody looks again where no other node has it."""
+    found = reader.frame(seq)
+    if isinstance(found, DamagedFrame) and found.reason is DamageReason.UNREADABLE:
+        return reader.frame(seq)
+    return found
+
+
+def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
+    cut = []
+    for segment in list_segments(disk, folder)[-1:]:
+        path = layout.index_path(folder, segment)
+        try:
+            file = disk.open(path)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            break  # its rows are holes (index.py), and one that is torn is ignored
+        try:
+            size = file.size()
+            torn = size % INDEX_ROW_LENGTH_BYTES
+            if torn:
+                file.truncate(size - torn)
+                yield
+                file.sync_data()
+                cut.append(Cut(path, size - torn, torn))
+        finally:
+            file.close()
+        yield
+    return cut
+
+
+def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> Steps[SeqSet]:
+    """Reads frames from the last one backwards until one is good, or was deleted."""
+    reader = WheelReader(disk, data, wheel)
+    try:
+        good = last_seq = reader.last_seq()
+        while good > 0:
+            good = yield from _begin_of_holes(reader, good)
+            frame = _read(reader, good) if good else None
+            if frame is None or isinstance(frame, Frame) or frame.reason is DamageReason.GONE:
+                break
+            good -= 1
+            yield
+    finally:
+        reader.close()
+    return NO_SEQS.with_span(good + 1, last_seq)
+
+
+def _begin_of_holes(reader: WheelReader, last_seq: int) -> Steps[int]:
+    """The last seq up to this one that is no hole; 0: there is none."""
+    rows_at_once = 1
+    while last_seq > 0:
+        first_seq = max(1, last_seq - rows_at_once + 1)
+        others = np.flatnonzero(~is_hole(reader.rows(first_seq, last_seq)))
+        if len(others):
+            return first_seq + int(others[-1])
+        last_seq = first_seq - 1
+        rows_at_once = min(2 * rows_at_once, ROWS_PER_SEGMENT)
+        yield
+    return 0
+
+
+def _cut_tails(
+    disk: Disk, folder: Path, wheel: WheelId, slots: Sequence[int], last_seq: int
+) -> Steps[list[Cut]]:
+    """Cuts slot files behind the last frame that has a row.
+
+    Durably, so that a later crash of the machine does not bring them back. Should it do so after
+    a death in between, they are what they were: never acknowledged, and beyond any committed T.
+
+    While the index has holes, what cannot be told to be later stays: it may be what they lost.
+    """
+    ends: dict[int, int] = {}
+    unsure: list[int] = []
+    reader = IndexReader(disk, folder)
+    try:
+        places = SlotPlaces(disk, folder, wheel, reader)
+        for slot in slots:
+            size = _size(disk, layout.slot_path(folder, slot))
+            if size is None:
+                continue
+            yield
+            found = places.quick(slot, last_seq)
+            yield
+            end = 0 if found is None else _end_of(found[1])
+            if found is not None and (
+                size == end or _begins_later(disk, folder, wheel, (slot, end), last_seq)
+            ):
+                ends[slot] = end
+            else:
+                unsure.append(slot)
+            yield
+    finally:
+        reader.close()
+    if unsure and not (yield from _has_holes(disk, folder, last_seq)):
+        ends.update((yield from _ends_by_index(disk, folder, wheel, unsure, last_seq)))
+    cut = []
+    for slot, end in ends.items():
+        path = layout.slot_path(folder, slot)
+        length = yield from cut_slot(disk, path, end)
+        if length:
+            cut.append(Cut(path, end, length))
+        yield
+    return cut
+
+
+def _has_holes(disk: Disk, folder: Path, last_seq: int) -> Steps[bool]:
+    for holes in _holes(disk, folder, 0, last_seq):
+        if holes:
+            return True
+        yield
+    return False
+
+
+def _begins_later(
+    disk: Disk, folder: Path, wheel: WheelId, place: tuple[int, int], last_seq: int
+) -> bool:
+    """Whether a frame begins at a place of a slot's file that came later than every row."""
+    slot, offset = place
+    try:
+        file = disk.open_read(layout.slot_path(folder, slot))
+        try:
+            for _, header in walk_headers(file, wheel, slot, offset, file.size()):
+                return header.seq > last_seq
+        finally:
+            file.close()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    return False
+
+
+def _ends_by_index(
+    disk: Disk, folder: Path, wheel: WheelId, slots: Sequence[int], last_seq: int
+) -> Steps[dict[int, int]]:
+    """Where slots end by the index, and by what frames say of themselves whose rows it lost."""
+    seqs, rows = yield from finding_rows(disk, folder, np.array(slots), last_seq)
+    ends = {}
+    for slot in slots:
+        of_slot = rows["slot"] == slot
+        listed: Places = (seqs[of_slot], rows[of_slot])
+        path = layout.slot_path(folder, slot)
+        ends[slot] = _end_of(with_unlisted(disk, path, wheel, slot, listed, last_seq)[1])
+        yield
+    return ends
+
+
+def _end_of(rows: NDArray[Any]) -> int:
+    return int((rows["offset"].astype(np.int64) + rows["length"]).max(initial=0))
+
+
+def _size(disk: Disk, path: Path) -> int | None:
+    """The length of a file; None: it is not there."""
+    try:
+        file = disk.open_read(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _announced_sizes(disk: Disk, folder: Path, floor: int) -> Steps[list[HourSizes]]:
+    """As `slot_sizes`, of the slots to which the last group went."""
+    sizes: dict[int, list[tuple[int, int]]] = {}
+    for slot in announced_slots(disk, folder):
+        size = _size(disk, layout.slot_path(folder, slot)) if slot >= floor else None
+        if size is not None:
+            sizes.setdefault(slot // layout.SECONDS_PER_HOUR, []).append((slot, size))
+        yield
+    return list(sizes.items())

@@ -1,0 +1,263 @@
+"""The dial: one row of counts a second, shared with readers in other processes.
+
+A slot's row is ``slot % rows``. With rows = span + late window + slack no two slots that can
+hold messages meet in a row, but for a backlog older than that: then the newer slot has it, and
+the older one is found by its folder's name. A row proves its slot; 0 = empty.
+
+It counts what lies on this node's disk: the frames of its own wheels, and those that it mirrors
+of others, each message once for the one copy that is here.
+
+It is a cache: counted while frames are written, rebuilt at every start from the slot tables and
+what the indexes say behind them.
+Readers take no lock and may see a row in the middle of a change; nothing but what people look
+at may hang on it.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.index import read_raw_rows
+from delaywheel.storage.files.slot_table import UNIT_BYTES, load_head, read_entries
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.rows import (
+    FEW_FRAMES,
+    cancel_counts,
+    checked_rows,
+    each_row,
+    message_counts,
+)
+from delaywheel.storage.reading.places import finding_rows
+
+DIAL_ROW: Final[np.dtype[Any]] = np.dtype(
+    [
+        ("slot", "<i8"),
+        ("messages", "<u8"),
+        ("length_bytes", "<u8"),
+        ("frames", "<u8"),
+        ("cancels", "<u8"),
+        ("wheels", "<u8"),  # how many wheels have frames in the slot
+    ]
+)
+
+HORIZONS: Final = (
+    ("overdue", 0),
+    ("1s", 1),
+    ("10s", 10),
+    ("1m", 60),
+    ("10m", 600),
+    ("1h", 3_600),
+    ("1d", 86_400),
+    ("beyond", None),
+)
+"""Names of ranges of dues, and how many seconds from now each ends; each begins where the one
+before it ends. A slot is a second, so "1s" is the second that runs now."""
+
+_PIECE_ROWS: Final = 1 << 15
+
+
+class Pending(NamedTuple):
+    """What lies ahead within one horizon."""
+
+    horizon: str
+    messages: int
+    length_bytes: int
+
+
+class Dial:
+    """The dial's one writer."""
+
+    def __init__(self, disk: Disk, data: Path, rows: int) -> None:
+        """Maps an empty dial.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            rows: span + late window + slack, in seconds.
+        """
+        disk.make_folder(data)
+        # All zeros as it comes: a long span takes no time at the start, and memory as it is used.
+        self._table = disk.map_array(layout.dial_path(data), DIAL_ROW, rows, writable=True)
+        self._floor = 0
+
+    def add(self, index_rows: NDArray[Any]) -> None:
+        """Counts frames, given as the index rows of one wheel."""
+        if len(index_rows) <= FEW_FRAMES:
+            self._add_few(index_rows)
+            return
+        index_rows = index_rows[index_rows["length"] > 0]
+        places = self._taken_by(index_rows["slot"].astype(np.int64))
+        self._count(np.add, index_rows, places)
+
+    def _add_few(self, index_rows: NDArray[Any]) -> None:
+        """The same one by one."""
+        table = self._table
+        for row in each_row(index_rows):
+            place = row.slot % len(table)
+            slot, messages, length_bytes, frames, cancels, wheels = table[place].item()
+            if not row.length_bytes or row.slot < max(slot, self._floor):
+                continue
+            if row.slot > slot:
+                messages = length_bytes = frames = cancels = wheels = 0
+            table[place] = (
+                row.slot,
+                messages + (0 if row.are_cancels else row.messages),
+                length_bytes + row.length_bytes,
+                frames + 1,
+                cancels + (row.messages if row.are_cancels else 0),
+                wheels + (not row.offset),
+            )
+
+    def remove(self, index_rows: NDArray[Any]) -> None:
+        """Takes frames back that `add` counted, and that were cut off."""
+        index_rows = index_rows[index_rows["length"] > 0]
+        places = index_rows["slot"].astype(np.int64) % len(self._table)
+        self._count(np.subtract, index_rows, places)
+
+    def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
+        """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
+        self._table[:] = 0
+        for wheel in wheels:
+            finish(self.adding_wheel(disk, data, wheel, floor=floor))
+
+    def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
+        """Counts what a wheel holds of slots at or above ``floor``.
+
+        By its slot table, and by the rows of its index where that says nothing, or may be wrong.
+        """
+        folder = layout.wheel_folder(data, wheel)
+        head = load_head(disk, folder)
+        doubtful = [np.array(sorted(head.stale), np.int64)]
+        for hour in sorted(head.hours):
+            entries, damaged = read_entries(disk, folder, hour)
+            slots = np.arange(len(entries)) + hour * layout.SECONDS_PER_HOUR
+            damaged |= np.isin(slots, doubtful[0]) | (entries["last_seq"] > head.seq)
+            doubtful.append(slots[damaged])
+            there = (entries["frames"] > 0) & ~damaged & (slots >= floor)
+            self._add_entries(slots[there], entries[there])
+            yield
+        by_rows = np.concatenate(doubtful)
+        if len(by_rows):
+            _, rows = yield from finding_rows(disk, folder, by_rows, 1 << 62)
+            self.add(rows[rows["slot"] >= floor])
+        for _, raw in read_raw_rows(disk, folder, head.seq + 1, 1 << 62):
+            rows = checked_rows(raw[raw["slot"] >= floor])
+            self.add(rows[~np.isin(rows["slot"], by_rows)] if len(by_rows) else rows)
+            yield
+
+    def clear_below(self, floor: int) -> None:
+        """Empties the rows of finished slots, whether they had a file here or not.
+
+        Of those that a floor before emptied none is filled again; so only the seconds between are
+        looked at, however long the span is.
+        """
+        if floor <= self._floor:
+            return
+        rows = len(self._table)
+        for first in range(max(self._floor, floor - rows), floor, _PIECE_ROWS):
+            places = np.arange(first, min(first + _PIECE_ROWS, floor)) % rows
+            slots = self._table["slot"][places]
+            self._table[places[(slots > 0) & (slots < floor)]] = 0
+        self._floor = floor
+
+    def _taken_by(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows of these slots; they are theirs now, but where a greater one has them.
+
+        Finished slots get none.
+        """
+        places = slots % len(self._table)
+        order = np.argsort(slots, kind="stable")
+        taken = np.maximum(self._table["slot"][places[order]], self._floor - 1)
+        newer = order[slots[order] > taken]
+        # Where two slots meet in a row, the last assignment is the greater slot's.
+        self._table[places[newer]] = 0
+        self._table["slot"][places[newer]] = slots[newer]
+        return places
+
+    def _add_entries(self, slots: NDArray[np.int64], entries: NDArray[Any]) -> None:
+        """Counts slots of one wheel, given as entries of its slot table."""
+        places = self._taken_by(slots)
+        has_row = self._table["slot"][places] == slots
+        places, entries = places[has_row], entries[has_row]
+        for name in ("messages", "frames", "cancels"):
+            np.add.at(self._table[name], places, entries[name].astype(np.uint64))
+        lengths = entries["length"].astype(np.uint64) * np.uint64(UNIT_BYTES)
+        np.add.at(self._table["length_bytes"], places, lengths)
+        np.add.at(self._table["wheels"], places, np.uint64(1))
+
+    def _count(self, change: np.ufunc, index_rows: NDArray[Any], places: NDArray[np.int64]) -> None:
+        """Adds or subtracts where the dial's row is still of the same slot."""
+        has_row = self._table["slot"][places] == index_rows["slot"]
+        index_rows, places = index_rows[has_row], places[has_row]
+        for name, counts in (
+            ("messages", message_counts(index_rows)),
+            ("length_bytes", index_rows["length"]),
+            ("frames", np.ones(len(places), dtype=np.uint64)),
+            ("cancels", cancel_counts(index_rows)),
+            ("wheels", index_rows["offset"] == 0),
+        ):
+            change.at(self._table[name], places, counts.astype(np.uint64))
+
+
+class DialView:
+    """The dial, for readers in any process."""
+
+    def __init__(self, disk: Disk, data: Path) -> None:
+        """Maps the dial.
+
+        Raises:
+            FileNotFoundError: no node ever ran on this folder.
+        """
+        path = layout.dial_path(data)
+        file = disk.open_read(path)
+        try:
+            rows = file.size() // DIAL_ROW.itemsize
+        finally:
+            file.close()
+        self._table = disk.map_array(path, DIAL_ROW, rows, writable=False)
+
+    def row(self, slot: int) -> NDArray[Any] | None:
+        """A copy of one slot's row; None when it has none."""
+        row = self._table[slot % len(self._table)].copy()
+        return row if int(row["slot"]) == slot else None
+
+    def rows(self, from_slot: int = 1, to_slot: int | None = None) -> NDArray[Any]:
+        """Copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
+        slots = self._table["slot"].copy()
+        wanted = (slots >= max(from_slot, 1)) & (slots < (to_slot or np.iinfo(np.int64).max))
+        rows = self._table[wanted]
+        return rows[np.argsort(rows["slot"], kind="stable")]
+
+    def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
+        """What is not done yet, by how far ahead it is due.
+
+        A cancel takes one message of its second away; of its bytes nothing is known. Exact as long
+        as no sum exceeds 2^53, no message is there twice and none was cancelled twice.
+
+        Args:
+            now_slot: the second that runs now.
+            done_slot: slots before this one are done; a slot counts as a whole.
+        """
+        ends = np.array([end for _, end in HORIZONS if end is not None], np.int64)
+        sums = np.zeros((2, len(HORIZONS)))
+        # In pieces: one call on a long span would keep all other threads waiting for its end.
+        for start in range(0, len(self._table), _PIECE_ROWS):
+            piece = self._table[start : start + _PIECE_ROWS]
+            slots = piece["slot"].copy()
+            wanted = np.flatnonzero(slots >= max(done_slot, 1))
+            places = np.searchsorted(ends, slots[wanted] - now_slot, side="right")
+            found = piece[wanted]
+            left = found["messages"].astype(np.int64) - found["cancels"].astype(np.int64)
+            left = np.maximum(left, 0)
+            for row, counts in enumerate((left, found["length_bytes"])):
+                sums[row] += np.bincount(places, counts, len(HORIZONS))
+        return tuple(
+            Pending(name, int(messages), int(length_bytes))
+            for (name, _), messages, length_bytes in zip(HORIZONS, *sums, strict=True)
+        )

@@ -1,0 +1,574 @@
+"""A copy of a wheel that this node does not write (any more): its files, byte for byte.
+
+A frame goes to the slot file and the offset at which its origin wrote it, and its row to the same
+place of the index; the bytes first, as everywhere: a frame counts from the moment its row can be
+read. What a row of a copy says:
+
+=====================  =================  =====================================================
+row                    comes from         is
+=====================  =================  =====================================================
+of a frame that lies   its holder         held
+there
+of a frame that does   crash, damage      lacking: `repair` puts it in its place
+not, or is damaged
+of a finished slot     holder that has    held: a slot below the floor has no content any more
+                       swept it
+zeros                  holder whose       held, as above: all that the segment of the index spoke
+                       segment is gone    of was finished
+``HOLE_ROW``           crash; holder of   lacking, unless it is committed to be lost
+                       a lost frame
+=====================  =================  =====================================================
+
+Rows follow one another without gaps; holes are filled behind the end. Files may be sparse, where
+an earlier frame of a slot is lacking or finished.
+
+A write that fails leaves whole frames with rows, and perhaps bytes that no row speaks of: they
+are where the same bytes go when it is tried again. What is on the medium: see ``medium.py``.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.handles import HandleCache, Places
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
+from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
+from delaywheel.storage.frames.checking import good_frames
+from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import checked_rows, flawed_rows, is_hole, raw_rows
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader, check_copy
+from delaywheel.storage.writing.cutting import cut_beyond
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.medium import CopyMedium
+from delaywheel.storage.writing.table_writer import SlotTable
+from delaywheel.storage.writing.wheel import (
+    WheelMeta,
+    WheelState,
+    load_meta,
+    save_meta,
+)
+
+
+class _Place(NamedTuple):
+    """A frame to be written, and where; without content only its row is."""
+
+    seq: int
+    row: bytes
+    slot: int
+    offset: int
+    content: bytes
+
+
+class MirrorWheel:
+    """One copy. ``checkpoint`` is for any thread, everything else for one."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        meta: WheelMeta,
+        handles: HandleCache,
+        *,
+        floor: int = 0,
+        dial: Dial | None = None,
+        table_rows: int = ROWS_PER_SEGMENT,
+    ) -> None:
+        self._disk = disk
+        self._data = data
+        self._folder = layout.wheel_folder(data, meta.wheel)
+        self._handles = handles
+        self._slots = SlotFiles(self._folder, handles)
+        self._index = IndexWriter(disk, self._folder, opened=handles.indexes)
+        self._table = SlotTable(disk, self._folder, refresh_rows=table_rows)
+        self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
+        self._floor = floor
+        self._dial = dial
+        self._damaged = NO_SEQS  # changed as a whole, under its lock
+        self._looked_to = 0  # the last damaged frame that was looked at for being finished
+        self._damaged_lock = threading.Lock()
+        self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
+        self.meta = meta
+        self.top_slot = -1
+
+    @classmethod
+    def open(
+        cls, disk: Disk, data: Path, wheel: WheelId, handles: HandleCache, **options: Any
+    ) -> Self:
+        """Goes on with what there is, at once; see `opening`, which takes the same."""
+        return finish(cls.opening(disk, data, wheel, handles, **options))
+
+    @classmethod
+    def opening(
+        cls,
+        disk: Disk,
+        data: Path,
+        wheel: WheelId,
+        handles: HandleCache,
+        *,
+        damaged: SeqSet = NO_SEQS,
+        floor: int = 0,
+        dial: Dial | None = None,
+        table_rows: int = ROWS_PER_SEGMENT,
+    ) -> Steps[Self]:
+        """Goes on with what there is.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            wheel: which one; it was made (``make_wheel``), or has been recovered.
+            handles: the node's cache of open slot files.
+            damaged: the frames that recovery found lacking.
+            floor: slots below are finished.
+            dial: counts what is written.
+            table_rows: by so many rows, and some, its slot table is behind.
+
+        Raises:
+            WheelMissing: there is no such wheel.
+        """
+        meta = load_meta(disk, data, wheel)
+        copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
+        copy._damaged = damaged
+        yield from copy._read_index()
+        return copy
+
+    @property
+    def wheel(self) -> WheelId:
+        """The wheel's name."""
+        return self.meta.wheel
+
+    @property
+    def last_seq(self) -> int:
+        """The last frame that has a row; 0 = none."""
+        return self._index.last_seq
+
+    @property
+    def lacking(self) -> SeqSet:
+        """Frames up to the last that cannot be read and are not known to be finished."""
+        return self._damaged
+
+    # --- writing
+
+    def append(
+        self,
+        bundle: FrameBundle,
+        *,
+        is_over: Callable[[], bool] | None = None,
+        between: Callable[[], object] = lambda: None,
+    ) -> FrameDamaged | None:
+        """Writes the frames that follow on the last one.
+
+        Those held already are passed over. The first that does not follow, lies beyond the
+        committed end, or is not what it should be, ends the list.
+
+        Args:
+            bundle: the frames.
+            is_over: is asked after each frame that was written; if it is so, no more are.
+            between: is called before frames, and before their rows: others may want the disk.
+
+        Returns:
+            What was wrong with the frame that ended the list, if one was not what it should be.
+
+        Raises:
+            OSError: the medium refused; those before may count, see ``last_seq``.
+        """
+        following = bundle.following(self.last_seq + 1, self.meta.final_seq)
+        good, accepted_at_ms = good_frames(self.wheel, following)
+        self._handles.pointer_slot = max(self._handles.pointer_slot, accepted_at_ms // 1000)
+        refused = None
+        if good < len(following):
+            refused = _damage(self.wheel, following.part(good, good + 1))
+        written, taken, failure = self._write_frames(
+            self._bared(following.part(0, good)), is_over, between
+        )
+        if len(written):
+            between()
+        before = self._index.last_seq
+        try:
+            self._index.append(written.rows)
+        except OSError as error:
+            failure = failure or error
+            self._look_after_failure()
+        self._count(written.part(0, self._index.last_seq - before))
+        if failure is not None:
+            raise failure
+        return taken or (refused if len(written) == good else None)
+
+    def repair(
+        self, bundle: FrameBundle, *, between: Callable[[], object] = lambda: None
+    ) -> list[FrameDamaged]:
+        """Puts frames up to the last in their places, where they cannot be read.
+
+        Args:
+            bundle: those frames.
+            between: is called after each one: others may want the disk.
+
+        Returns:
+            What was wrong with those that are not what they should be.
+
+        Raises:
+            OSError: the medium refused; what was put before stays.
+        """
+        places: list[_Place] = []
+        refused = []
+        wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
+        for number in wanted.nonzero()[0].tolist():
+            try:
+                places.append(self._place(bundle.part(number, number + 1)))
+            except FrameDamaged as damage:
+                refused.append(damage)
+        damaged = []
+        for place in places:
+            if self._is_damaged(place.seq):
+                damaged.append(place)
+            between()
+        self._slots.reopen({place.slot for place in damaged})
+        taken = set()
+        for place in damaged:
+            taken |= self._taken([place])
+            between()
+        # Before it is noted: a checkpoint that is being made must not take the note back.
+        seqs = SeqSet.of(place.seq for place in damaged)
+        self._change_damaged(add=seqs)
+        with self._medium.lock:
+            self._medium.note_lacking(seqs)
+        for place in damaged:
+            if place.seq not in taken:
+                self._mend(place)
+                between()
+        # Also of those whose rows could not be read when this was opened, and can be now.
+        self.top_slot = max([self.top_slot, *(place.slot for place in places)])
+        refused += [_lies_there(seq) for seq in sorted(taken)]
+        self._change_damaged(remove=SeqSet.of({place.seq for place in places} - taken))
+        return refused
+
+    def note_damaged(self, seq: int) -> None:
+        """A frame was found that cannot be read."""
+        if 1 <= seq <= self.last_seq:
+            self._change_damaged(add=SeqSet.of([seq]))
+
+    def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
+        """Notes durably that the wheel ends here, then cuts what lies beyond.
+
+        Args:
+            final_seq: the committed end.
+            between: is called after each file that was cut: others may want the disk.
+
+        Raises:
+            ValueError: it was closed before, at another seq.
+            OSError: the medium refused; to be called again.
+        """
+        if self.meta.final_seq not in {None, final_seq}:
+            raise ValueError(f"wheel {self.wheel} was closed at {self.meta.final_seq}")
+        with self._medium.lock:
+            closed = replace(self.meta, state=WheelState.CLOSED, final_seq=final_seq)
+            if closed != self.meta:
+                save_meta(self._disk, self._data, closed)
+                between()
+            if self.last_seq > final_seq:
+                self._cut(final_seq, between)
+            self.meta = closed
+
+    def raise_floor(self, floor: int) -> None:
+        """Slots below are finished: nothing of them is read, written or lacking any more."""
+        self._floor = max(self._floor, floor)
+        self._slots.forget_below(floor)
+        self._change_damaged(remove=self._finished(self._next_damaged()))
+
+    def delete_finished(self) -> Iterator[int]:
+        """Deletes the slot files below the floor, one by one; yields their slots."""
+        yield from delete_slots_below(self._disk, self._folder, self._floor)
+        self._index.delete_below(self._floor)
+
+    # --- reading
+
+    def end_of_hole(self, first_seq: int, last_seq: int) -> int:
+        """Up to where rows from `first_seq` on are holes, and not beyond `last_seq`."""
+        span = self._damaged.span_of(first_seq)
+        if span is None:
+            return first_seq - 1
+        rows = self._reader.rows(first_seq, min(last_seq, span[1]))
+        others = np.flatnonzero(~is_hole(rows))
+        return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
+
+    def copies(
+        self, first_seq: int, last_seq: int, *, floor: int
+    ) -> Iterator[FrameCopy | DamagedFrame]:
+        """See ``WheelReader.copies``."""
+        return self._reader.copies(first_seq, last_seq, floor=max(floor, self._floor))
+
+    # --- the medium
+
+    def sync(self) -> None:
+        """Returns when everything written is on the medium.
+
+        Raises:
+            OSError: the medium refused; the next call writes it again.
+        """
+        self._sync(self.last_seq)
+
+    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> SeqSet:
+        """Notes on the medium up to where everything is there, and what is lacking.
+
+        Args:
+            syncs: puts there first what was written; otherwise `sync` is called for all that is.
+            refreshes: has the slot table follow: not where there is hardly room.
+
+        Returns:
+            Frames that were found to be damaged.
+
+        Raises:
+            OSError: see `sync`.
+        """
+        medium, seq, damaged = self._medium, self._medium.synced_seq, NO_SEQS
+        if syncs:
+            seq = self.last_seq
+            try:
+                damaged = self._sync(seq)
+            except OSError:
+                if medium.closed:  # perhaps its files are deleted
+                    return NO_SEQS
+                raise
+        with medium.lock:
+            if not medium.closed:
+                medium.note_synced(seq, self._damaged)
+        if refreshes:
+            try:
+                self._table.refresh(seq, floor=self._floor)
+            except OSError:
+                if not damaged:  # which is to be told; the table is only late
+                    raise
+        return damaged
+
+    def _sync(self, last_seq: int) -> SeqSet:
+        unreadable = self._medium.sync(last_seq, floor=self._floor)
+        self._change_damaged(add=unreadable)
+        return unreadable
+
+    def doubt_medium(self) -> None:
+        """Syncing this wheel has failed: what it holds is to be written again before the next."""
+        self._medium.doubt()
+
+    def close(self) -> None:
+        """Gives back what is open; nothing is written any more."""
+        with self._medium.lock:
+            self._medium.closed = True
+            self._table.close()
+            self._slots.close()
+            self._index.close()
+            self._reader.close()
+
+    # --- behind it
+
+    def _read_index(self) -> Steps[None]:
+        """Learns how far it goes, from what lies behind the slot table and the checkpoint."""
+        self._index.look_again()
+        yield
+        last_seq, head = self._index.last_seq, self._table.head
+        counted = head.seq if head.seq <= last_seq else 0
+        top_slot = head.top_slot if counted else -1
+        for _, rows in read_raw_rows(self._disk, self._folder, counted + 1, last_seq):
+            top_slot = top_slot_of(rows, top_slot)
+            yield
+        self.top_slot = top_slot
+        synced = min(self._medium.checkpoint.seq, last_seq)
+        for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
+            self._medium.take_over(first_seq, checked_rows(rows))
+            yield
+        mended = (self._medium.checkpoint.lacking - self._damaged).within(1, synced)
+        for first_seq, rows in self._reader.rows_of(mended):
+            self._medium.take_over(first_seq, rows)
+            yield
+
+    def _bared(self, bundle: FrameBundle) -> FrameBundle:
+        """Frames as they are written: of finished slots only the rows.
+
+        Where a frame comes without bytes, its holder knows a floor above it, and so do we then. A
+        file of a finished slot would come back after its deletion.
+        """
+        rows = bundle.rows
+        if bundle.is_whole and min(rows["slot"].tolist(), default=0) >= self._floor:
+            return bundle
+        has_content = bundle.has_content
+        slots = rows["slot"].astype(np.int64)
+        told = np.where(has_content | (rows["length"] == 0), 0, slots + 1)
+        floors = np.maximum.accumulate(np.maximum(told, self._floor))
+        if len(floors):
+            self._floor = int(floors[-1])
+        finished = has_content & (slots < floors)
+        return bundle.without_content(finished) if finished.any() else bundle
+
+    def _write_frames(
+        self,
+        bundle: FrameBundle,
+        is_over: Callable[[], bool] | None,
+        between: Callable[[], object],
+    ) -> tuple[FrameBundle, FrameDamaged | None, OSError | None]:
+        """Writes contents, in order, up to the first that cannot be; why it cannot."""
+        rows, edges = bundle.rows, bundle.edges.tolist()
+        slots, offsets = rows["slot"].tolist(), rows["offset"].tolist()
+        if len(bundle.content):
+            filled = {slot for at, slot in enumerate(slots) if edges[at] < edges[at + 1]}
+            try:
+                self._slots.announce(sorted(filled))
+            except OSError as error:
+                return NO_BUNDLE, None, error
+            between()
+        places = Places(slots, offsets, edges, bundle.content)
+        first = 0
+        while True:
+            wrote = self._slots.write_behind(places.behind(first), is_over=is_over)
+            first += wrote.frames
+            if wrote.misplaced_at is None:
+                return bundle.part(0, first), None, wrote.failure
+            # Behind the end there is nothing; before it, what a failed write left, or a frame.
+            place = next(self._places(bundle.part(first, first + 1)))
+            if self._taken([place]):
+                return bundle.part(0, first), _lies_there(place.seq), None
+            try:
+                self._write(place)
+            except OSError as error:
+                return bundle.part(0, first), None, error
+            first += 1
+            if is_over is not None and is_over():
+                return bundle.part(0, first), None, None
+
+    def _place(self, frame: FrameBundle) -> _Place:
+        """Where a frame goes.
+
+        Raises:
+            FrameDamaged: its bytes are damaged, or are not what seq and row say.
+        """
+        if not good_frames(self.wheel, frame).frames:
+            raise _damage(self.wheel, frame)
+        return next(self._places(self._bared(frame)))
+
+    def _places(self, bundle: FrameBundle) -> Iterator[_Place]:
+        for copy in bundle.copies():
+            slot, offset, _, _ = raw_rows(copy.row)[0].item()
+            yield _Place(copy.seq, copy.row, slot, offset, copy.content)
+
+    def _write(self, place: _Place) -> None:
+        if place.content:
+            self._slots.write(place.slot, place.content, place.offset)
+
+    def _taken(self, places: Sequence[_Place]) -> set[int]:
+        """The seqs of those in whose place another frame lies that may be good."""
+        return {place.seq for place in places if place.content and self._is_taken(place)}
+
+    def _is_taken(self, place: _Place) -> bool:
+        seqs, rows = self._reader.slot_places(place.slot)
+        begins = rows["offset"].astype(np.int64)
+        meets = begins + rows["length"] > place.offset
+        meets &= begins < place.offset + len(place.content)
+        return any(seq != place.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
+
+    def _may_be_good(self, seq: int) -> bool:
+        found = self._reader.frame(seq)
+        return isinstance(found, Frame) or found.reason is DamageReason.UNREADABLE
+
+    def _count(self, bundle: FrameBundle) -> None:
+        """These frames have rows now."""
+        rows = bundle.rows
+        lengths = rows["length"].tolist()
+        self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
+        if 0 in lengths:
+            holes = is_hole(rows)
+            self._change_damaged(add=SeqSet.of(bundle.seqs[holes].tolist()))
+        if self._dial is not None:
+            self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
+
+    def _look_after_failure(self) -> None:
+        try:
+            self._index.look_again()
+        except OSError:
+            return  # none of the rows is known to count
+
+    def _change_damaged(self, *, add: SeqSet = NO_SEQS, remove: SeqSet = NO_SEQS) -> None:
+        """Both the writing thread and the one that makes checkpoints find damage."""
+        with self._damaged_lock:
+            self._damaged = (self._damaged | add) - remove
+
+    def _is_damaged(self, seq: int) -> bool:
+        found = next(self.copies(seq, seq, floor=self._floor))
+        return isinstance(found, DamagedFrame)
+
+    def _mend(self, place: _Place) -> None:
+        """Makes one frame whole."""
+        self._write(place)
+        self._write_row(place)
+        # In this order: whoever looks at both in between must find it in one.
+        seqs = SeqSet.of([place.seq])
+        self._medium.rewritten(seqs)
+        self._change_damaged(remove=seqs)
+
+    def _write_row(self, place: _Place) -> None:
+        old = self._reader.rows(place.seq, place.seq)
+        if old.tobytes() == place.row:
+            return
+        self._index.rewrite(place.seq, place.row)
+        self._table.change({place.slot, int(old["slot"][0])})
+        if self._dial is not None:
+            self._dial.remove(old)
+        self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
+
+    def _next_damaged(self) -> SeqSet:
+        """Those that are looked at now: all, or so many as do not take long, one after another."""
+        damaged = self._damaged
+        if len(damaged) <= ROWS_PER_SEGMENT:
+            return damaged
+        behind = damaged.within(self._looked_to + 1, damaged.last) or damaged
+        looked_at = behind.least(ROWS_PER_SEGMENT)
+        self._looked_to = looked_at.last
+        return looked_at
+
+    def _finished(self, seqs: SeqSet) -> SeqSet:
+        """Those whose slots are below the floor."""
+        finished = NO_SEQS
+        for first_seq, rows in self._reader.rows_of(seqs):
+            is_done = (rows["slot"] < self._floor) & ~is_hole(rows)
+            finished |= SeqSet.where(first_seq, is_done)
+        return finished
+
+    def _cut(self, final_seq: int, between: Callable[[], object]) -> None:
+        beyond = self._reader.rows(final_seq + 1, self.last_seq)
+        self._slots.close()
+        self._index.close()
+        self._reader.close()
+        try:
+            for _ in cut_beyond(self._disk, self._folder, final_seq, self._table):
+                between()
+        finally:
+            for _ in self._read_index():
+                between()
+            if self._dial is not None:
+                self._dial.remove(beyond[self.last_seq - final_seq :])
+            damaged = self._damaged
+            self._change_damaged(remove=damaged - damaged.within(1, self.last_seq))
+
+
+def _damage(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
+    """What is wrong with the one frame, which is not what it should be."""
+    (copy,) = frame.copies()
+    if flawed_rows(frame.rows).any():
+        return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
+    try:
+        check_copy(wheel, copy)
+    except FrameDamaged as damage:
+        return damage
+    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
+
+
+def _lies_there(seq: int) -> FrameDamaged:
+    return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")

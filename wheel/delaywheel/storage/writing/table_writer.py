@@ -1,0 +1,255 @@
+"""Keeps a wheel's slot table (slot_table.py): the part of its one writer.
+
+A refresh counts the rows that came since the last one, once they are a segment's worth, hour by
+hour, and puts the hours' files on the medium before the head that speaks of them. It waits for
+the medium, so it belongs on the thread of checkpoints, behind one: it counts only rows that are
+on the medium. Stopped anywhere, it is done again by the next, and counts no row twice.
+"""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
+from delaywheel.storage.files.slot_table import (
+    ENTRY,
+    ENTRY_LENGTH_BYTES,
+    UNIT_BYTES,
+    TableHead,
+    checks_of,
+    load_head,
+    read_entries,
+    save_head,
+)
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
+from delaywheel.storage.frames.rows import (
+    INDEX_ROW,
+    cancel_counts,
+    checked_rows,
+    is_hole,
+    message_counts,
+)
+from delaywheel.storage.reading.holes import find_holes
+from delaywheel.storage.reading.places import Places, rows_of_slots
+
+# Of a table that is made anew, so much is counted before it is put on the medium.
+_SEGMENTS_AT_ONCE = 16
+
+
+class SlotTable:
+    """The table of one wheel. ``refresh`` is for one thread, the others for any."""
+
+    def __init__(self, disk: Disk, folder: Path, *, refresh_rows: int = ROWS_PER_SEGMENT) -> None:
+        """Goes on with what there is.
+
+        Args:
+            disk: where it lies.
+            folder: of the wheel.
+            refresh_rows: it is behind the index by so many, and some.
+        """
+        self._disk = disk
+        self._folder = folder
+        self._refresh_rows = refresh_rows
+        self._lock = threading.Lock()
+        self._changed: set[int] = set()
+        self._cuts = 0
+        self._closed = False
+        self.head = load_head(disk, folder)
+
+    def change(self, slots: Iterable[int]) -> None:
+        """Rows of these slots were replaced: count them anew."""
+        with self._lock:
+            self._changed.update(slots)
+
+    def cut(self, final_seq: int, slots: Iterable[int], top_slot: int) -> None:
+        """Notes durably, before frames beyond a seq are cut, which slots they are for.
+
+        Args:
+            final_seq: the last frame that stays.
+            slots: of those that go.
+            top_slot: the greatest of those that stay.
+        """
+        with self._lock:
+            self._cuts += 1
+            head = self.head
+            self._save(
+                TableHead(
+                    min(head.seq, final_seq),
+                    min(head.top_slot, top_slot),
+                    head.hours,
+                    head.stale.union(slots),
+                    head.holes.within(1, final_seq),
+                )
+            )
+
+    def close(self) -> None:
+        """Somebody else keeps the table from now on."""
+        with self._lock:
+            self._closed = True
+
+    def refresh(self, synced_seq: int, *, floor: int) -> None:
+        """Counts the rows up to a seq, all of which are on the medium, if they are worth it.
+
+        Args:
+            synced_seq: up to here.
+            floor: slots below are finished, and are counted no more.
+
+        Raises:
+            OSError: the medium refused; the table is only behind.
+        """
+        if not self._is_worth_it(synced_seq, floor):
+            return
+        is_used = True
+        while is_used and self.head.seq < synced_seq:
+            to_seq = min(synced_seq, self.head.seq + _SEGMENTS_AT_ONCE * ROWS_PER_SEGMENT)
+            is_used = self._refresh(to_seq, floor)
+        if is_used and self._is_worth_it(synced_seq, floor):  # not for new rows: they are counted
+            self._refresh(self.head.seq, floor)
+
+    def _is_worth_it(self, synced_seq: int, floor: int) -> bool:
+        first_hour = floor // SECONDS_PER_HOUR
+        with self._lock:
+            is_behind = synced_seq - self.head.seq >= self._refresh_rows
+            is_wrong = self.head.stale or (self.head.hours and self._changed)
+            is_old = min(self.head.hours, default=first_hour) < first_hour
+            return not self._closed and bool(is_behind or is_wrong or is_old)
+
+    def _refresh(self, to_seq: int, floor: int) -> bool:
+        """Moves the head to a seq; False: what it counted is of no use."""
+        with self._lock:
+            head, cuts = self.head, self._cuts
+            changed, self._changed = self._changed, set()
+        try:
+            places, top_slot, holes = self._rows(head, to_seq, floor)
+            old_holes, mended = self._look_at_holes(head.holes)
+            again = head.stale | changed | mended
+            anew = np.array([slot for slot in again if slot >= floor], np.int64)
+            if len(anew):
+                # What was counted once may be a hole by now: it is counted no more.
+                old_holes = find_holes(self._disk, self._folder, 1, head.seq)
+            hours, damaged = self._write(
+                places if not len(anew) else self._anew(places, anew), anew
+            )
+        except OSError:
+            self.change(changed)
+            raise
+        old = {hour for hour in head.hours | hours if hour < floor // SECONDS_PER_HOUR}
+        with self._lock:
+            if self._closed or self._cuts != cuts:
+                self._changed |= changed
+                return False
+            stale = frozenset(slot for slot in damaged if slot >= floor)
+            hours = (head.hours | hours) - old
+            self._save(TableHead(to_seq, top_slot, hours, stale, old_holes | holes))
+        for hour in old:
+            self._disk.delete(layout.table_path(self._folder, hour))
+        return True
+
+    def _rows(self, head: TableHead, to_seq: int, floor: int) -> tuple[Places, int, SeqSet]:
+        """Seqs and rows of the frames to be counted, the greatest slot up to ``to_seq``, holes."""
+        top_slot, holes = head.top_slot, NO_SEQS
+        seqs, found = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
+        for first_seq, raw in read_raw_rows(self._disk, self._folder, head.seq + 1, to_seq):
+            rows = checked_rows(raw)
+            holes |= SeqSet.where(first_seq, is_hole(rows))
+            there = np.flatnonzero(rows["length"])
+            top_slot = max(top_slot, int(rows["slot"][there].astype(np.int64).max(initial=-1)))
+            there = there[rows["slot"][there] >= floor]
+            seqs.append(first_seq + there)
+            found.append(rows[there])
+        return (np.concatenate(seqs), np.concatenate(found)), top_slot, holes
+
+    def _look_at_holes(self, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
+        """Which rows still are holes, and the slots of those that were written again."""
+        holes, slots = NO_SEQS, set[int]()
+        index = IndexReader(self._disk, self._folder)
+        try:
+            for first, last in seqs.spans:
+                rows = index.rows(first, last)
+                holes |= SeqSet.where(first, is_hole(rows))
+                slots.update(rows["slot"][rows["length"] > 0].tolist())
+        finally:
+            index.close()
+        return holes, slots
+
+    def _anew(self, places: Places, slots: NDArray[np.int64]) -> Places:
+        """The same, but that all frames of some slots are to be counted."""
+        seqs, rows = places
+        to_seq = max(self.head.seq, int(seqs.max(initial=0)))
+        all_seqs, all_rows = rows_of_slots(self._disk, self._folder, slots, to_seq)
+        others = ~np.isin(rows["slot"], slots)
+        return np.concatenate((seqs[others], all_seqs)), np.concatenate((rows[others], all_rows))
+
+    def _write(self, places: Places, anew: NDArray[np.int64]) -> tuple[frozenset[int], set[int]]:
+        """Counts frames, hour by hour; the hours, and the slots whose entries were damaged."""
+        seqs, rows = places
+        row_hours, anew_hours = rows["slot"] // SECONDS_PER_HOUR, anew // SECONDS_PER_HOUR
+        order = np.argsort(row_hours, kind="stable")
+        seqs, rows, row_hours = seqs[order], rows[order], row_hours[order]
+        hours = np.union1d(row_hours, anew_hours)
+        edges = np.searchsorted(row_hours, hours), np.searchsorted(row_hours, hours, side="right")
+        damaged: set[int] = set()
+        for hour, first, end in zip(
+            hours.tolist(), *(edge.tolist() for edge in edges), strict=True
+        ):
+            seconds = anew[anew_hours == hour] - hour * SECONDS_PER_HOUR
+            damaged |= self._write_hour(hour, seconds, (seqs[first:end], rows[first:end]))
+        if len(hours):
+            self._disk.sync_folder(layout.table_folder(self._folder))
+        return frozenset(hours.tolist()), damaged
+
+    def _write_hour(self, hour: int, anew: NDArray[np.int64], places: Places) -> set[int]:
+        """Counts the frames of an hour, and puts the entries that change on the medium."""
+        first_slot, path = hour * SECONDS_PER_HOUR, layout.table_path(self._folder, hour)
+        entries, is_damaged = (
+            np.zeros(SECONDS_PER_HOUR, ENTRY),
+            np.zeros(SECONDS_PER_HOUR, np.bool_),
+        )
+        if hour in self.head.hours or self._disk.exists(path):
+            entries, is_damaged = read_entries(self._disk, self._folder, hour)
+        entries[anew], is_damaged[anew] = 0, False
+        changed = np.union1d(anew, _count(entries, first_slot, places))
+        checks = checks_of(entries, first_slot)
+        # A damaged one stays so, until it is counted anew.
+        entries["check"] = np.where(is_damaged, ~checks, checks)
+        if len(changed):
+            first, end = int(changed[0]), int(changed[-1]) + 1
+            file = self._disk.open(path, create=True)
+            try:
+                file.write_at((entries[first:end].tobytes(),), first * ENTRY_LENGTH_BYTES)
+                file.sync_data()
+            finally:
+                file.close()
+        return set((np.flatnonzero(is_damaged) + first_slot).tolist())
+
+    def _save(self, head: TableHead) -> None:
+        save_head(self._disk, self._folder, head)
+        self.head = head
+
+
+def _count(entries: NDArray[Any], first_slot: int, places: Places) -> NDArray[np.int64]:
+    """Counts frames that are not counted yet; the seconds that change."""
+    seqs, rows = places
+    seconds = rows["slot"].astype(np.int64) - first_slot
+    new = seqs > entries["last_seq"][seconds]
+    seqs, rows, seconds = seqs[new], rows[new], seconds[new]
+    lengths = rows["length"].astype(np.int64) // UNIT_BYTES
+    for name, counts in (
+        ("length", lengths),
+        ("messages", message_counts(rows)),
+        ("cancels", cancel_counts(rows)),
+        ("frames", np.ones(len(rows))),
+    ):
+        # The sums of one slot file are exact in a double.
+        entries[name] += np.bincount(seconds, counts, SECONDS_PER_HOUR).astype(np.uint32)
+    ends = rows["offset"] // UNIT_BYTES + lengths
+    np.maximum.at(entries["end"], seconds, ends.astype(np.uint32))
+    np.maximum.at(entries["last_seq"], seconds, seqs.astype(np.uint64))
+    return np.unique(seconds)

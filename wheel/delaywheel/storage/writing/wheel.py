@@ -1,0 +1,524 @@
+"""A node's own wheel, and what can be done with the wheels of a data folder.
+
+The life of an origin wheel:
+
+=========  ================================  =============================================
+state      how it is reached                 what is possible
+=========  ================================  =============================================
+open       ``OriginWheel.create``, fsynced   append, sync, checkpoint
+broken     a write or sync failed            nothing more; what is written stays readable
+ended      ``close``, or the process ended   reading; a wheel is never opened for append again
+=========  ================================  =============================================
+
+An append writes the bytes of all frames to their slot files, then their index rows in one
+write: a frame counts from the moment its row can be read. So a crash between any two effects
+leaves whole frames with rows, and perhaps bytes that no row speaks of, which recovery cuts.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
+from delaywheel.storage.files.slot_files import (
+    SlotFiles,
+    delete_slots_below,
+    forget_announced,
+    list_slots,
+)
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.bundle import NO_GROUP, FrameBundle, WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.encode import EncodedGroup, encode_group
+from delaywheel.storage.frames.format import NO_SLOT, Kind
+from delaywheel.storage.frames.rows import index_rows
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.table_writer import SlotTable
+
+DEFAULT_MAX_FRAME_MESSAGES = 10_000
+DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
+
+_META_VERSION = 1
+
+
+class WheelState(StrEnum):
+    """What the folder knows about who may still write to a wheel."""
+
+    OPEN = "open"
+    FENCED = "fenced"
+    CLOSED = "closed"
+
+
+class WheelExists(Exception):  # noqa: N818 - the condition is the name
+    """A wheel of this name was opened before; its numbers must not start again."""
+
+
+class WheelMissing(Exception):  # noqa: N818 - the condition is the name
+    """There is no wheel of this name in the folder."""
+
+
+class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
+    """A wheel's meta.json cannot be understood."""
+
+
+class SlotFinished(Exception):  # noqa: N818 - the condition is the name
+    """A message for a slot below the floor: its file would come back after its deletion."""
+
+
+class NotEncodable(Exception):  # noqa: N818 - the condition is the name
+    """A group has something that no frame can hold: its caller let it through.
+
+    Nothing was written. Without that, the group can be tried again.
+    """
+
+
+class WheelBroken(Exception):  # noqa: N818 - the condition is the name
+    """The medium refused something: this wheel takes no more, its node opens the spare.
+
+    ``done`` are the frames of the failed group that count; whether others of it are found
+    after a restart is unknown.
+    """
+
+    def __init__(self, wheel: WheelId, cause: str, done: "WrittenGroup | None" = None) -> None:
+        super().__init__(f"wheel {wheel}: {cause}")
+        self.done = done or NO_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMeta:
+    """The content of meta.json.
+
+    ``boot`` is that of the machine when the wheel was made, or made whole after a crash of it: in
+    any other one, writes of before may be lost.
+    """
+
+    wheel: WheelId
+    members: Mapping[str, str]  # node -> storage uuid, as registered
+    min_insync: int
+    span_seconds: int
+    state: WheelState = WheelState.OPEN
+    final_seq: int | None = None  # the committed T, once closed
+    boot: str = ""
+
+
+class Checkpoint(NamedTuple):
+    """Everything up to ``seq`` is on the medium, but for the frames of ``lacking``."""
+
+    seq: int
+    lacking: SeqSet = NO_SEQS
+
+
+class OriginWheel:
+    """The wheel that this node writes. ``append`` is for one thread, ``checkpoint`` for any."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        meta: WheelMeta,
+        handles: HandleCache,
+        *,
+        dial: Dial | None = None,
+        max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        table_rows: int = ROWS_PER_SEGMENT,
+    ) -> None:
+        self._disk = disk
+        self._folder = layout.wheel_folder(data, meta.wheel)
+        self._slots = SlotFiles(self._folder, handles, keeps_open=True)
+        self._index = IndexWriter(disk, self._folder)
+        self._table = SlotTable(disk, self._folder, refresh_rows=table_rows)
+        self._handles = handles
+        self._dial = dial
+        self._max_frame_messages = max_frame_messages
+        self._max_frame_bytes = max_frame_bytes
+        self._sync_lock = threading.Lock()
+        self._synced_seq = 0
+        # Held while the checkpoint is saved: never for longer than that takes.
+        self._save_lock = threading.Lock()
+        self._broken: str | None = None
+        self._closed = False
+        self._floor = 0
+        self.meta = meta
+
+    @classmethod
+    def create(
+        cls, disk: Disk, data: Path, meta: WheelMeta, handles: HandleCache, **options: Any
+    ) -> Self:
+        """Opens a new wheel; it is on the medium before this returns.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            meta: who the wheel is; its state is OPEN.
+            handles: the node's cache of open slot files.
+            options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``, ``table_rows``.
+
+        Raises:
+            WheelExists: the folder has a wheel of this name.
+        """
+        make_wheel(disk, data, meta)
+        return cls(disk, data, meta, handles, **options)
+
+    @property
+    def wheel(self) -> WheelId:
+        """The wheel's name."""
+        return self.meta.wheel
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the last frame that counts; 0 = none yet."""
+        return self._index.last_seq
+
+    @property
+    def broken(self) -> str | None:
+        """Why the wheel takes no more; None while it does."""
+        return self._broken
+
+    def append(
+        self, columns: Columns, *, kind: Kind = Kind.MESSAGES, accepted_at_ms: int
+    ) -> WrittenGroup:
+        """Writes one group: one frame and one write a slot, then the index rows.
+
+        Raises:
+            SlotFull: nothing was written; without that slot's messages it can be tried again.
+            SlotFinished: nothing was written; the caller let a late message through.
+            NotEncodable: nothing was written; the caller let through what no frame can hold.
+            WheelBroken: the medium refused; see there.
+        """
+        self._refuse_if_broken()
+        group = self._encode(columns, kind, accepted_at_ms)
+        if not len(group):
+            return NO_GROUP
+        if int(group.slots[0]) < self._floor:
+            raise SlotFinished(f"slot {group.slots[0]} is below the floor {self._floor}")
+        offsets = self._slots.places(group.slots, group.edges)
+        self._handles.pointer_slot = accepted_at_ms // 1000
+        written, failure = self._write(group, offsets)
+        if failure is not None:
+            raise self._break(f"a write failed: {failure}", written) from failure
+        return written
+
+    def check_encodable(self, columns: Columns, kind: Kind) -> None:
+        """Encodes a group for nothing but to see whether that can be done.
+
+        Raises:
+            NotEncodable: it cannot.
+        """
+        self._encode(columns, kind, accepted_at_ms=0)
+
+    def sync(self) -> None:
+        """Returns when everything appended is on the medium.
+
+        Raises:
+            WheelBroken: the medium reported an error; what it holds is unknown.
+        """
+        with self._sync_lock:
+            # Not before the lock: whoever held it may have met the error that concerns us too.
+            self._refuse_if_broken()
+            self._sync()
+
+    def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> int:
+        """Notes on the medium the seq up to which everything is there.
+
+        Recovery after a crash of the machine looks only at what came later.
+
+        Args:
+            syncs: puts there first what was appended; otherwise `sync` is called for each group.
+            refreshes: has the slot table follow: not where there is hardly room.
+
+        Raises:
+            WheelBroken: the medium reported an error; what it holds is unknown.
+            OSError: everything is on the medium, but not that it is: the checkpoint is late.
+        """
+        if syncs:
+            self.sync()
+        with self._save_lock:
+            if self._closed:  # what is noted of it is the copy's now
+                return self._synced_seq
+            self._refuse_if_broken()
+            seq = self._synced_seq
+            save_checkpoint(self._disk, self._folder, Checkpoint(seq))
+        if refreshes:
+            self._table.refresh(seq, floor=self._floor)
+        return seq
+
+    def raise_floor(self, floor: int) -> None:
+        """Slots below are finished: nothing more is written for them."""
+        self._floor = max(self._floor, floor)
+        self._slots.forget_below(floor)
+
+    def delete_finished(self) -> Iterator[int]:
+        """Deletes the slot files below the floor, one by one; yields their slots."""
+        yield from delete_slots_below(self._disk, self._folder, self._floor)
+        self._index.delete_below(self._floor)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the medium has refused something, or may still: a sync is under way."""
+        return self._broken is not None or self._sync_lock.locked()
+
+    def close(self) -> None:
+        """Gives back what is open; the wheel is never opened for append again.
+
+        A checkpoint that is being made is not waited for; it will not be noted.
+        """
+        if self._broken is None:
+            with suppress(OSError):  # then recovery looks at a few slots in vain
+                forget_announced(self._disk, self._folder)
+        self._table.close()
+        with self._save_lock:
+            self._closed = True
+            self._broken = self._broken or "it was closed"
+        self._slots.close()
+        self._index.close()
+
+    def _encode(self, columns: Columns, kind: Kind, accepted_at_ms: int) -> EncodedGroup:
+        try:
+            return encode_group(
+                columns,
+                kind=kind,
+                wheel=self.meta.wheel,
+                first_seq=self._index.last_seq + 1,
+                accepted_at_ms=accepted_at_ms,
+                max_frame_messages=self._max_frame_messages,
+                max_frame_bytes=self._max_frame_bytes,
+            )
+        except Exception as error:  # encoding touches nothing: whatever it raises, all is as before
+            raise NotEncodable(f"{type(error).__name__}: {error}") from error
+
+    def _write(
+        self, group: EncodedGroup, offsets: NDArray[np.int64]
+    ) -> tuple[WrittenGroup, OSError | None]:
+        """Writes frames in order up to the first that fails, then their rows; which count."""
+        edges, content = group.edges, memoryview(group.content)
+        lengths = edges[1:] - edges[:-1]
+        rows = index_rows(
+            group.slots,
+            offsets,
+            lengths,
+            group.counts,
+            are_cancels=group.kind is Kind.CANCELS,
+        )
+        first_seq = self._index.last_seq + 1
+        frames, failure = 0, None
+        try:
+            self._slots.announce(group.slots.tolist())
+        except OSError as error:
+            failure = error
+        else:
+            wrote = self._slots.append(group.slots, offsets, edges, content)
+            frames, failure = wrote.frames, wrote.failure
+        try:
+            self._index.append(rows[:frames])
+        except OSError as error:
+            failure = failure or error
+            self._look_after_failure()
+        done = self._index.last_seq + 1 - first_seq
+        if self._dial is not None and done:
+            self._dial.add(rows[:done])
+        seqs = np.arange(first_seq, first_seq + len(rows))
+        bundle = FrameBundle(seqs, rows, edges, content)
+        return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
+
+    def _look_after_failure(self) -> None:
+        try:
+            self._index.look_again()
+        except OSError:
+            return  # nothing of the group is known to count
+
+    def _sync(self) -> None:
+        seq = self._index.last_seq
+        try:
+            self._slots.sync(self._slots.take_unsynced())
+            self._index.sync(self._index.take_unsynced())
+        except OSError as error:
+            raise self._break(f"a sync failed: {error}") from error
+        self._synced_seq = seq
+
+    def _break(self, cause: str, done: WrittenGroup | None = None) -> WheelBroken:
+        self._broken = cause
+        return WheelBroken(self.meta.wheel, cause, done)
+
+    def _refuse_if_broken(self) -> None:
+        if self._broken is not None:
+            raise WheelBroken(self.meta.wheel, self._broken)
+
+
+def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
+    """The wheels of a data folder, in order. A folder without meta.json is none yet."""
+    folder = layout.wheels_folder(data)
+    return sorted(
+        WheelId.parse(name)
+        for name in disk.list_folder(folder)
+        if _is_wheel_name(name) and disk.exists(layout.meta_path(folder / name))
+    )
+
+
+def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
+    """Makes the folder of a wheel, at once; see `making_wheel`."""
+    finish(making_wheel(disk, data, meta))
+
+
+def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
+    """Makes the folder of a wheel; it is on the medium at the end.
+
+    Raises:
+        WheelExists: the folder has a wheel of this name.
+    """
+    folder = layout.wheel_folder(data, meta.wheel)
+    if disk.exists(layout.meta_path(folder)):
+        raise WheelExists(f"wheel {meta.wheel} was opened before")
+    disk.make_folder(layout.slots_folder(folder))
+    save_meta(disk, data, meta)
+    yield
+    yield from syncing_names(disk, data)
+
+
+def syncing_names(disk: Disk, data: Path) -> Steps[None]:
+    """Puts the names of all wheels on the medium."""
+    disk.sync_folder(layout.wheels_folder(data))
+    yield
+    disk.sync_folder(data)
+    yield
+
+
+def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
+    """Reads who a wheel is.
+
+    Raises:
+        WheelMissing: there is no such wheel.
+        MetaDamaged: its meta.json cannot be understood.
+    """
+    path = layout.meta_path(layout.wheel_folder(data, wheel))
+    try:
+        content = disk.read_file(path)
+    except FileNotFoundError as error:
+        raise WheelMissing(f"{data} has no wheel {wheel}") from error
+    try:
+        document = json.loads(content)
+        return _meta_of(wheel, document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise MetaDamaged(f"{path}: {error}") from error
+
+
+def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
+    """Writes who a wheel is; durable when it returns."""
+    document: dict[str, Any] = {
+        "version": _META_VERSION,
+        "wheel": str(meta.wheel),
+        "members": dict(meta.members),
+        "min_insync": meta.min_insync,
+        "span_seconds": meta.span_seconds,
+        "state": meta.state.value,
+        "final_seq": meta.final_seq,
+    }
+    if meta.boot:
+        document["boot"] = meta.boot
+    content = json.dumps(document, indent=2, sort_keys=True) + "\n"
+    disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
+
+
+def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
+    """Deletes a wheel's slots below the floor, one by one, yielding them.
+
+    Last come index segments that speak of no other slot. For wheels that nobody has open; those
+    have ``delete_finished``.
+    """
+    yield from delete_slots_below(disk, folder, floor)
+    delete_segments_below(disk, folder, floor)
+
+
+def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
+    """Deletes a wheel that is unregistered. It may have slot files that were not swept yet.
+
+    They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
+    meta.json, so that no half wheel is left.
+    """
+    folder = layout.wheel_folder(data, wheel)
+    for _ in delete_slots_below(disk, folder, NO_SLOT):
+        yield
+    disk.delete_folder(layout.slots_folder(folder))
+    if disk.exists(folder):
+        disk.sync_folder(folder)
+    yield
+    disk.delete(layout.meta_path(folder))
+    yield
+    for inside in (layout.table_folder(folder), folder):
+        for name, _ in disk.list_sizes(inside):
+            disk.delete(inside / name)
+            yield
+    disk.delete_folder(folder)
+    disk.sync_folder(layout.wheels_folder(data))
+
+
+def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
+    """Deletes what a crash left of wheels that were being made or deleted; which they were.
+
+    They have no meta.json, and no slot file yet, or any more. Where slot files lie beside a
+    missing meta.json, something else happened, and nothing is touched.
+    """
+    halves = []
+    for name in disk.list_folder(layout.wheels_folder(data)):
+        folder = layout.wheels_folder(data) / name
+        if not _is_wheel_name(name) or disk.exists(layout.meta_path(folder)):
+            continue
+        if next(list_slots(disk, folder), None) is None:
+            disk.delete_folder(folder)
+            halves.append(WheelId.parse(name))
+    return halves
+
+
+def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
+    """Records what is on the medium."""
+    document: dict[str, Any] = {"seq": checkpoint.seq}
+    if checkpoint.lacking:
+        document["lacking"] = checkpoint.lacking.to_json()
+    disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
+
+
+def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
+    """What is recorded; nothing when there is no record."""
+    try:
+        document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
+        return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))
+    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+        return Checkpoint(0)
+
+
+def _is_wheel_name(name: str) -> bool:
+    try:
+        WheelId.parse(name)
+    except NameInvalidError:
+        return False
+    return True
+
+
+def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:
+    if document["version"] != _META_VERSION:
+        raise ValueError(f"version {document['version']}, this program knows {_META_VERSION}")
+    if document["wheel"] != str(wheel):
+        raise ValueError(f"it is the meta.json of wheel {document['wheel']}")
+    final_seq = document["final_seq"]
+    return WheelMeta(
+        wheel=wheel,
+        members={str(node): str(storage) for node, storage in document["members"].items()},
+        min_insync=int(document["min_insync"]),
+        span_seconds=int(document["span_seconds"]),
+        state=WheelState(document["state"]),
+        final_seq=None if final_seq is None else int(final_seq),
+        boot=str(document.get("boot", "")),
+    )
