@@ -265,6 +265,8 @@ class SimServer:
             case Verified():
                 self.world.checks.verified(self.node, event.held)
             case Broken():
+                # Also a group that was written in the middle of another job, and not synced.
+                self.world.checks.written(self.node, event.wheel)
                 self.trace("broke", event.wheel, event.cause)
             case DiskTold():
                 self.trace("disk", event.state.value)
