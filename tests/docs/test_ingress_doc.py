@@ -1,0 +1,43 @@
+"""docs/INGRESS.md says what the code's own names and reasons say."""
+
+import re
+from pathlib import Path
+
+from delaywheel import ingress
+from delaywheel.message import RESERVED_PREFIX
+from delaywheel.reasons import Reason
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "INGRESS.md").read_text(encoding="utf-8")
+
+
+def first_column(heading: str) -> list[str]:
+    """What stands in backquotes in the first column of the first table below a heading."""
+    section = DOCUMENT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+
+
+def test_headers_are_those_of_the_code() -> None:
+    named = [
+        ingress.TOPIC,
+        ingress.DELAY_MS,
+        ingress.DELIVER_AT,
+        ingress.LEVEL,
+        ingress.ID,
+        ingress.PARTITION,
+        ingress.TIMESTAMP,
+        ingress.TTL,
+        ingress.CANCEL,
+    ]
+    assert first_column("Headers") == named
+    assert ingress.PASSED_PREFIX.startswith(RESERVED_PREFIX)
+    assert f"`{ingress.PASSED_PREFIX}`" in DOCUMENT
+
+
+def test_reasons_are_those_of_refused_calls() -> None:
+    reasons = first_column("What cannot be delayed")
+    assert reasons
+    assert set(reasons) <= set(Reason.__members__)
+
+
+def test_the_topic_is_named() -> None:
+    assert ingress.ingress_topic("<cluster>") in DOCUMENT
