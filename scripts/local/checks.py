@@ -35,7 +35,7 @@ OUTAGES = f"{NODES}/test_outages.py"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SIMULATION = "tests/sim"
-DRILLS = f"{SIMULATION}/test_sim_drills.py"
+DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 
 # What pytest ends with; a library's words about a broker that has ended may come behind it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")

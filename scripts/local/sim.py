@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sim.drills import DRILLS
-from sim.hunt import hunt
-from sim.models import ALL, exhaust
-from sim.mutants import MUTANTS
-from sim.profiles import PROFILES
-from sim.run import Choice, Outcome, run_seeds, shrunk
-from sim.world import run
+from sim.drills.catalogue import DRILLS
+from sim.models.catalogue import ALL, exhaust
+from sim.mutants.catalogue import MUTANTS
+from sim.mutants.hunt import hunt
+from sim.nodes.world import run
+from sim.plans.profiles import PROFILES
+from sim.plans.run import Choice, Outcome, run_seeds, shrunk
 
 PROGRESS_S = 10.0
 FIRST_LINES = 12

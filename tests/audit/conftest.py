@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
-from support.audit_topic import AuditTopic
+from support.kafka.audit_topic import AuditTopic
 
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m"
 

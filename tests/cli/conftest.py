@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command import Command
-from support.scripted_node import ScriptedNode
+from support.clients.command import Command
+from support.clients.scripted_node import ScriptedNode
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from delaywheel_replica.cli import app as app_module
 from delaywheel_replica.cli import parsing as cli
 from delaywheel_replica.cli.commands import COMMANDS as OURS
 from delaywheel_replica.cli.commands import PLUGIN_GROUP
-from support.command import Command
+from support.clients.command import Command
 
 ROOT = Path(__file__).parents[2]
 

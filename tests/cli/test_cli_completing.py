@@ -12,9 +12,9 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.completing import candidates
-from support.command import Command
-from support.fake_service import answer
-from support.scripted_node import ScriptedNode
+from support.clients.command import Command
+from support.clients.fake_service import answer
+from support.clients.scripted_node import ScriptedNode
 
 
 def completed(line: str) -> set[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command import Command
+from support.clients.command import Command
 
 
 @pytest.fixture

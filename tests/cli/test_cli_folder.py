@@ -14,9 +14,9 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from support.command import Command
-from support.messages import Message, columns_of
-from support.wheels import ACCEPTED_AT_MS, append, new_wheel
+from support.clients.command import Command
+from support.wheels.messages import Message, columns_of
+from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
 SLOT = 1_763_700_000
 DUE_MS = SLOT * 1000

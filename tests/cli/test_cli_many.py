@@ -12,10 +12,10 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.cli.doing import many
-from support.command import Command
-from support.fake_service import refuse_rows
-from support.scripted_node import ScriptedNode
-from support.service import wait_until
+from support.clients.command import Command
+from support.clients.fake_service import refuse_rows
+from support.clients.scripted_node import ScriptedNode
+from support.services.service import wait_until
 
 ID = bytes(range(16))
 DUE = "2030-03-17T17:46:40.250Z"

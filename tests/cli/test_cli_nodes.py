@@ -7,9 +7,9 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.command import Command, say
-from support.fake_service import abort, abort_bare, answer
-from support.scripted_node import ScriptedNode
+from support.clients.command import Command, say
+from support.clients.fake_service import abort, abort_bare, answer
+from support.clients.scripted_node import ScriptedNode
 
 WHEELS = [pb.WheelAtRisk(wheel="b.1", frames=1_234), pb.WheelAtRisk(wheel="a.1")]
 REPLACED = pb.NodeChange(node="b", storage_before="old", storage="new", wheels=WHEELS)

@@ -9,9 +9,9 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.command import Command
-from support.fake_service import abort, answer
-from support.scripted_node import ScriptedNode
+from support.clients.command import Command
+from support.clients.fake_service import abort, answer
+from support.clients.scripted_node import ScriptedNode
 
 ID = bytes(range(16))
 DUE_MS = 1_900_000_000_250

@@ -10,9 +10,9 @@ import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.telling import tables
-from support.command import Command
-from support.fake_service import answer
-from support.scripted_node import ScriptedNode
+from support.clients.command import Command
+from support.clients.fake_service import answer
+from support.clients.scripted_node import ScriptedNode
 
 DOC = Path(__file__).parents[2] / "docs" / "CLI.md"
 NOW_MS = 1_900_000_000_250

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel_replica.cli.doing import topics
-from support.command import Command
+from support.clients.command import Command
 
 
 class Admin:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support.command import Command
-from support.service import Service, wait_until
+from support.clients.command import Command
+from support.services.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -22,7 +22,7 @@ from delaywheel import (
 )
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.fake_service import (
+from support.clients.fake_service import (
     FakeService,
     abort,
     abort_bare,

@@ -19,7 +19,7 @@ from delaywheel.client.exchange.settings import Settings
 from delaywheel.client.facts import ASK_AGAIN_S, Description, Facts
 from delaywheel.message import Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.fake_service import rows_of
+from support.clients.fake_service import rows_of
 
 SOON = timedelta(seconds=5)
 

@@ -12,9 +12,9 @@ from grpc import StatusCode
 from delaywheel import CancelOutcome, Handle, Reason, RefusedError, TimedOutError
 from delaywheel.client.exchange import retry
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.either_client import EitherClient, LoopClient, Make, SyncClient
-from support.fake_cluster import FakeCluster, black_hole, dead, first
-from support.fake_service import (
+from support.clients.either_client import EitherClient, LoopClient, Make, SyncClient
+from support.clients.fake_cluster import FakeCluster, black_hole, dead, first
+from support.clients.fake_service import (
     FakeService,
     abort,
     abort_bare,
@@ -24,7 +24,7 @@ from support.fake_service import (
     hang,
     refuse_rows,
 )
-from support.service import wait_until
+from support.services.service import wait_until
 
 SOON = timedelta(seconds=5)
 HANDLE = Handle("a.1", 17, bytes(16))

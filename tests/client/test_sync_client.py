@@ -23,7 +23,7 @@ from delaywheel import (
     TimedOutError,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.fake_service import (
+from support.clients.fake_service import (
     WHEEL,
     FakeService,
     abort,

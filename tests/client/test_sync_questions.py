@@ -15,7 +15,7 @@ from delaywheel import (
     RefusedError,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.fake_service import FakeService, abort, abort_bare, answer
+from support.clients.fake_service import FakeService, abort, abort_bare, answer
 
 
 def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:

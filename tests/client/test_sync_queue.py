@@ -19,7 +19,7 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
-from support.fake_service import FakeService, accept_once, hang, refuse_rows
+from support.clients.fake_service import FakeService, accept_once, hang, refuse_rows
 
 SOON = timedelta(seconds=5)
 

@@ -52,6 +52,8 @@ _TOPS = (
     "replica/delaywheel_replica",
     "scripts/delaywheel_audit",
     "scripts/local",
+    "tests/sim",
+    "tests/support",
 )
 ROOMS = [room for top in _TOPS for room in rooms(ROOT / top)]
 
@@ -71,3 +73,13 @@ def test_every_room_is_listed_with_what_it_says_of_itself() -> None:
 def test_a_room_can_be_seen_at_a_glance(room: Path) -> None:
     modules = [path for path in room.glob("*.py") if path.stem != "__init__"]
     assert 2 < len(modules) <= 12 or (not modules and any(room.glob("*/__init__.py")))
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parent for path in (ROOT / "tests").rglob("*.py")}),
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_no_folder_of_tests_is_long(folder: Path) -> None:
+    modules = [path for path in folder.glob("*.py") if path.stem not in {"__init__", "conftest"}]
+    assert len(modules) <= 12

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import create_topic
+from support.kafka.read_committed import create_topic
 
 
 @pytest.fixture

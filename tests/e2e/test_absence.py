@@ -11,8 +11,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.read_committed import CommittedReader
-from support.trio import Trio, row, seen_by, send, slot_file
+from support.kafka.read_committed import CommittedReader
+from support.services.trio import Trio, row, seen_by, send, slot_file
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

@@ -14,10 +14,10 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.load import Load, assert_arrived
-from support.read_committed import CommittedReader
-from support.service import wait_until
-from support.trio import seen_by
+from support.kafka.read_committed import CommittedReader
+from support.services.load import Load, assert_arrived
+from support.services.service import wait_until
+from support.services.trio import seen_by
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support.trio import Trio, row, run_cli, send
+from support.services.trio import Trio, row, run_cli, send
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

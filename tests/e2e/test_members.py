@@ -14,9 +14,9 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.load import Load, assert_arrived
-from support.read_committed import CommittedReader
-from support.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file
+from support.kafka.read_committed import CommittedReader
+from support.services.load import Load, assert_arrived
+from support.services.trio import Trio, name_members, row, run_cli, seen_by, send, slot_file
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 

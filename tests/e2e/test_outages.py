@@ -13,9 +13,9 @@ import pytest
 from delaywheel import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
-from support.kafka_proxy import KafkaProxy
-from support.read_committed import CommittedReader, create_topic
-from support.service import Service, wait_until
+from support.kafka.proxy import KafkaProxy
+from support.kafka.read_committed import CommittedReader, create_topic
+from support.services.service import Service, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

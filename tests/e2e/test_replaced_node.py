@@ -12,8 +12,8 @@ import pytest
 from delaywheel import Message
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import CommittedReader
-from support.service import Service, wait_until
+from support.kafka.read_committed import CommittedReader
+from support.services.service import Service, wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

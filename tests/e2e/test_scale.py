@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 from delaywheel import Message
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import CommittedReader, create_topic
-from support.service import Service
+from support.kafka.read_committed import CommittedReader, create_topic
+from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 

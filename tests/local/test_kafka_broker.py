@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support import service
-from support.read_committed import create_topic, topic_exists
+from support.kafka.read_committed import create_topic, topic_exists
+from support.services import service
 
 pytestmark = pytest.mark.kafka
 

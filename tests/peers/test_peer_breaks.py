@@ -15,11 +15,11 @@ from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import encode_answer
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.loopback.kafka import free_ports
-from support.copies import bundled, copy_of
-from support.peer_process import FAILED, PeerProcess
-from support.peer_raw import Raw
-from support.peer_site import Site, identity
-from support.wire import Wire
+from support.peers.process import FAILED, PeerProcess
+from support.peers.raw import Raw
+from support.peers.site import Site, identity
+from support.peers.wire import Wire
+from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)
 # More than it takes until the pause between them grows no more.

@@ -25,9 +25,9 @@ from delaywheel_replica.core.protocol.messages import (
     WheelCard,
 )
 from delaywheel_replica.peers.encoding import decode, encode
-from support.copies import bundled, copy_of
-from support.core_values import answers, beats, node_ids, seqs, times_ms, wheel_beat, wheel_ids
-from support.core_values import beat as beat_of
+from support.core.values import answers, beats, node_ids, seqs, times_ms, wheel_beat, wheel_ids
+from support.core.values import beat as beat_of
+from support.wheels.copies import bundled, copy_of
 
 texts = st.text(max_size=8)
 cards = st.builds(

@@ -20,7 +20,7 @@ from delaywheel_replica.peers.handshake import (
     rolling,
 )
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
-from support.peer_site import SETTINGS, identity
+from support.peers.site import SETTINGS, identity
 
 ME = identity("n1")
 MEMBERS = ("n1", "n2")

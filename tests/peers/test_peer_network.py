@@ -32,10 +32,10 @@ from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
 from local.loopback.kafka import free_ports
-from support.copies import bundled, copy_of
-from support.core_values import beat, wheel_beat
-from support.peer_raw import Raw
-from support.peer_site import SETTINGS, Site, identity
+from support.core.values import beat, wheel_beat
+from support.peers.raw import Raw
+from support.peers.site import SETTINGS, Site, identity
+from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)
 CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)

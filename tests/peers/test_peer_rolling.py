@@ -7,7 +7,7 @@ from functools import partial
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import PeerReason
 from local.loopback.kafka import free_ports
-from support.peer_site import SETTINGS, Site, identity
+from support.peers.site import SETTINGS, Site, identity
 
 
 def test_members_that_are_changed_node_by_node_go_on_talking() -> None:

@@ -19,7 +19,7 @@ from delaywheel_replica.peers.outbox import Outbox, Tally
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal, Stream, Way
-from support.peer_site import SETTINGS, identity
+from support.peers.site import SETTINGS, identity
 
 ME = identity("n1")
 THEIRS = identity("n2")

@@ -21,8 +21,8 @@ from delaywheel_replica.peers.framing import PREFACE
 from delaywheel_replica.peers.handshake import PROTOCOL, Hello, encode_hello
 from delaywheel_replica.peers.states import PeerReason, Stream
 from local.loopback.kafka import free_ports
-from support.peer_raw import Raw
-from support.peer_site import Site, identity
+from support.peers.raw import Raw
+from support.peers.site import Site, identity
 
 
 @pytest.fixture

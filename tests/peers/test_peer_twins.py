@@ -3,7 +3,7 @@
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason
 from local.loopback.kafka import free_ports
-from support.peer_site import Site, identity
+from support.peers.site import Site, identity
 
 
 def members_of_two() -> dict[str, str]:

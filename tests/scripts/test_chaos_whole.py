@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.script_run import (
+from support.process.script_run import (
     END_S,
     assert_nothing_is_left,
     cluster_folders,

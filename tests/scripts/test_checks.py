@@ -148,7 +148,7 @@ def test_every_test_is_in_one_step(tmp_path: Path) -> None:
     assert without.command[3:] == (*inside, "--ignore=tests/sim")
     for step in (drills, simulation):
         assert step.command[:3] == ("nice", "-n", "5")
-    alone = "tests/sim/test_sim_drills.py"
+    alone = "tests/sim/tests/test_sim_drills.py"
     assert drills.command[6:] == (*inside, alone)
     assert simulation.command[6:] == (*inside, "tests/sim", f"--ignore={alone}")
     own = "tests/e2e/test_outages.py"

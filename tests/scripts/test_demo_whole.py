@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from delaywheel_audit.matching.summary import Summary
-from support.script_run import (
+from support.process.script_run import (
     END_S,
     ROOT,
     assert_nothing_is_left,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support.service import Service
+from support.services.service import Service
 
 
 @pytest.fixture(scope="package")

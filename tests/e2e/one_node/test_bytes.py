@@ -12,8 +12,8 @@ from confluent_kafka import Message as KafkaMessage
 
 from delaywheel import Message
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import CommittedReader, headers_of
-from support.service import Service
+from support.kafka.read_committed import CommittedReader, headers_of
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

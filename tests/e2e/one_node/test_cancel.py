@@ -9,8 +9,8 @@ import pytest
 
 from delaywheel import CancelOutcome, RefusedError, TimedOutError
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import CommittedReader
-from support.service import Service
+from support.kafka.read_committed import CommittedReader
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

@@ -13,14 +13,14 @@ from confluent_kafka import Message as KafkaMessage
 from delaywheel import Message, MessageState
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import (
+from support.kafka.read_committed import (
     CommittedReader,
     create_topic,
     delete_topic,
     headers_of,
     set_topic,
 )
-from support.service import Service, wait_until
+from support.services.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 

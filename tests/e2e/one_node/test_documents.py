@@ -23,8 +23,8 @@ import pytest
 from delaywheel_replica.config_sources import load_config
 from local.loopback.cluster import argument_parser
 from local.loopback.kafka import KafkaBroker
-from support.read_committed import CommittedReader
-from support.service import Service, wait_until
+from support.kafka.read_committed import CommittedReader
+from support.services.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -11,9 +11,9 @@ import pytest
 
 from delaywheel import Message
 from local.loopback.kafka import KafkaBroker
-from support.load import LATEST_S, Load, assert_arrived
-from support.read_committed import CommittedReader, read_all
-from support.service import Service
+from support.kafka.read_committed import CommittedReader, read_all
+from support.services.load import LATEST_S, Load, assert_arrived
+from support.services.service import Service
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ import pytest
 
 from delaywheel import RefusedError
 from delaywheel.reasons import Reason
-from support.service import Service, wait_until
+from support.services.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from local.loopback.kafka import KafkaBroker
-from support.kafka_proxy import KafkaProxy
-from support.trio import Trio
+from support.kafka.proxy import KafkaProxy
+from support.services.trio import Trio
 
 
 @pytest.fixture(scope="package")

@@ -13,10 +13,10 @@ from delaywheel.client.exchange.retry import Failure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.cancelling import Cancelling
-from support.load import Load, assert_once
-from support.read_committed import CommittedReader
-from support.trio import Trio, row, seen_by, send, send_once, slot_file, stub_of
+from support.kafka.read_committed import CommittedReader
+from support.services.cancelling import Cancelling
+from support.services.load import Load, assert_once
+from support.services.trio import Trio, row, seen_by, send, send_once, slot_file, stub_of
 
 pytestmark = pytest.mark.kafka
 

@@ -13,10 +13,10 @@ from confluent_kafka import KafkaError
 from delaywheel import CancelOutcome, DelaywheelError, Message
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.kafka_proxy import HeldCommits, KafkaProxy
-from support.load import Load, assert_arrived
-from support.read_committed import CommittedReader
-from support.trio import TIMEOUT_S, Trio, row, seen_by, send
+from support.kafka.proxy import HeldCommits, KafkaProxy
+from support.kafka.read_committed import CommittedReader
+from support.services.load import Load, assert_arrived
+from support.services.trio import TIMEOUT_S, Trio, row, seen_by, send
 
 pytestmark = pytest.mark.kafka
 

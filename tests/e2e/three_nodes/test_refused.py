@@ -8,8 +8,8 @@ import pytest
 
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
-from support.read_committed import CommittedReader
-from support.trio import (
+from support.kafka.read_committed import CommittedReader
+from support.services.trio import (
     LATE_WINDOW_S,
     Trio,
     change_config,

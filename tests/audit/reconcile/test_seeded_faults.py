@@ -1,0 +1,144 @@
+"""Faults seeded into a real run, and the reconciliation that must find these and no others.
+
+One run of three nodes for all tests, some 45 s; then Spark, twice: about 70 s in all.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from delaywheel_audit import job
+from delaywheel_audit.matching.summary import COUNTS, Summary
+from delaywheel_audit.options import Options
+from local.loopback.kafka import KafkaBroker
+from support.seeded.books import INTERVAL_MS, Found
+from support.seeded.run import HOUR_MS, LATE_TOLERANCE_MS, SeededRun
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Result:
+    """What a reconciliation returned and wrote."""
+
+    def __init__(self, summary: Summary, output: Path) -> None:
+        self.summary = summary
+        self.findings: list[dict[str, Any]] = pq.read_table(output / "findings").to_pylist()
+        self._buckets = pq.read_table(output / "buckets").to_pylist()
+
+    def buckets(self, topic: str) -> dict[int, dict[str, int]]:
+        """Counts by bucket, without columns that are zero."""
+        return {
+            row["bucket_ms"]: {name: row[name] for name in COUNTS if row[name]}
+            for row in self._buckets
+            if row["topic"] == topic
+        }
+
+    def found(self) -> Counter[Found]:
+        """Findings about messages."""
+        return Counter(
+            Found(row["kind"], row["topic"], row["id"])
+            for row in self.findings
+            if row["kind"] != "ledger_gap"
+        )
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Findings of a kind."""
+        return [row for row in self.findings if row["kind"] == kind]
+
+
+def reconciled(run: SeededRun, topic: str, spark: SparkSession, output: Path) -> Result:
+    """What the books say of one topic."""
+    arguments = [
+        *("--cluster", run.names.cluster_id, "--ledger", str(run.ledger), "--kafka", run.kafka),
+        *("--topic", topic, "--from", str(run.began_ms), "--to", str(run.began_ms + HOUR_MS)),
+        *("--interval", f"{INTERVAL_MS}ms", "--late-tolerance", f"{LATE_TOLERANCE_MS}ms"),
+        *("--output", str(output)),
+    ]
+    return Result(job.run(spark, Options.parse(arguments)), output)
+
+
+@pytest.fixture(scope="module")
+def run(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> SeededRun:
+    folder = tmp_path_factory.mktemp("seeded") / "cluster"
+    played = SeededRun(kafka.address, folder, f"t{uuid.uuid4().hex[:12]}")
+    played.play()
+    return played
+
+
+@pytest.fixture(scope="module")
+def clean(run: SeededRun, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """Of the topic without faults, before anything is taken from the ledger."""
+    return reconciled(run, run.clean_topic, spark, tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture(scope="module")
+def faulty(
+    run: SeededRun,
+    clean: Result,  # noqa: ARG001 - comes first
+    spark: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Result:
+    """Of the topic with all of them."""
+    run.delete_ledger_files()
+    return reconciled(run, run.topic, spark, tmp_path_factory.mktemp("faulty"))
+
+
+def test_a_topic_without_faults_balances(run: SeededRun, clean: Result) -> None:
+    assert clean.buckets(run.clean_topic) == run.expected.of(run.clean_topic)
+    differing = {found for found in run.expected.findings if found.topic == run.clean_topic}
+    assert {found.kind for found in differing} == {"content_differs", "dead_letter"}
+    (letter,) = clean.of("dead_letter")
+    assert letter["detail"].startswith(
+        f"TIMESTAMP_REFUSED; in {run.names.dead} [{letter['partition']}] at offset "
+    )
+    assert clean.found() == Counter(differing)
+    assert clean.summary.balanced
+
+
+def test_each_fault_is_found_and_nothing_else(run: SeededRun, faulty: Result) -> None:
+    seeded = {found for found in run.expected.findings if found.topic == run.topic}
+    kinds = {"lost", "missing", "duplicated", "early", "late", "changed", "unexpected"}
+    assert {found.kind for found in seeded} == kinds | {"content_differs", "dead_letter"}
+    assert faulty.found() == Counter(seeded)
+    assert not faulty.summary.balanced
+
+
+def test_every_bucket_is_counted_right(run: SeededRun, faulty: Result) -> None:
+    expected = run.expected.of(run.topic)
+    assert faulty.buckets(run.topic) == expected
+    totals = {name: run.expected.total(run.topic, name) for name in COUNTS}
+    assert {name: faulty.summary.counts[name] for name in COUNTS} == totals
+    none = {name for name, count in totals.items() if not count}
+    assert none == {"not_verifiable"}, "there is something of everything else"
+
+
+def test_what_was_cut_out_is_told_with_its_place(run: SeededRun, faulty: Result) -> None:
+    cut = {found.id for found in run.expected.findings if found.kind in {"lost", "missing"}}
+    told = [row for kind in ("lost", "missing") for row in faulty.of(kind)]
+    places = {row["id"]: (row["wheel"], row["seq"], row["accepted_at_ms"]) for row in told}
+    assert places == {
+        id_.hex(): (place.wheel, place.seq, place.accepted_at_ms)
+        for id_, place in run.places.items()
+        if id_.hex() in cut
+    }
+    assert {row["detail"] for row in faulty.of("lost")} == {"MAGIC", "SHORT", "GONE"}
+
+
+def test_a_lost_file_of_the_ledger_is_a_gap_of_it_and_no_loss(
+    run: SeededRun, faulty: Result
+) -> None:
+    names = [re.fullmatch(r"(.+)-(\d+)-(\d+)", path.stem) for path in run.deleted]
+    middle, last = ((m[1], int(m[2])) for m in names if m)
+    gaps = faulty.of("ledger_gap")
+    assert {row["wheel"] for row in gaps} == {middle[0], last[0]}
+    assert middle[1] in {row["seq"] for row in gaps}
+    assert len(gaps) == len(run.deleted)
+    assert sum("3 forwarded messages" in row["detail"] for row in gaps) == 2

@@ -1,0 +1,252 @@
+"""What Kafka will not take goes to the dead letters; everything else goes out on time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+from structlog.testing import capture_logs
+
+from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
+from delaywheel_replica.cleaner.delivery import troubles
+from delaywheel_replica.kafka_settings import KafkaNames
+from local.loopback.kafka import KafkaBroker
+from support.cleaner.cleaner_world import World, sent
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.kafka.proxy import KafkaProxy
+from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, read_all
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as wheels:
+        yield wheels
+
+
+@pytest.fixture
+def good(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"good-{cluster_id}"
+    create_topic(kafka.address, name)
+    return name
+
+
+@pytest.fixture
+def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        yield world
+
+
+def headers_of(message: Message) -> dict[str, bytes]:
+    return dict(message.headers() or [])  # type: ignore[arg-type]
+
+
+def dead_letters(kafka: KafkaBroker, cluster_id: str, count: int) -> list[Message]:
+    with CommittedReader(kafka.address, KafkaNames(cluster_id).dead) as reader:
+        return reader.wait_for(count)
+
+
+def reasons(letters: list[Message]) -> list[bytes]:
+    return [headers_of(letter)["dw-dead-reason"] for letter in letters]
+
+
+def failures(logs: Sequence[MutableMapping[str, Any]]) -> set[str]:
+    """How those of the leader's transactions ended that were not committed."""
+    return {entry["verdict"] for entry in logs if entry["event"] == "transaction"}
+
+
+def wait_done(world: World, rows: list[Sent], *, timeout_s: float = 60) -> None:
+    last_ms = max(row.due_ms for row in rows)
+    world.wait_for(
+        "everything is done",
+        lambda s: s.progress is not None and s.progress.due_ms >= last_ms,
+        timeout_s=timeout_s,
+    )
+
+
+def test_a_missing_topic_and_an_illegal_partition(
+    kafka: KafkaBroker, world: World, good: str, cluster_id: str
+) -> None:
+    missing = sent(f"missing-{cluster_id}", 800, b"m", key=b"k", headers=(("h", b"1"),))
+    illegal = sent(good, 800, b"p", partition=3)
+    fine = sent(good, 800, b"fine")
+    world.server.write([missing, illegal, fine])
+    wait_done(world, [fine])
+    letters = {letter.value(): letter for letter in dead_letters(kafka, cluster_id, 2)}
+    assert [m.value() for m in read_all(kafka.address, good, at_least=1)] == [b"fine"]
+    letter = letters[b"m"]
+    assert letter.key() == b"k"
+    assert headers_of(letter) | {"dw-accepted": b"", "dw-wheel": b""} == {
+        "h": b"1",
+        "dw-id": missing.id.hex().encode(),
+        "dw-due": str(missing.due_ms).encode(),
+        "dw-accepted": b"",
+        "dw-wheel": b"",
+        "dw-dead-reason": b"TOPIC_MISSING",
+        "dw-dead-topic": missing.topic.encode(),
+    }
+    assert headers_of(letters[b"p"])["dw-dead-reason"] == b"PARTITION_UNKNOWN"
+    assert headers_of(letters[b"p"])["dw-dead-partition"] == b"3"
+    told = [
+        json.loads(record.value() or b"")
+        for record in read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=2)
+    ]
+    assert {(o["outcome"], o["id"]) for o in told} == {
+        ("dead-lettered", missing.id.hex()),
+        ("dead-lettered", illegal.id.hex()),
+    }
+
+
+def test_sizes_are_judged_to_the_byte(
+    kafka: KafkaBroker, world: World, good: str, cluster_id: str
+) -> None:
+    """Exactly what the broker takes goes out; one byte more is a dead letter, without a try."""
+    small = f"small-{cluster_id}"
+    create_topic(kafka.address, small, config={"max.message.bytes": "2000"})
+    rows = [sent(small, 900, b"x" * length) for length in range(1_700, 1_900)]
+    fine = sent(good, 900, b"fine")
+    world.server.write([*rows, fine])
+    wait_done(world, [fine])
+    counted = world.wait_for("counted", lambda s: s.counters.get("forwarded", 0) > 1).counters
+    forwarded = read_all(kafka.address, small, at_least=counted["forwarded"] - 1)
+    out = {len(message.value() or b"") for message in forwarded}
+    letters = dead_letters(kafka, cluster_id, counted["dead_lettered"])
+    dead = {len(message.value() or b"") for message in letters}
+    assert out
+    assert dead
+    assert max(out) + 1 == min(dead)
+    assert len(out) + len(dead) == len(rows)
+    assert world.status.counters.get("failed_transactions", 0) == 0
+
+
+def test_many_small_messages_for_a_topic_with_small_batches(
+    kafka: KafkaBroker, world: World, cluster_id: str
+) -> None:
+    small = f"small-{cluster_id}"
+    create_topic(kafka.address, small, config={"max.message.bytes": "5000"})
+    rows = [sent(small, 700, b"%03d" % n * 100) for n in range(200)]
+    world.server.write(rows)
+    wait_done(world, rows)
+    assert len(read_all(kafka.address, small, at_least=200)) == 200
+    assert "dead_lettered" not in world.status.counters
+
+
+def test_keys_and_timestamps_that_a_topic_refuses(
+    kafka: KafkaBroker, world: World, cluster_id: str
+) -> None:
+    compacted, dated = f"compacted-{cluster_id}", f"dated-{cluster_id}"
+    create_topic(kafka.address, compacted, config={"cleanup.policy": "compact"})
+    create_topic(kafka.address, dated, config={"message.timestamp.before.max.ms": "60000"})
+    rows = [
+        sent(compacted, 800, b"keyless"),
+        sent(compacted, 800, b"keyed", key=b""),
+        sent(dated, 800, b"old", timestamp_ms=1_700_000_000_000),
+        sent(dated, 800, b"now"),
+    ]
+    world.server.write(rows)
+    wait_done(world, rows)
+    letters = dead_letters(kafka, cluster_id, 2)
+    assert {(m.value(), headers_of(m)["dw-dead-reason"]) for m in letters} == {
+        (b"keyless", b"KEY_MISSING"),
+        (b"old", b"TIMESTAMP_REFUSED"),
+    }
+    assert letters[0].timestamp()[1] != 0
+    assert [m.value() for m in read_all(kafka.address, compacted, at_least=1)] == [b"keyed"]
+    assert [m.value() for m in read_all(kafka.address, dated, at_least=1)] == [b"now"]
+    assert world.status.counters.get("failed_transactions", 0) == 0
+
+
+def test_what_only_the_broker_can_refuse_is_found_by_halves(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, good: str
+) -> None:
+    """Compressed sizes are not known before."""
+    small = f"small-{cluster_id}"
+    create_topic(kafka.address, small, config={"max.message.bytes": "20000"})
+    client = {"bootstrap.servers": kafka.address, "compression.type": "gzip"}
+    with World(kafka.address, wheels.data, cluster_id, wheels, kafka=client) as world:
+        world.wait_leading()
+        rows = [sent(small, 700, b"%d" % n * 30_000) for n in range(10)]  # small when compressed
+        large = [sent(small, 700, os.urandom(30_000)) for _ in range(2)]
+        fine = [sent(good, 700 + n, b"%d" % n) for n in range(10)]
+        with capture_logs() as logs:
+            world.server.write([*rows[:3], large[0], *rows[3:], large[1], *fine])
+            wait_done(world, [*rows, *fine])
+        assert "fenced" not in failures(logs), "the leader's own ids were touched"
+        letters = dead_letters(kafka, cluster_id, 2)
+        assert {m.value() for m in letters} == {row.value for row in large}
+        assert set(reasons(letters)) == {b"MESSAGE_TOO_LARGE"}
+        assert headers_of(letters[0])["dw-dead-detail"].startswith(b"MSG_SIZE_TOO_LARGE")
+        assert len(read_all(kafka.address, small, at_least=10)) == 10
+        assert len(read_all(kafka.address, good, at_least=10)) == 10
+
+
+def test_a_topic_deleted_while_messages_are_pending(
+    kafka: KafkaBroker, world: World, good: str, cluster_id: str
+) -> None:
+    doomed = f"doomed-{cluster_id}"
+    create_topic(kafka.address, doomed)
+    first = [sent(doomed, 100, b"1"), sent(good, 100, b"1")]
+    world.server.write(first)  # now the clients know the topic
+    wait_done(world, first)
+    # The first may still go out: how many is up to the broker.
+    rows = [sent(doomed, 300 + 200 * n, b"%d" % n) for n in range(30)]
+    fine = [sent(good, 300 + 200 * n, b"%d" % n) for n in range(30)]
+    world.server.write(rows + fine)
+    delete_topic(kafka.address, doomed)
+    wait_done(world, rows)
+    assert len(read_all(kafka.address, good, at_least=31)) == 31
+    told = world.wait_for("told", lambda s: "dead_lettered" in s.counters).counters
+    assert told["dead_lettered"] + told["forwarded"] == len(first + rows + fine)
+    letters = dead_letters(kafka, cluster_id, told["dead_lettered"])
+    assert set(reasons(letters)) == {b"TOPIC_MISSING"}
+    # A topic made again takes messages again.
+    create_topic(kafka.address, doomed)
+    again = [sent(doomed, 5_000, b"again")]
+    world.server.write(again)
+    wait_done(world, again)
+    assert [m.value() for m in read_all(kafka.address, doomed, at_least=1)] == [b"again"]
+
+
+def test_an_unavailable_topic_holds_up_the_others_once(
+    kafka: KafkaBroker,
+    cluster_id: str,
+    wheels: Wheels,
+    good: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patience_s = 10
+    monkeypatch.setattr(deadletters, "PATIENCE_S", float(patience_s))
+    monkeypatch.setattr(troubles, "PATIENCE_S", float(patience_s))
+    monkeypatch.setattr(troubles, "LAST_PROBE_S", 1.0)
+    stuck = f"stuck-{cluster_id}"
+    create_topic(kafka.address, stuck)
+    with (
+        KafkaProxy(kafka) as proxy,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+    ):
+        world.wait_leading()
+        release = proxy.swallow_produces(stuck)
+        first = [sent(stuck, 300, b"1"), sent(good, 300, b"1")]
+        world.server.write(first)
+        wait_done(world, first)
+        told = world.wait_for("told", lambda s: bool(s.unavailable_topics))
+        assert told.unavailable_topics == (stuck,)
+        assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_UNAVAILABLE"]
+        with capture_logs() as logs:
+            second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
+            world.server.write(second)
+            wait_done(world, second, timeout_s=patience_s - 2)  # nobody waits for it any more
+            release()
+            world.wait_for("it is back", lambda s: not s.unavailable_topics)
+            third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]
+            world.server.write(third)
+            wait_done(world, third)
+        assert not failures(logs), "the leader tried it once more"
+    assert [m.value() for m in read_all(kafka.address, good, at_least=3)] == [b"1", b"2", b"3"]
+    assert [m.value() for m in read_all(kafka.address, stuck, at_least=1)] == [b"3"]

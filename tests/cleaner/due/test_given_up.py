@@ -1,0 +1,98 @@
+"""Frames that are to be given up, however many."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel_replica.cleaner.due.given_up import (
+    FRAMES_AT_ONCE,
+    ROWS_AT_ONCE,
+    LostFrames,
+    joined,
+    look_at,
+)
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+
+A1, A2 = WheelId("a", 1), WheelId("a", 2)
+SECOND = 1_700_000_000
+MILLION = 1_000_000
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+def write(wheels: Wheels, count: int, *, seconds: int = 1) -> None:
+    for number in range(count):
+        due_ms = (SECOND + number % seconds) * 1000
+        wheels.write(A1, [Sent(due_ms, number.to_bytes(16, "big"))])
+
+
+def punch_holes(wheels: Wheels, first_seq: int, count: int) -> None:
+    folder = layout.wheel_folder(wheels.data, A1)
+    rows = (folder / "index.0").read_bytes()[: (first_seq - 1) * len(HOLE_ROW)] + HOLE_ROW * count
+    length = ROWS_PER_SEGMENT * len(HOLE_ROW)
+    for segment in range(-(-len(rows) // length)):
+        part = rows[segment * length : (segment + 1) * length]
+        Path(layout.index_path(folder, segment)).write_bytes(part)
+
+
+def of_a1(first_seq: int, last_seq: int) -> FrameSet:
+    return FrameSet([FrameRange(A1, first_seq, last_seq)])
+
+
+def hole(first_seq: int, last_seq: int, reason: str = "HOLE") -> LostFrames:
+    return LostFrames(A1, first_seq, last_seq, 0, 0, 0, 0, reason)
+
+
+def test_a_million_holes_are_looked_at_in_a_few_transactions(wheels: Wheels) -> None:
+    write(wheels, 1)
+    punch_holes(wheels, 2, MILLION)
+    left, found = of_a1(2, MILLION + 1), list[LostFrames]()
+    for _ in range(-(-MILLION // ROWS_AT_ONCE)):
+        looked = look_at(wheels.disk, wheels.data, left)
+        assert len(list(joined(looked.lost))) == 1
+        found += looked.lost
+        left = looked.kept
+    assert left == NO_FRAMES
+    assert list(joined(found)) == [hole(2, MILLION + 1)]
+
+
+def test_what_has_no_row_here_is_looked_at_at_once(wheels: Wheels) -> None:
+    write(wheels, 3)
+    looked = look_at(wheels.disk, wheels.data, of_a1(4, 1 << 53) | FrameSet.of([(A2, 5)]))
+    gone = LostFrames(A2, 5, 5, 0, 0, 0, 0, "GONE")
+    assert (looked.lost, looked.kept) == ([hole(4, 1 << 53, "GONE"), gone], NO_FRAMES)
+
+
+def test_so_many_that_have_a_place_are_read_and_then_the_next(wheels: Wheels) -> None:
+    write(wheels, FRAMES_AT_ONCE + 5, seconds=2)
+    for slot in (SECOND, SECOND + 1):
+        layout.slot_path(layout.wheel_folder(wheels.data, A1), slot).unlink()
+    frames = of_a1(1, FRAMES_AT_ONCE + 5)
+    looked = look_at(wheels.disk, wheels.data, frames)
+    assert looked.kept == of_a1(FRAMES_AT_ONCE + 1, FRAMES_AT_ONCE + 5)
+    (run,) = joined(looked.lost)
+    assert run == LostFrames(A1, 1, FRAMES_AT_ONCE, SECOND, SECOND + 1, FRAMES_AT_ONCE, 0, "GONE")
+    assert look_at(wheels.disk, wheels.data, looked.kept).kept == NO_FRAMES
+
+
+def test_what_can_be_read_is_kept_and_parts_the_others(wheels: Wheels) -> None:
+    write(wheels, 5)
+    for number in (1, 2, 4):
+        wheels.damage(wheels.frames[number])
+    looked = look_at(wheels.disk, wheels.data, of_a1(2, 6))
+    assert looked.kept == FrameSet.of([(A1, 4)])
+    assert [(run.seq, run.last_seq, run.messages, run.reason) for run in joined(looked.lost)] == [
+        (2, 3, 2, "MAGIC"),
+        (5, 5, 1, "MAGIC"),
+        (6, 6, 0, "GONE"),
+    ]

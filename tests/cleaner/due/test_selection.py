@@ -1,0 +1,375 @@
+"""What is due, one situation at a time; the model beside this file mixes them all."""
+
+import errno
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files import index
+from delaywheel.storage.folder.disk import PosixFile
+from delaywheel_replica.cleaner.due import loading, tail, window
+from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due.kept_seconds import Bound
+from delaywheel_replica.cleaner.due.reader import Step
+from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
+from support.due.leader import EMPTY, START_MS, Leader, message, numbers, until
+from support.due.oracle import as_message, verdicts
+from support.due.wheels import Wheels, wheels_in_memory
+from support.due.whenever import Whenever
+from support.process.descriptors import open_files
+
+A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+def expected(wheels: Wheels, step: Step) -> list[DueMessage]:
+    found = verdicts(wheels.frames, (), step.before, step.after)
+    return [as_message(verdict.row) for verdict in found if verdict.outcome is None]
+
+
+def test_thousands_in_one_millisecond_are_split_and_new_leaders_go_on(wheels: Wheels) -> None:
+    due_ms = START_MS + 500
+    rows = [message(due_ms, number, value=b"v" * (number % 7)) for number in range(6000)]
+    for wheel, part in ((B1, rows[:3000]), (A1, rows[3000:4500]), (A2, rows[4500:])):
+        for begin in range(0, len(part), 400):
+            wheels.write(wheel, part[begin : begin + 400])
+    wheels.write(A1, [message(due_ms - 1, 9001), message(due_ms + 1, 9002)])
+    wheels.write(A2, rows[3000:3010])  # again, behind the first in order
+    wheels.write(A1, rows[:10])  # again, before the first in order
+    wheels.cancel(B1, rows[100:120])
+    progress = EMPTY
+    taken: list[DueMessage] = []
+    leaders = 0
+    while progress.due_ms < due_ms + 1:
+        leaders += 1
+        with Leader(wheels, progress) as leader:
+            for _ in range(3):
+                step = leader.look(due_ms + 1, cap_messages=700)
+                assert len(step.messages) + len(step.dropped) <= 700
+                assert list(step.messages) == expected(wheels, step)
+                leader.commit(step)
+            taken += leader.messages
+            progress = leader.progress
+    assert leaders > 3
+    assert sorted(numbers(taken)) == [*range(100), *range(120, 6000), 9001, 9002]
+
+
+@pytest.mark.parametrize("repaired", [True, False])
+def test_a_frame_goes_bad_while_its_millisecond_is_split(wheels: Wheels, *, repaired: bool) -> None:
+    due_ms = START_MS + 500
+    for begin in range(0, 500, 100):
+        wheels.write(A1, [message(due_ms, number) for number in range(begin, begin + 100)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(due_ms, cap_messages=150))
+        assert leader.progress.position is not None
+    bad = [wheels.frames[1], wheels.frames[3]]  # half of the first is done
+    for frame in bad:
+        wheels.damage(frame)
+    with Leader(wheels, leader.progress) as following:
+        following.forward(due_ms, cap_messages=70)
+        assert following.progress == leader.progress
+        assert following.reader.unreadable == {(A1, 2), (A1, 4)}
+        if repaired:
+            for frame in bad:
+                wheels.repair(frame)
+        else:
+            following.lose()
+        following.forward(due_ms + 200, cap_messages=70)
+        assert following.reader.unreadable == set()
+    assert numbers(leader.messages) == list(range(150))
+    rest = [*range(150, 500)] if repaired else [*range(200, 300), *range(400, 500)]
+    assert numbers(following.messages) == rest
+
+
+def test_v_rests_while_a_millisecond_is_split(wheels: Wheels) -> None:
+    due_ms = START_MS + 500
+    wheels.write(A1, [message(due_ms, number) for number in range(30)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(due_ms, cap_messages=10))
+        wheels.write(A1, [message(due_ms, 99), message(due_ms, 5)])
+        wheels.cancel(A1, [message(due_ms, 25)])  # too late to count for this millisecond
+        while leader.progress.position is not None:
+            assert leader.progress.seqs == {A1: 1}
+            leader.commit(leader.look(due_ms, cap_messages=10))
+        assert numbers(leader.messages) == list(range(30))
+        leader.forward(due_ms)
+        assert numbers(leader.messages[30:]) == [99]
+        assert numbers(leader.dropped) == [5]
+
+
+def test_a_copy_in_a_frame_beyond_the_step_is_not_looked_at(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS, 1)])
+    wheels.write(A1, [message(START_MS, number) for number in (5, 6, 7)])  # too large for now
+    wheels.write(B1, [message(START_MS, 5)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(START_MS, cap_messages=3))
+        assert leader.progress.seqs == {A1: 1, B1: 1}
+        assert numbers(leader.messages) == [1, 5]
+        leader.forward(START_MS, cap_messages=3)
+        assert numbers(leader.messages) == [1, 5, 6, 7]
+
+
+NOTHING = Bound(0, 0, 0)
+
+
+@pytest.mark.parametrize("kept", [NOTHING, window.PAST])
+def test_a_retry_of_a_done_message_is_dropped(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, kept: Bound
+) -> None:
+    monkeypatch.setattr(window, "PAST", kept)
+    first = message(START_MS + 100, 1, value=b"one")
+    wheels.write(A1, [first, message(START_MS + 200, 2), message(START_MS + 2_000, 9)])
+    wheels.cancel(A1, [message(START_MS + 200, 2)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 5000)
+        wheels.write(B1, [first, replace(first, value=b"two"), message(START_MS + 200, 2)])
+        wheels.write(A1, [message(START_MS + 300, 3)])
+        leader.forward(START_MS + 5000)
+        assert numbers(leader.messages) == [1, 9, 3]
+        outcomes = [(drop.outcome, drop.content_differs) for drop in leader.dropped]
+        assert outcomes == [
+            (Outcome.CANCELLED, False),
+            (Outcome.DUPLICATE, False),
+            (Outcome.DUPLICATE, True),
+            (Outcome.DUPLICATE, False),
+        ]
+
+
+def test_a_late_frame_holds_up_only_its_wheel_while_its_second_is_loaded(wheels: Wheels) -> None:
+    with Leader(wheels, replace(EMPTY, due_ms=START_MS + 60_000), preload_thread=True) as leader:
+        now_ms = START_MS + 60_000
+        wheels.write(A1, [message(START_MS, 1)])
+        wheels.write(A1, [message(now_ms + 10, 2)])
+        wheels.write(B1, [message(now_ms + 10, 3)])
+        until(lambda: leader.forward(now_ms + 20) > 0 and len(leader.messages) == 3)
+        assert sorted(numbers(leader.messages)) == [1, 2, 3]
+
+
+@pytest.fixture
+def whenever(monkeypatch: pytest.MonkeyPatch) -> Whenever:
+    executor = Whenever()
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", lambda *_: executor)
+    monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 0)
+    return executor
+
+
+def test_what_comes_while_its_second_is_loaded(wheels: Wheels, whenever: Whenever) -> None:
+    due_ms = START_MS + 1100
+    wheels.write(A2, [message(due_ms, 1), message(due_ms, 2)])
+    with Leader(wheels, preload_thread=True) as leader:
+        leader.commit(leader.look(START_MS))
+        assert not whenever.is_idle()
+        wheels.write(B1, [message(due_ms, 3), message(due_ms, 2)])
+        leader.commit(leader.look(START_MS))
+        wheels.write(A1, [message(due_ms, 4), message(due_ms, 1)])
+        wheels.cancel(B1, [message(due_ms, 3)])
+        leader.commit(leader.look(due_ms))
+        assert leader.progress.due_ms == START_MS + 999
+        assert leader.reader.next_due_ms() is None
+        whenever.run()
+        assert leader.reader.next_due_ms() == due_ms
+        leader.forward(due_ms)
+        assert numbers(leader.messages) == [4, 1, 2]
+        assert numbers(leader.dropped) == [1, 3, 2]
+
+
+def test_every_step_is_empty_until_the_limits_cover_v(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 2, 2)])
+    wheels.write(B1, [message(START_MS + 1, 3)])
+    with Leader(wheels, replace(EMPTY, seqs={A1: 2})) as leader:
+        for limits in ({}, {B1: 1}, {A1: 1, B1: 1}):
+            leader.reader.update(limits)
+            step = leader.reader.next_step(START_MS + 5, 100, 100)
+            assert not step
+            assert step.after == leader.progress
+        leader.forward(START_MS + 5)
+        assert sorted(numbers(leader.messages)) == [1, 2, 3]
+
+
+def test_a_lack_of_descriptors_is_no_lost_frame(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    open_read = wheels.disk.open_read
+
+    def open_no_slot(path: Path) -> PosixFile:
+        if path.suffix == ".slot":
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_read(path)
+
+    with Leader(wheels) as leader:
+        with monkeypatch.context() as patch:
+            patch.setattr(wheels.disk, "open_read", open_no_slot)
+            with pytest.raises(OSError, match="too many open files"):
+                leader.look(START_MS + 5)
+        leader.reader.start(leader.progress)
+        leader.forward(START_MS + 5)
+        assert numbers(leader.messages) == [1]
+
+
+def test_wheels_cost_no_descriptor_each(wheels: Wheels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index, "OPEN_INDEXES", 2)
+    for number in range(1, 21):
+        wheels.write(WheelId("a", number), [message(START_MS + 1, number)])
+    wheels.close()
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 5)
+        assert sorted(numbers(leader.messages)) == list(range(1, 21))
+        assert open_files(wheels.data) <= 4
+
+
+def test_a_clock_behind_w_moves_nothing(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS - 1000, 1), message(START_MS + 1, 2)])
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS - 1)
+        assert not step
+        assert step.after == step.before == EMPTY
+        assert numbers(list(leader.look(START_MS).messages)) == [1]
+
+
+def test_only_the_last_step_can_be_done(wheels: Wheels) -> None:
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS + 5)
+        leader.look(START_MS + 6)
+        with pytest.raises(ValueError, match="last step"):
+            leader.reader.done(step)
+
+
+def test_an_unregistered_wheel_is_forgotten(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A2, [message(START_MS + 1, 2)])
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS + 5)
+        leader.reader.done(step, step.after.without([A1]))
+        leader.reader.update({A2: 1})
+        assert leader.reader.next_step(START_MS + 6, 10, 10).after.seqs == {A2: 1}
+
+
+def test_days_without_messages_cost_few_steps(wheels: Wheels) -> None:
+    day_ms = 86_400_000
+    wheels.write(A1, [message(START_MS + 1, 1), message(START_MS + 3 * day_ms, 2)])
+    with Leader(wheels) as leader:
+        assert leader.forward(START_MS + 4 * day_ms) < 4
+        assert numbers(leader.messages) == [1, 2]
+
+
+def test_a_catch_up_holds_a_few_seconds_at_a_time(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "AHEAD", Bound(1_000, 20, 1 << 30))
+    monkeypatch.setattr(window, "PAST", Bound(1_000, 30, 1 << 30))
+    wheels.write(A1, [message(START_MS + 100 * number, number) for number in range(1, 3000)])
+    with Leader(wheels) as leader:
+        most = 0
+        while leader.progress.due_ms < START_MS + 400_000:
+            leader.commit(leader.look(START_MS + 400_000, cap_messages=25))
+            most = max(most, sum(len(s) for s in leader.reader._window._seconds))
+        assert numbers(leader.messages) == list(range(1, 3000))
+        assert most <= 100
+
+
+@pytest.mark.parametrize(
+    "bound", [Bound(4, 1_000, 1 << 30), Bound(1_000, 4, 1 << 30), Bound(1_000, 1_000, 4 << 20)]
+)
+def test_seconds_are_kept_by_number_messages_and_bytes(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, bound: Bound
+) -> None:
+    monkeypatch.setattr(window, "AHEAD", bound)
+    monkeypatch.setattr(window, "PAST", bound)
+    large = bytes(1 << 20)
+    wheels.write(A1, [message(START_MS + 1_000 * n, n, value=large) for n in range(40)])
+    with Leader(wheels) as leader:
+        most = 0
+        while leader.progress.due_ms < START_MS + 60_000:
+            leader.commit(leader.look(START_MS + 60_000, cap_messages=1))
+            most = max(most, len(leader.reader._window._seconds))
+        assert numbers(leader.messages) == list(range(40))
+        assert most <= 9  # four ahead, the one where progress stands, four past
+
+
+def test_seconds_below_the_floor_are_freed(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1_000 * n, n) for n in range(20)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 30_000)
+        floor = START_MS // 1_000 + 15
+        step = leader.look(START_MS + 30_001)
+        leader.reader.done(step, replace(step.after, floor=floor))
+        assert [second.slot for second in leader.reader._window._seconds] == [
+            *range(floor, floor + 5)
+        ]
+
+
+def test_late_frames_for_more_seconds_than_are_kept_are_all_taken(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "PAST", NOTHING)
+    monkeypatch.setattr(tail, "LATE_MESSAGES", 3)
+    dues_ms = [START_MS + 1_000 * n for n in range(12)]
+    wheels.write(A1, [message(due_ms, n) for n, due_ms in enumerate(dues_ms)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 20_000)
+        for wheel in (A1, B1, A2):
+            wheels.write(wheel, [message(due_ms, n) for n, due_ms in enumerate(dues_ms)])
+        for _ in range(36):  # each time some more are admitted
+            leader.forward(START_MS + 20_000)
+        assert len(leader.dropped) == 36
+        assert all(drop.outcome == Outcome.DUPLICATE for drop in leader.dropped)
+
+
+@pytest.mark.parametrize("bound", ["LATE_MESSAGES", "LATE_BYTES"])
+def test_late_messages_beyond_the_bound_wait_in_their_files(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(tail, bound, 20 if bound == "LATE_MESSAGES" else 20_000)
+    value = bytes(1_000)
+    for number in range(100):
+        wheels.write(A1, [message(START_MS - number, 2 * number + n, value=value) for n in (0, 1)])
+    with Leader(wheels) as leader:
+        assert len(leader.look(START_MS + 5).messages) in {18, 20}
+        leader.forward(START_MS + 5, cap_messages=7)
+        assert sorted(numbers(leader.messages)) == list(range(200))
+
+
+@pytest.mark.parametrize("preload_thread", [False, True])
+def test_seconds_with_many_frames_of_all_sizes(wheels: Wheels, *, preload_thread: bool) -> None:
+    random = Random(3)
+    end_ms = START_MS + 6000
+    rows = [
+        message(START_MS + random.randrange(5000), number, value=random.randbytes(number % 50))
+        for number in range(8000)
+    ]
+    begin = 0
+    while begin < len(rows):
+        size = random.choice([1, 3, 40, 700])
+        wheels.write(random.choice([A1, B1]), rows[begin : begin + size])
+        begin += size
+    with Leader(wheels, preload_thread=preload_thread) as leader:
+        until(lambda: leader.forward(end_ms) > 0 and leader.progress.due_ms == end_ms)
+        sent = sorted(rows, key=lambda row: (row.due_ms, row.id))
+        got = sorted(leader.messages, key=lambda due: (due.due_ms, due.id))
+        assert [(m.due_ms, m.id, m.value) for m in got] == [(m.due_ms, m.id, m.value) for m in sent]
+        assert [m.due_ms for m in leader.messages] == [m.due_ms for m in sent]
+
+
+def test_the_next_due_is_told_for_the_timer(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 700, 1), message(START_MS + 400, 2)])
+    with Leader(wheels) as leader:
+        leader.commit(leader.look(START_MS))
+        assert leader.reader.next_due_ms() == START_MS + 400
+        wheels.write(A1, [message(START_MS + 300, 3)])
+        leader.look(START_MS)
+        assert leader.reader.next_due_ms() == START_MS + 300
+        leader.commit(leader.look(START_MS + 400))
+        assert leader.reader.next_due_ms() == START_MS + 700
+        leader.forward(START_MS + 700)
+        assert leader.reader.next_due_ms() is None

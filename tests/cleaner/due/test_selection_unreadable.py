@@ -1,0 +1,245 @@
+"""Frames that cannot be read: what waits for them, what does not, and what is told."""
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk, PosixFile
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
+from delaywheel_replica.cleaner.due.given_up import LostFrames
+from delaywheel_replica.core.protocol.frames import FrameSet
+from support.due.leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
+from support.due.wheels import Wheels, wheels_in_memory
+
+A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+def punch_hole(wheels: Wheels, wheel: WheelId, seq: int) -> None:
+    index = layout.index_path(layout.wheel_folder(wheels.data, wheel), 0)
+    with index.open("r+b") as file:
+        file.seek((seq - 1) * INDEX_ROW_LENGTH_BYTES)
+        file.write(HOLE_ROW)
+
+
+def lost(seq: int, slot: int, messages: int, reason: str, wheel: WheelId = A1) -> LostFrames:
+    return LostFrames(wheel, seq, seq, slot, slot, messages, 0, reason)
+
+
+def look_at_lost(leader: Leader, wheel: WheelId, seq: int) -> LostFrames | None:
+    """What is known of a frame; None: it can be read."""
+    looked = leader.reader.look_at_lost(FrameSet.of([(wheel, seq)]))
+    assert len(looked.lost) + len(looked.kept) == 1
+    return looked.lost[0] if looked.lost else None
+
+
+def test_v_rests_in_front_of_a_hole_until_it_is_lost(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 2, 2)])
+    wheels.write(A1, [message(START_MS + 9000, 3)])
+    wheels.write(B1, [message(START_MS + 3, 4)])
+    punch_hole(wheels, A1, 2)
+    with Leader(wheels) as leader:
+        assert leader.reader.unreadable == set()
+        leader.forward(START_MS + 10_000)
+        assert leader.progress.seqs == {A1: 1, B1: 1}
+        assert leader.progress.due_ms == START_MS + 10_000
+        assert leader.reader.unreadable == {(A1, 2)}
+        assert look_at_lost(leader, A1, 2) == lost(2, 0, 0, "HOLE")
+        leader.lose()
+        leader.forward(START_MS + 10_000)
+        assert numbers(leader.messages) == [1, 4, 3]
+
+
+def test_a_wheel_rests_in_front_of_a_bad_frame_and_no_other_does(wheels: Wheels) -> None:
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1000)
+        for number in range(4):
+            wheels.write(A1, [message(START_MS + 1500, number)])
+        wheels.write(B1, [message(START_MS + 1500, 9)])
+        wheels.damage(wheels.frames[1])
+        wheels.damage(wheels.frames[3])
+        leader.forward(START_MS + 2000)
+        assert numbers(leader.messages) == [0, 9]
+        assert leader.progress.seqs == {A1: 1, B1: 1}
+        assert leader.reader.unreadable == {(A1, 2), (A1, 4)}
+        assert look_at_lost(leader, A1, 2) == LostFrames(
+            A1, 2, 2, SECOND + 1, SECOND + 1, 1, 0, "MAGIC"
+        )
+        wheels.repair(wheels.frames[1])
+        assert look_at_lost(leader, A1, 2) is None
+        leader.forward(START_MS + 2000)  # nobody looked again yet
+        assert leader.progress.seqs[A1] == 1
+        leader.forward(START_MS + 2100)
+        assert leader.progress.seqs[A1] == 3
+        assert leader.reader.unreadable == {(A1, 4)}
+        leader.lose()
+        leader.forward(START_MS + 2100)
+        assert leader.progress.seqs[A1] == 4
+        assert numbers(leader.messages) == [0, 9, 1, 2]
+
+
+@pytest.mark.parametrize("preload_thread", [False, True])
+def test_w_rests_in_front_of_a_second_with_a_bad_frame(
+    wheels: Wheels, *, preload_thread: bool
+) -> None:
+    wheels.write(A1, [message(START_MS + 5100, 1)])
+    wheels.write(B1, [message(START_MS + 5200, 2), message(START_MS + 6000, 3)])
+    with Leader(wheels, preload_thread=preload_thread) as leader:
+        leader.forward(START_MS + 1000)
+        assert leader.progress.seqs == {A1: 1, B1: 2}
+        wheels.damage(wheels.frames[0])
+        until(lambda: leader.forward(START_MS + 5900) > 0 and bool(leader.reader.unreadable))
+        assert leader.reader.unreadable == {(A1, 1)}
+        assert leader.progress.due_ms == START_MS + 4999
+        assert leader.reader.next_due_ms() is None
+        # What comes for it meanwhile is taken with it, once it is read.
+        wheels.write(A1, [message(START_MS + 5300, 4)])
+        wheels.write(B1, [message(START_MS + 5300, 4)])
+        leader.forward(START_MS + 7000)
+        assert leader.progress.due_ms == START_MS + 4999
+        wheels.repair(wheels.frames[0])
+        until(
+            lambda: leader.forward(START_MS + 7100) > 0 and leader.progress.due_ms > START_MS + 7000
+        )
+        assert numbers(leader.messages) == [1, 2, 4, 3]
+        assert numbers(leader.dropped) == [4]
+        assert leader.reader.unreadable == set()
+
+
+def test_a_repaired_hole_of_a_second_that_waits_is_read_by_its_new_row(wheels: Wheels) -> None:
+    """Another leader took the frame account of; here its row was lost and comes back."""
+    wheels.write(A1, [message(START_MS + 100, 1)])
+    wheels.write(A1, [message(START_MS + 200, 2)])
+    index = layout.index_path(layout.wheel_folder(wheels.data, A1), 0)
+    rows = index.read_bytes()
+    wheels.damage(wheels.frames[0])
+    with Leader(wheels, replace(EMPTY, seqs={A1: 2})) as leader:
+        punch_hole(wheels, A1, 2)
+        leader.forward(START_MS + 900)
+        assert leader.reader.unreadable == {(A1, 1)}
+        index.write_bytes(rows)
+        wheels.repair(wheels.frames[0])
+        leader.forward(START_MS + 1000)
+        assert numbers(leader.messages) == [1, 2]
+
+
+def test_a_retry_waits_for_the_bad_frame_that_it_may_repeat(wheels: Wheels) -> None:
+    first = message(START_MS + 100, 1)
+    wheels.write(A1, [first])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 5000)
+    wheels.damage(wheels.frames[0])
+    wheels.write(B1, [first])
+    wheels.write(A1, [message(START_MS + 5500, 2)])
+    with Leader(wheels, leader.progress) as following:
+        following.forward(START_MS + 6000)
+        assert following.progress.seqs == {A1: 2}
+        assert numbers(following.messages) == [2]
+        assert following.reader.unreadable == {(A1, 1)}
+        wheels.repair(wheels.frames[0])
+        following.forward(START_MS + 7000)
+        assert following.progress.seqs == {A1: 2, B1: 1}
+        assert numbers(following.dropped) == [1]
+
+
+def test_a_second_below_the_floor_is_waited_for_no_more(wheels: Wheels) -> None:
+    first = message(START_MS + 100, 1)
+    wheels.write(A1, [first])
+    progress = replace(EMPTY, due_ms=START_MS + 5000, seqs={A1: 1})
+    wheels.damage(wheels.frames[0])
+    wheels.write(B1, [first])
+    with Leader(wheels, progress) as leader:
+        step = leader.look(START_MS + 6000)
+        assert leader.reader.unreadable == {(A1, 1)}
+        leader.reader.done(step, replace(step.after, floor=SECOND + 1))
+        assert leader.reader.unreadable == set()
+
+
+def test_so_many_bad_frames_are_told_and_then_the_next(wheels: Wheels) -> None:
+    for number in range(500):
+        wheels.write(A1, [message(START_MS + 100, number)])
+        if number % 2:
+            wheels.damage(wheels.frames[-1])
+    with Leader(wheels) as leader:
+        seen = []
+        for _ in range(4):
+            leader.forward(START_MS + 500)
+            seen.append(len(leader.reader.unreadable))
+            leader.lose()
+        assert seen == [100, 100, 50, 0]
+        assert leader.progress.seqs == {A1: 500}
+
+
+def test_what_is_lost_is_passed_whether_it_has_a_row_here_or_not(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 1, 1)])
+    wheels.write(A1, [message(START_MS + 4001, 2)])
+    with Leader(wheels) as leader:
+        gone = FrameSet.of((A1, seq) for seq in (1, 2, 3, 5))
+        leader.reader.update({A1: 5}, gone)
+        step = leader.reader.next_step(START_MS + 10_000, 10, 10)
+        assert not step
+        assert step.after.seqs == {A1: 3}
+        assert look_at_lost(leader, A1, 3) == lost(3, 0, 0, "GONE")
+        assert look_at_lost(leader, A2, 1) == lost(1, 0, 0, "GONE", A2)
+
+
+def test_a_slot_file_that_is_gone_is_missed_by_the_next_leader_too(wheels: Wheels) -> None:
+    """Taken account of by another leader; only the index still speaks of it."""
+    wheels.write(A1, [message(START_MS + 5100, 1), message(START_MS + 6100, 2)])
+    wheels.write(B1, [message(START_MS + 6200, 3)])
+    slot_path(wheels, A1, SECOND + 5).unlink()
+    with Leader(wheels, replace(EMPTY, seqs={A1: 2, B1: 1})) as leader:
+        leader.forward(START_MS + 9000)
+        assert leader.progress.due_ms == START_MS + 4999
+        assert leader.reader.unreadable == {(A1, 1)}
+        assert look_at_lost(leader, A1, 1) == LostFrames(
+            A1, 1, 1, SECOND + 5, SECOND + 5, 1, 0, "GONE"
+        )
+        leader.lose()
+        leader.forward(START_MS + 9000)
+        assert numbers(leader.messages) == [2, 3]
+
+
+class Refusing(PosixDisk):
+    """Files whose paths have this part cannot be opened."""
+
+    part = "none"
+
+    def open_read(self, path: Path) -> PosixFile:
+        if self.part in str(path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return super().open_read(path)
+
+
+def test_a_wheel_whose_index_cannot_be_opened_waits_and_no_other_does(wheels: Wheels) -> None:
+    wheels.write(A1, [message(START_MS + 5100, 1)])
+    wheels.write(B1, [message(START_MS + 5200, 2)])
+    wheels.disk = disk = Refusing()
+    with Leader(wheels, replace(EMPTY, seqs={A1: 1, B1: 1})) as leader:
+        wheels.write(A1, [message(START_MS + 5300, 3)])
+        wheels.write(B1, [message(START_MS + 5400, 4)])
+        disk.part = f"{A1}/index"
+        leader.forward(START_MS + 6000)
+        assert numbers(leader.messages) == [1, 2, 4], "what is admitted is found in its slot file"
+        assert leader.progress.seqs == {A1: 1, B1: 2}
+        assert leader.reader.unreadable == {(A1, 2)}
+        disk.part = "none"
+        leader.forward(START_MS + 6100)
+        assert numbers(leader.messages) == [1, 2, 4, 3]
+        assert leader.reader.unreadable == set()
+
+
+def slot_path(wheels: Wheels, wheel: WheelId, slot: int) -> Path:
+    return layout.slot_path(layout.wheel_folder(wheels.data, wheel), slot)

@@ -1,0 +1,1 @@
+"""The real Kafka behind the ports."""

@@ -1,0 +1,256 @@
+"""The leader's producers on the real broker: what is known after each way to fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.cleaner.kafka.brokers import check_brokers, ensure_topics
+from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
+from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, StoredRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from local.loopback.kafka import KafkaBroker
+from support.kafka.proxy import KafkaProxy
+from support.kafka.read_committed import create_topic, delete_topic, read_all
+
+pytestmark = pytest.mark.kafka
+
+PATIENT_MS = 9_000
+"""For calls that are to succeed: as long as any may last, whatever the machine has to do."""
+CALL_MS = 3_000
+"""For those that cannot."""
+SLACK_S = 3
+"""Two calls and this end before the shortest time that only Kafka would end: 10 s."""
+
+
+@pytest.fixture
+def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    admin = AdminClient(settings.admin())
+    check_brokers(admin)
+    ensure_topics(admin, settings, has_wheels=False)
+    return settings
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"orders-{cluster_id}"
+    create_topic(kafka.address, name)
+    return name
+
+
+@pytest.fixture
+def proxy(kafka: KafkaBroker) -> Iterator[KafkaProxy]:
+    with KafkaProxy(kafka) as proxy:
+        yield proxy
+
+
+def through_proxy(settings: KafkaSettings, kafka: KafkaBroker) -> KafkaSettings:
+    return KafkaSettings(settings.names, {"bootstrap.servers": kafka.proxy_address})
+
+
+def inited(settings: KafkaSettings) -> LeaderProducers:
+    """Producers that have fenced all others."""
+    producers = LeaderProducers(settings)
+    for number in range(IDS):
+        assert producers.init(number, PATIENT_MS) == Ended(Verdict.CONTINUE)
+    return producers
+
+
+def message(topic: str, value: bytes, **more: int) -> Record:
+    return Record(topic, None, value, [], **more)
+
+
+def progress(settings: KafkaSettings, value: bytes) -> Record:
+    return Record(settings.names.control, b"progress", value, [], partition=0)
+
+
+def values(kafka: KafkaBroker, topic: str, at_least: int = 0) -> list[bytes | None]:
+    return [read.value() for read in read_all(kafka.address, topic, at_least=at_least)]
+
+
+def control_values(
+    kafka: KafkaBroker, settings: KafkaSettings, at_least: int = 0
+) -> list[bytes | None]:
+    return values(kafka, settings.names.control, at_least)
+
+
+def test_two_ids_take_turns(kafka: KafkaBroker, settings: KafkaSettings, topic: str) -> None:
+    producers = inited(settings)
+    wanted = [b"%d" % n for n in range(20)]
+    for n, value in enumerate(wanted):
+        producers.begin(n % IDS)
+        assert producers.write(n % IDS, [message(topic, value)]) == []
+        assert producers.commit(n % IDS, progress(settings, value), PATIENT_MS).verdict is (
+            Verdict.COMMITTED
+        )
+    assert values(kafka, topic, len(wanted)) == wanted
+    assert control_values(kafka, settings, len(wanted)) == wanted
+
+
+def test_what_the_broker_refuses_ends_the_transaction_alone(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    small = f"small-{topic}"
+    create_topic(kafka.address, small, config={"max.message.bytes": "1000"})
+    producers = inited(settings)
+    producers.begin(0)
+    producers.write(0, [message(topic, b"with it"), message(small, b"x" * 5_000)])
+    ended = producers.commit(0, progress(settings, b"1"), PATIENT_MS)
+    assert ended.verdict is Verdict.ABORTED
+    assert ended.cause is not None
+    assert ended.cause.startswith("MSG_SIZE_TOO_LARGE")
+    producers.begin(0)  # the same producer goes on
+    producers.write(0, [message(topic, b"after it")])
+    assert producers.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert values(kafka, topic, 1) == [b"after it"]
+    assert control_values(kafka, settings, 1) == [b"2"]
+
+
+def test_what_the_client_refuses_is_named_and_the_rest_goes_out(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    producers = inited(settings)
+    assert producers.warm([topic], PATIENT_MS)
+    producers.begin(0)
+    records = [message(topic, b"a"), message(topic, b"b", partition=7), message(topic, b"c")]
+    (refused,) = producers.write(0, records)
+    assert (refused.number, refused.reason) == (1, "_UNKNOWN_PARTITION")
+    assert producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert values(kafka, topic, 2) == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["never seen", "deleted"])
+def test_a_missing_topic_leaves_nothing_visible(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str, known: bool
+) -> None:
+    gone = f"gone-{topic}"
+    producers = inited(settings)
+    if known:
+        create_topic(kafka.address, gone)
+        producers.begin(0)
+        producers.write(0, [message(gone, b"x")])
+        assert (
+            producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+        )
+        delete_topic(kafka.address, gone)
+    producers.begin(1)
+    producers.write(1, [message(topic, b"beside"), message(gone, b"x")])
+    ended = producers.commit(1, progress(settings, b"2"), CALL_MS)
+    assert ended.verdict in (Verdict.ABORTED, Verdict.UNKNOWN)
+    inited(settings)
+    assert values(kafka, topic) == []
+    assert b"2" not in control_values(kafka, settings)
+
+
+def test_a_fenced_leader_commits_nothing(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str
+) -> None:
+    old = inited(settings)
+    old.begin(0)
+    old.write(0, [message(topic, b"old")])
+    old.flush(0, PATIENT_MS)
+    new = inited(settings)  # over an open transaction
+    assert old.commit(0, progress(settings, b"old"), PATIENT_MS).verdict is Verdict.FENCED
+    old.begin(1)
+    old.write(1, [message(topic, b"old")])
+    assert old.commit(1, progress(settings, b"old"), PATIENT_MS).verdict is Verdict.FENCED
+    new.begin(0)
+    new.write(0, [message(topic, b"new")])
+    assert new.commit(0, progress(settings, b"new"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert values(kafka, topic, 1) == [b"new"]
+    assert control_values(kafka, settings, 1) == [b"new"]
+
+
+def test_a_lost_reply_is_an_unknown_outcome_and_what_was_committed_stays(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
+) -> None:
+    producers = inited(through_proxy(settings, kafka))
+    producers.begin(0)
+    producers.write(0, [message(topic, b"once")])
+    producers.flush(0, PATIENT_MS)
+    proxy.lose_next_end_txn_reply()
+    began = time.monotonic()
+    ended = producers.commit(0, progress(settings, b"1"), CALL_MS)
+    assert ended.verdict is Verdict.UNKNOWN
+    assert time.monotonic() - began < 2 * CALL_MS / 1000 + SLACK_S
+    assert proxy.lost_replies == 1
+    producers.destroy()
+    inited(settings)
+    assert values(kafka, topic, 1) == [b"once"]
+    assert control_values(kafka, settings, 1) == [b"1"]
+
+
+def test_a_late_copy_of_an_end_tears_no_later_transaction(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
+) -> None:
+    producers = inited(through_proxy(settings, kafka))
+    producers.begin(0)
+    producers.write(0, [message(topic, b"held")])
+    producers.flush(0, PATIENT_MS)
+    proxy.hold_next_end_txn()
+    assert producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is Verdict.UNKNOWN
+    assert proxy.held_requests == 1  # and not sent again: the client retries nothing
+    producers.destroy()
+    new = inited(settings)
+    new.begin(0)
+    new.write(0, [message(topic, b"first half")])
+    new.flush(0, PATIENT_MS)
+    proxy.release_held()
+    assert values(kafka, topic) == []
+    new.write(0, [message(topic, b"second half")])
+    assert new.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert values(kafka, topic, 2) == [b"first half", b"second half"]
+    assert control_values(kafka, settings, 1) == [b"2"]
+
+
+def test_a_connection_that_breaks_under_a_produce_ends_the_candidacy_and_doubles_nothing(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
+) -> None:
+    producers = inited(through_proxy(settings, kafka))
+    producers.begin(0)
+    proxy.break_at_next_produce(topic)
+    producers.write(0, [message(topic, b"once")])
+    began = time.monotonic()
+    assert producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is Verdict.UNKNOWN
+    assert time.monotonic() - began < 2 * CALL_MS / 1000 + SLACK_S
+    producers.destroy()
+    new = inited(settings)
+    new.begin(0)
+    new.write(0, [message(topic, b"once")])
+    assert new.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert values(kafka, topic, 1) == [b"once"]
+
+
+def test_the_control_topic_is_read_to_its_last_stable_offset(settings: KafkaSettings) -> None:
+    producers = inited(settings)
+    reader = ControlReader(settings)
+
+    def commit(key: bytes, value: bytes | None) -> None:
+        producers.begin(0)
+        record = Record(settings.names.control, key, value, [], partition=0)
+        assert producers.commit(0, record, PATIENT_MS).verdict is Verdict.COMMITTED
+
+    try:
+        commit(b"a", b"1")
+        producers.begin(1)
+        producers.write(1, [progress(settings, b"open")])
+        producers.flush(1, PATIENT_MS)
+        now_ms = time.time() * 1000
+        (first,) = reader.read_to_end(60)
+        assert first[:3] == StoredRecord(b"a", b"1", 0)[:3]
+        assert abs(first.appended_ms - now_ms) < 60_000, "the broker stamps it"
+        inited(settings).begin(0)  # ends the open transaction
+        producers = inited(settings)
+        assert reader.read_to_end(60) == []
+        commit(b"a", None)
+        (removed,) = reader.read_to_end(60)
+        assert (removed.key, removed.value) == (b"a", None)
+        assert reader.position > removed.offset
+    finally:
+        reader.close()

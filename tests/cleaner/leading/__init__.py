@@ -1,0 +1,1 @@
+"""The process as a whole: candidacy, leadership, rows, restarts."""

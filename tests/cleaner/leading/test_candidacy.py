@@ -1,0 +1,340 @@
+"""A candidacy's slow calls on a Kafka that misbehaves: each ends, and nothing is read twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import pytest
+
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.outside.ports import (
+    IDS,
+    ControlNotReadInTime,
+    ControlUnreadable,
+    Ended,
+    KafkaAway,
+    Record,
+    Refusal,
+    StoredRecord,
+)
+from delaywheel_replica.core.election.events import ControlRead, Event, ReadFailed
+from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from support.services.service import wait_until
+
+T = TypeVar("T")
+
+
+class LongTopic:
+    """A control topic of which so many records can be read in one call."""
+
+    def __init__(self, records: int, at_once: int) -> None:
+        self._records = [_record(number) for number in range(records)]
+        self._at_once = at_once
+        self._unread: list[StoredRecord] = []
+        self.position = 0
+        self.fails = False
+
+    def poll(self) -> list[StoredRecord]:
+        unread, self._unread = self._unread, []
+        return unread
+
+    def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
+        del timeout_s
+        if self.fails:
+            raise ControlUnreadable("it was made anew")
+        end = self.position + self._at_once
+        self._unread += self._records[self.position : end]
+        self.position = min(end, len(self._records))
+        if self.position < len(self._records):
+            raise ControlNotReadInTime(f"read {self.position}")
+        return self.poll()
+
+    def close(self) -> None: ...
+
+
+class FakeKafka:
+    """Hands out control topics."""
+
+    def __init__(self, *topics: LongTopic) -> None:
+        self._topics = list(topics)
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        return ()
+
+    def producers(self) -> None:
+        raise AssertionError
+
+    def control(self) -> LongTopic:
+        return self._topics.pop(0)
+
+
+def _record(number: int) -> StoredRecord:
+    key, value = node_record("a", NodeRecord("disk-a", number))
+    return StoredRecord(key.encode(), value, number)
+
+
+def _candidacy(kafka: FakeKafka) -> tuple[Candidacy, ControlFollower]:
+    follower = ControlFollower(kafka)  # type: ignore[arg-type]  # it gives no producers
+    return Candidacy(kafka, follower, node="a", control_topic="control"), follower  # type: ignore[arg-type]
+
+
+def _next_event(candidacy: Candidacy) -> Event:
+    return wait_until("the call ended", candidacy.events)[0]
+
+
+def test_a_topic_too_long_for_one_call_is_read_by_several() -> None:
+    candidacy, follower = _candidacy(FakeKafka(LongTopic(25, at_once=10)))
+    for _ in range(2):
+        candidacy.read("t")
+        assert isinstance(_next_event(candidacy), ReadFailed)
+        # What was read so far is not the state of anything.
+        assert (follower.offset, follower.state.nodes) == (-1, {})
+    candidacy.read("t")
+    read = _next_event(candidacy)
+    assert isinstance(read, ControlRead)
+    assert read.state.nodes == {"a": NodeRecord("disk-a", 24)}
+    assert follower.state is read.state
+    assert follower.offset == 25
+    candidacy.close()
+
+
+def test_after_an_error_nothing_that_was_read_is_believed() -> None:
+    broken, whole = LongTopic(25, at_once=10), LongTopic(5, at_once=10)
+    candidacy, follower = _candidacy(FakeKafka(broken, whole))
+    candidacy.read("t")
+    assert isinstance(_next_event(candidacy), ReadFailed)
+    broken.fails = True
+    candidacy.read("t")
+    assert isinstance(_next_event(candidacy), ReadFailed)
+    candidacy.read("t")
+    assert isinstance(_next_event(candidacy), ControlRead)
+    assert follower.state.nodes["a"].last_number == 4
+    candidacy.close()
+
+
+def test_what_a_call_was_not_prepared_for_is_raised_where_it_is_heard() -> None:
+    """Without an event the election would wait for ever."""
+    candidacy, _ = _candidacy(FakeKafka())  # it has no topic to give: IndexError
+    candidacy.read("t")
+    with pytest.raises(IndexError):
+        wait_until("the call ended", candidacy.events)
+    candidacy.close()
+
+
+class Clock:
+    """Moves when somebody pauses."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def wall_ms(self) -> int:
+        return 1_900_000_000_000 + self.monotonic_ms()
+
+    def monotonic_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class AtOnce:
+    """Runs everything on the spot; a pause moves the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.pauses = 0
+
+    def start(self, job: Callable[[], None]) -> None:
+        job()
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        return [call() for call in calls]
+
+    def pause(self, seconds: float) -> None:
+        self.pauses += 1
+        self.clock.now_s += seconds
+
+    def close(self) -> None: ...
+
+
+class Producers:
+    """Commits whatever it is given to the topic, which shows it later."""
+
+    def __init__(self, topic: LateTopic) -> None:
+        self._topic = topic
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        del number, timeout_ms
+        return Ended(Verdict.CONTINUE)
+
+    def begin(self, number: int) -> None: ...
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        del number, timeout_ms
+        assert last.key is not None
+        self._topic.add(last.key, last.value)
+        return Ended(Verdict.COMMITTED)
+
+    def destroy(self) -> None: ...
+
+
+class LateTopic:
+    """A control topic that shows a record only when its end was asked for so often since."""
+
+    def __init__(self, late: int) -> None:
+        self._late = late
+        self._records: list[tuple[int, StoredRecord]] = []
+        self.asked = 0
+        self.position = 0
+
+    def add(self, key: bytes, value: bytes | None) -> None:
+        record = StoredRecord(key, value, len(self._records))
+        self._records.append((self.asked + self._late, record))
+
+    def mark(self, index: int, token: str) -> None:
+        key, value = leader_record(index, "b", token)
+        self.add(key.encode(), value)
+
+    def poll(self) -> list[StoredRecord]:
+        return []
+
+    def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
+        assert timeout_s >= 0
+        shown = [record for at, record in self._records if at <= self.asked]
+        self.asked += 1
+        unread, self.position = shown[self.position :], len(shown)
+        return unread
+
+    def close(self) -> None: ...
+
+
+class LateKafka:
+    """A Kafka with one such topic."""
+
+    def __init__(self, topic: LateTopic) -> None:
+        self._topic = topic
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        return ()
+
+    def producers(self) -> Producers:
+        return Producers(self._topic)
+
+    def control(self) -> LateTopic:
+        return self._topic
+
+
+def marked(topic: LateTopic, token: str) -> tuple[Candidacy, AtOnce]:
+    """A candidacy that has committed its marks."""
+    kafka, clock = LateKafka(topic), Clock()
+    runner = AtOnce(clock)
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
+        ControlFollower(kafka),  # type: ignore[arg-type]
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=runner,
+    )
+    candidacy.init(token, has_wheels=False)
+    for index in range(IDS):
+        candidacy.mark(token, index)
+    candidacy.events()
+    return candidacy, runner
+
+
+@pytest.mark.parametrize("late", [0, 1, 5])
+def test_marks_that_show_late_are_waited_for(late: int) -> None:
+    """Else an older leader's would be taken for newer ones."""
+    topic = LateTopic(0)
+    for index in range(IDS):
+        topic.mark(index, "old")
+    topic._late = late
+    candidacy, runner = marked(topic, "mine")
+    candidacy.read("mine")
+    (read,) = candidacy.events()
+    assert isinstance(read, ControlRead)
+    assert [mark.token for mark in read.state.leaders.values()] == ["mine"] * IDS
+    assert runner.pauses == late
+
+
+@pytest.mark.parametrize("overwritten", [[0], [1], [0, 1]])
+def test_marks_that_were_overwritten_are_not_waited_for(overwritten: list[int]) -> None:
+    topic = LateTopic(2)
+    candidacy, runner = marked(topic, "mine")
+    for index in overwritten:
+        topic.mark(index, "newer")
+    candidacy.read("mine")
+    (read,) = candidacy.events()
+    assert isinstance(read, ControlRead)
+    assert {i for i, mark in read.state.leaders.items() if mark.token == "newer"} == set(
+        overwritten
+    )
+    assert runner.pauses == 2
+
+
+def test_marks_that_never_show_are_given_up() -> None:
+    candidacy, runner = marked(LateTopic(1_000_000), "mine")
+    candidacy.read("mine")
+    (failed,) = candidacy.events()
+    assert isinstance(failed, ReadFailed)
+    assert candidacy.error is not None
+    assert 100 < runner.pauses < 1_000
+
+
+def test_who_stands_by_reads_the_topic_now_and_then_until_it_was_read() -> None:
+    topic = LongTopic(25, at_once=10)
+    kafka, clock = FakeKafka(topic), Clock()
+    follower = ControlFollower(kafka)  # type: ignore[arg-type]
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]
+        follower,
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=AtOnce(clock),
+    )
+    positions = []
+    for _ in range(5):
+        candidacy.follow()
+        candidacy.follow()
+        positions.append((topic.position, follower.offset, candidacy.error is None))
+        clock.now_s += 1
+    assert positions == [(10, -1, False), (20, -1, False), *[(25, 25, True)] * 3]
+    assert candidacy.events() == []
+
+
+class RefusingKafka(LateKafka):
+    """A Kafka that is refused, or away."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(LateTopic(0))
+        self._why = why
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        raise self._why
+
+
+@pytest.mark.parametrize(("why", "stays"), [(Refusal("RF 1"), True), (KafkaAway("away"), False)])
+def test_what_a_node_is_refused_for_is_told_though_another_leads(
+    why: Exception, *, stays: bool
+) -> None:
+    kafka, clock = RefusingKafka(why), Clock()
+    candidacy = Candidacy(
+        kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
+        ControlFollower(kafka),  # type: ignore[arg-type]
+        node="a",
+        control_topic="control",
+        clock=clock,
+        runner=AtOnce(clock),
+    )
+    candidacy.init("t", has_wheels=False)
+    assert candidacy.error == str(why)
+    candidacy.led_by_another()
+    assert candidacy.error == (str(why) if stays else None)

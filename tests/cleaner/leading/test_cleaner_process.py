@@ -1,0 +1,344 @@
+"""The whole cleaner on the real broker: what is due goes out once, the rest is accounted for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica import kafka_settings as settings_module
+from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
+from delaywheel_replica.cleaner.outside.ports import IDS, Record
+from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from delaywheel_replica.link import NodeStorage
+from local.loopback.kafka import KafkaBroker
+from support.cleaner.cleaner_world import STORAGE, World, now_ms, sent
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.kafka.proxy import KafkaProxy
+from support.kafka.read_committed import (
+    CommittedReader,
+    create_topic,
+    delete_topic,
+    headers_of,
+    read_all,
+    topic_exists,
+)
+from support.services.service import wait_until
+
+pytestmark = pytest.mark.kafka
+
+PATIENT_MS = 9_000
+"""For calls that are to succeed: as long as any may last, whatever the machine has to do."""
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as wheels:
+        yield wheels
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"orders-{cluster_id}"
+    create_topic(kafka.address, name)
+    return name
+
+
+@pytest.fixture
+def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        yield world
+
+
+def outcomes(kafka: KafkaBroker, cluster_id: str, count: int) -> list[dict[str, object]]:
+    records = read_all(kafka.address, KafkaNames(cluster_id).outcomes, at_least=count)
+    return [json.loads(record.value() or b"") for record in records]
+
+
+def arrived(kafka: KafkaBroker, topic: str, rows: list[Sent]) -> list[bytes | None]:
+    """What the topic holds once it holds so many."""
+    messages = read_all(kafka.address, topic, at_least=len(rows))
+    return [message.value() for message in messages]
+
+
+def test_messages_go_out_whole_in_order_and_never_early(
+    kafka: KafkaBroker, world: World, topic: str
+) -> None:
+    own = (("a", b"1"), ("a", None), ("b", b""))
+    rows = [
+        sent(topic, 400, b"first", key=b"k", headers=own, timestamp_ms=1_700_000_000_000),
+        sent(topic, 300, None, key=b"", partition=0),
+        sent(topic, 700, b"", key=None),
+    ]
+    (frame, *_) = world.server.write(rows)
+    with CommittedReader(kafka.address, topic) as reader:
+        got = reader.wait_for(3)
+        seen_ms = now_ms()
+    assert seen_ms >= rows[2].due_ms
+    assert [(m.key(), m.value()) for m in got] == [(b"", None), (b"k", b"first"), (None, b"")]
+    assert got[1].timestamp()[1] == 1_700_000_000_000
+    assert got[0].timestamp()[1] >= rows[1].due_ms
+    *headers, (name, forwarded_ms) = headers_of(got[1])
+    assert (name, rows[0].due_ms <= int(forwarded_ms or b"") <= seen_ms) == ("dw-forwarded", True)
+    assert headers == [
+        *own,
+        ("dw-id", rows[0].id.hex().encode()),
+        ("dw-due", str(rows[0].due_ms).encode()),
+        ("dw-accepted", str(frame.accepted_at_ms).encode()),
+        ("dw-wheel", str(frame.wheel).encode()),
+    ]
+    done = world.wait_for("counted", lambda s: s.counters.get("forwarded") == 3)
+    assert done.progress is not None
+    assert done.lateness is not None
+    assert sum(done.lateness.counts) == 3
+    assert 0 < done.lateness.sum_us < 3 * (now_ms() - rows[0].due_ms) * 1_000
+    assert done.commit_times is not None
+    assert sum(done.commit_times.counts) == done.counters["transactions"]
+    assert done.wall_ms - 60_000 < done.started_ms <= done.wall_ms
+    assert done.progress.due_ms >= rows[2].due_ms
+
+
+def test_duplicates_and_cancelled_messages_are_accounted_for(
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
+) -> None:
+    kept, cancelled = sent(topic, 4_000, b"kept"), sent(topic, 4_000, b"cancelled")
+    world.server.write([kept, cancelled])
+    world.server.write([kept])
+    world.server.cancel([cancelled])
+    world.wait_for("done", lambda s: s.progress is not None and s.progress.due_ms >= kept.due_ms)
+    assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"kept"]
+    told = {(o["outcome"], o["id"]) for o in outcomes(kafka, cluster_id, 2)}
+    assert told == {("duplicate", kept.id.hex()), ("cancelled", cancelled.id.hex())}
+
+
+def test_a_restart_delivers_what_was_pending_once(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    before = []
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
+        later = [sent(topic, 12_000, b"later")]
+        world.server.write(before + later)
+        assert len(arrived(kafka, topic, before)) == 20
+        world.stop()
+        assert any(record.closed_at is not None for record in world.status.wheels.values())
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        values = arrived(kafka, topic, before + later)
+    assert sorted(values, key=str) == sorted([r.value for r in before + later], key=str)
+
+
+def test_a_wheel_that_is_left_is_closed_and_at_last_unregistered(world: World, topic: str) -> None:
+    world.server.write([sent(topic, 200, b"x")])
+    first = min(world.status.wheels)
+    world.server.reopen()
+    world.wait_for("closed", lambda s: closed_at(s, first) == 1)
+    world.wait_for(
+        "unregistered",
+        lambda s: s.progress is not None and not {first} & (s.wheels.keys() | s.progress.seqs),
+    )
+    world.server.write([sent(topic, 100, b"y")])
+    world.wait_for("goes on", lambda s: s.counters.get("forwarded") == 2)
+
+
+def test_an_answer_about_lower_wheels_closes_nothing(world: World, topic: str) -> None:
+    """It named other wheels: for this one it would mean "nothing is held"."""
+    (written,) = world.server.write([sent(topic, 60_000, b"x")])
+    world.server.answers_lower = True
+    world.server.reopen()
+    wanted = world.wait_for("wanted", lambda s: bool(s.fences))
+    assert [(fence.origin, fence.upto) for fence in wanted.fences] == [("n1", written.wheel.number)]
+    offset = wanted.monotonic_ms + 1_000
+    waited = world.wait_for("some idle commits", lambda s: s.monotonic_ms > offset)
+    assert closed_at(waited, written.wheel) is None
+    world.server.answers_lower = False
+    world.wait_for("closed", lambda s: closed_at(s, written.wheel) == 1)
+    world.wait_for("wants nothing more", lambda s: not s.fences)
+
+
+def closed_at(status: CleanerStatus, wheel: WheelId) -> int | None:
+    """The end of a wheel; None: it has none, or is not known just now."""
+    record = status.wheels.get(wheel)
+    return None if record is None else record.closed_at
+
+
+def test_takeover_over_an_open_transaction(
+    kafka: KafkaBroker,
+    cluster_id: str,
+    wheels: Wheels,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An old leader hangs in the middle of a transaction; nothing of it is ever seen."""
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    old = LeaderProducers(settings)
+    with monkeypatch.context() as longer:
+        # The broker would end it by itself after the test: it is the new leader that does.
+        longer.setattr(settings_module, "TRANSACTION_TIMEOUT_MS", 300_000)
+        for number in range(IDS):
+            assert old.init(number, PATIENT_MS).verdict is Verdict.CONTINUE
+    old.begin(1)
+    old.write(1, [Record(topic, None, b"torn", [])])
+    old.flush(1, PATIENT_MS)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        world.server.write([sent(topic, 50, b"whole")])
+        assert arrived(kafka, topic, [sent(topic, 0)]) == [b"whole"]
+        progress = Record(settings.names.control, b"progress", b"torn", [], partition=0)
+        assert old.commit(1, progress, PATIENT_MS).verdict is Verdict.FENCED
+    assert [m.value() for m in read_all(kafka.address, topic)] == [b"whole"]
+
+
+def test_a_fenced_leader_steps_down_and_comes_back(
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
+) -> None:
+    settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+    epoch = world.status.epoch
+    rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
+    world.server.write(rows)
+    intruder = LeaderProducers(settings)
+    assert intruder.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
+    world.wait_leading_anew(epoch)
+    assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
+
+
+@pytest.mark.parametrize("what", ["reply lost", "request held"])
+def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str, what: str
+) -> None:
+    with (
+        KafkaProxy(kafka) as proxy,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+    ):
+        world.wait_leading()
+        epoch = world.status.epoch
+        rows = [sent(topic, 25 * n, b"%d" % n) for n in range(240)]
+        world.server.write(rows)
+        world.wait_for("some are out", lambda s: s.counters.get("forwarded", 0) > 5)
+        if what == "reply lost":
+            proxy.lose_next_end_txn_reply()
+        else:
+            proxy.hold_next_end_txn()
+        world.wait_leading_anew(epoch)
+        proxy.release_held()  # into transactions of the new candidacy
+        values = arrived(kafka, topic, rows)
+    assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
+
+
+def test_connections_that_break_tear_and_double_nothing(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    with (
+        KafkaProxy(kafka) as proxy,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+    ):
+        world.wait_leading()
+        rows = [sent(topic, 15 * n, b"%d" % n) for n in range(300)]
+        world.server.write(rows)
+        for out in (20, 60, 100, 140):  # some of them fall between two requests, and cost nothing
+            while world.status.counters.get("forwarded", 0) < out:
+                time.sleep(0.005)
+            proxy.cut()
+        values = arrived(kafka, topic, rows)
+    assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
+
+
+def test_what_the_operator_says_of_a_node_is_committed(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels
+) -> None:
+    names = KafkaNames(cluster_id)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+    earlier = LeaderProducers(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
+    assert earlier.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
+    earlier.begin(0)
+    key, value = node_record("old", NodeRecord("disk", 7))
+    record = Record(names.control, key.encode(), value, [], partition=0)
+    assert earlier.commit(0, record, PATIENT_MS).verdict is Verdict.COMMITTED
+    earlier.destroy()
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        assert world.status.nodes["old"] == NodeRecord("disk", 7)
+        for said, storage in (("new", "new"), (None, REMOVED)):
+            known = NodeRecord(storage, 7)
+            # Again and again, as the server does: a leader forgets it with its office.
+            wait_until("it is committed", partial(is_known, world, NodeStorage("old", said), known))
+        assert world.status.nodes["n1"].storage == STORAGE
+
+
+def is_known(world: World, told: NodeStorage, known: NodeRecord) -> bool:
+    """Tells the cleaner of a node; whether its record says so by now."""
+    if world.status.nodes.get(told.node) == known:
+        return True
+    world.say(told)
+    return False
+
+
+def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:
+    world.server.silent = True
+    world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
+    world.server.silent = False
+    world.wait_for("leads again", lambda s: s.role is Role.LEADING)
+
+
+def test_kafka_away_is_waited_for(tmp_path: Path, cluster_id: str, wheels: Wheels) -> None:
+    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
+        broker.stop()
+        with World(broker.address, wheels.data, cluster_id, wheels) as world:
+            world.wait_for("says so", lambda s: bool(s.kafka_error))
+            broker.start()
+            world.wait_leading()
+            create_topic(broker.address, "orders")
+            broker.kill()
+            rows = [sent("orders", 50 * n, b"%d" % n) for n in range(20)]
+            world.server.write(rows)
+            world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
+            broker.start()
+            assert sorted(arrived(broker, "orders", rows), key=str) == sorted(
+                [row.value for row in rows], key=str
+            )
+
+
+def test_a_control_topic_missing_beside_messages_is_refused(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        world.server.write([sent(topic, 60_000, b"x")])
+    delete_topic(kafka.address, KafkaNames(cluster_id).control)
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        refused = world.wait_for("refused", lambda s: "control topic" in (s.kafka_error or ""))
+        assert refused.role is not Role.LEADING
+        assert not topic_exists(kafka.address, KafkaNames(cluster_id).control)
+
+
+def test_a_control_topic_that_goes_while_the_node_runs_is_refused(
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
+) -> None:
+    control = KafkaNames(cluster_id).control
+    with World(kafka.address, wheels.data, cluster_id, wheels) as world:
+        world.wait_leading()
+        world.server.write([sent(topic, 60_000, b"x")])
+        delete_topic(kafka.address, control)
+        world.wait_for("refused", lambda s: f"{control} is missing" in (s.kafka_error or ""))
+        # Somebody makes it anew, empty: brokers may do so by themselves.
+        create_topic(kafka.address, control, config={"cleanup.policy": "compact"})
+        refused = world.wait_for(
+            "refused", lambda s: "knows of none above 0" in (s.kafka_error or "")
+        )
+        assert refused.role is Role.STANDBY
+        # Marks alone were committed, so no floor passes anything.
+        keys = {message.key() for message in read_all(kafka.address, control, at_least=2)}
+        assert keys == {b"leader/0", b"leader/1"}

@@ -1,0 +1,432 @@
+"""One node of three: its leadership on a simulated Kafka, beside a server that only pretends.
+
+The pretended server says whatever a test wants of this node's peers. What is tested is how that
+comes to the election machine and the duties, and what comes of it: the machine itself, the rules
+of closing, and Kafka's own are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.candidacy import LOOK_AGAIN_S
+from delaywheel_replica.cleaner.outside.ports import IDS, Record, Refusal
+from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
+from delaywheel_replica.core.leader.failure_detector import SILENT_MS
+from delaywheel_replica.core.protocol.control import (
+    REMOVED,
+    ControlRecord,
+    leader_record,
+    progress_record,
+)
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from sim.kafka.log import TOMBSTONE_US
+from sim.kafka.ports import SimKafkaClient
+from support.cleaner.place import NAMES, Place
+from support.core.values import beat, wheel_beat
+
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Any two of the three are enough."""
+    made = Place(tmp_path, required=2)
+    with made.scheduler:
+        yield made
+
+
+# --- standing
+
+
+def test_it_asks_and_with_a_vote_it_leads(place: Place) -> None:
+    took_s = place.until(lambda: place.view.vote_wish is not None)
+    assert took_s >= MIN_SILENCE_MS / 1000
+    assert place.view.role is Role.STANDBY
+    place.agrees = {"c"}
+    place.until(lambda: place.view.role is Role.LEADING)
+    view = place.view
+    assert view.vote_wish is None
+    assert view.leader is not None
+    assert (view.leader.node, view.leader.epoch) == ("a", view.epoch)
+    assert place.leadership.counters["elections"] == 1
+
+
+def test_without_a_vote_it_disturbs_nobody(place: Place) -> None:
+    place.never(lambda: place.view.role is not Role.STANDBY, for_s=20)
+    assert not place.kafka.has(NAMES.control)
+
+
+def test_who_hears_too_few_does_not_even_ask(place: Place) -> None:
+    place.heard.clear()
+    place.agrees = {"b", "c"}
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+
+
+def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
+    place.hears_leader = True
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.hears_leader = False  # told as never heard: its connection broke
+    assert place.until(lambda: place.view.vote_wish is not None) < MIN_SILENCE_MS / 1000
+
+
+def test_where_one_is_enough_nobody_stands_while_the_control_topic_is_written(
+    tmp_path: Path,
+) -> None:
+    place = Place(tmp_path, required=1)
+    with place.scheduler:
+        written_until_s = 8
+
+        def rival() -> None:
+            client = place.client("b")
+            client.check(has_wheels=False)
+            producers = client.producers()
+            producers.init(0, 5_000)
+            while place.clock.monotonic() < started + written_until_s:
+                producers.begin(0)
+                producers.commit(0, Record(NAMES.control, b"key", b"", [], partition=0), 2_000)
+                place.scheduler.sleep(0.3)
+
+        started = place.clock.monotonic()
+        place.scheduler.spawn("rival", rival)
+        place.until(lambda: place.view.control_offset >= 0)
+        place.never(lambda: place.view.role is not Role.STANDBY, for_s=written_until_s - 1)
+        place.until(lambda: place.view.role is Role.CANDIDATE)
+        assert place.clock.monotonic() - started >= written_until_s - 0.3 + MIN_SILENCE_MS / 1000
+        place.until(place.in_office)
+
+
+def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
+    place.kafka.stop()
+    place.agrees = {"b"}
+    place.until(lambda: place.view.role is Role.CANDIDATE)
+    place.never(place.in_office, for_s=10)
+    assert place.view.error is not None
+    assert set(place.turns_us) == {0}
+    place.kafka.start()
+    place.until(place.in_office)
+
+
+def test_while_it_waits_for_kafka_it_says_so_and_until_when_it_counts(place: Place) -> None:
+    place.lead()
+    place.kafka.faults.commit_us = (1_500_000, 1_500_000)
+    began_ms = place.clock.monotonic_ms()
+    place.until(lambda: place.leadership.waiting is not None)
+    place.until(lambda: place.leadership.waiting is None)
+    place.until(lambda: place.leadership.waiting is not None)
+    waiting = place.leadership.waiting
+    assert waiting is not None
+    assert waiting.since_ms is not None
+    assert began_ms + 1_500 < waiting.since_ms == place.clock.monotonic_ms()
+    # The last commit was just before, and took as long.
+    assert 1_500 * PATIENCE - 400 <= waiting.until_ms - waiting.since_ms <= 1_600 * PATIENCE
+    place.never(lambda: not place.in_office(), for_s=20)
+
+
+def test_a_leader_that_reads_for_long_is_heard_and_stays(place: Place) -> None:
+    place.lead()
+    place.reads_s = 3.0
+    place.until(lambda: place.leadership.waiting is not None and place.reading)
+    waiting = place.leadership.waiting
+    assert waiting is not None
+    assert waiting.since_ms is None
+    assert waiting.until_ms > place.clock.monotonic_ms() + 3_000
+    before = place.view.epoch
+    place.never(lambda: not place.in_office(), for_s=30)
+    assert place.view.epoch == before
+
+
+DAY_MS = 86_400_000
+
+
+def test_a_node_alone_whose_clock_is_not_kafkas_commits_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, required=1)
+    with place.scheduler:
+        place.heard = set()
+        place.clock.step(DAY_MS)
+        place.until(lambda: "ms ahead of that of Kafka" in str(place.view.error))
+        place.never(lambda: place.view.role is Role.LEADING, for_s=100)
+        assert b"progress" not in place.kafka.live(NAMES.control)
+        place.clock.step(-DAY_MS)
+        place.until(lambda: place.view.role is Role.LEADING, within_s=10)
+        place.until(lambda: place.view.error is None)
+
+
+def test_of_two_clocks_that_differ_nobody_knows_which_is_wrong(place: Place) -> None:
+    place.agrees, place.heard, place.peers_ahead_ms = {"b"}, {"b"}, DAY_MS
+    place.until(lambda: "behind that of b" in str(place.view.error))
+    place.never(lambda: place.view.role is not Role.STANDBY, for_s=10)
+    place.peers_ahead_ms = 0
+    place.until(lambda: place.view.role is Role.LEADING)
+
+
+# --- leaving
+
+
+def test_who_is_heard_by_too_few_leaves_office(place: Place) -> None:
+    place.lead()
+    place.heard = set()
+    place.until(lambda: not place.in_office(), within_s=1.5)
+    assert place.view.epoch is None
+    place.never(place.in_office, for_s=5)
+    place.heard = {"c"}
+    place.until(place.in_office)
+
+
+def test_what_it_committed_is_told_on_though_kafka_is_away(place: Place) -> None:
+    """It has not read that back: while it led, nobody else could commit."""
+    place.lead()
+    place.give_wheel("b")
+    state = place.view.state
+    place.kafka.cut("a")
+    place.until(lambda: not place.in_office())
+    assert place.view.state == state
+    place.never(lambda: place.view.state != state, for_s=20)
+
+
+def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None:
+    place.lead()
+    place.peers_ahead_ms = 400
+    place.never(lambda: not place.in_office(), for_s=2)
+    place.peers_ahead_ms = 600
+    assert place.until(lambda: not place.in_office()) < 0.3
+    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.peers_ahead_ms = 0
+    place.until(place.in_office)
+
+
+def test_who_lags_a_second_hands_over_to_who_holds_more(place: Place) -> None:
+    place.lead()
+    place.give_wheel("b")
+    place.beats["b"] = beat("b", draining=True, open_=B1, wheels={B1: wheel_beat(5)})
+    assert 1.0 <= place.until(lambda: not place.in_office()) < 1.3
+    place.beats["a"] = beat("a", draining=True, wheels={B1: wheel_beat(5)})
+    assert place.until(place.in_office, within_s=8) > 2 * MIN_SILENCE_MS / 1000
+
+
+def test_what_ended_an_office_is_history_once_another_leads(place: Place) -> None:
+    place.lead()
+    place.agrees = set()
+    client = place.client("b")
+    rival = client.producers()
+
+    def commit(index: int, key: str, value: bytes | None) -> None:
+        rival.begin(index)
+        record = Record(NAMES.control, key.encode(), value, [], partition=0)
+        assert rival.commit(index, record, 2_000).verdict is Verdict.COMMITTED
+
+    def stand() -> None:
+        for index in range(IDS):
+            rival.init(index, 5_000)
+            commit(index, *leader_record(index, "b", "its own"))
+
+    place.scheduler.spawn("b", stand)
+    place.until(lambda: not place.in_office())
+    assert "EPOCH" in str(place.view.error)
+    place.until(lambda: place.view.leader is not None and place.view.leader.node == "b")
+    progress = place.view.state.progress
+    assert progress is not None
+    place.scheduler.spawn("b", lambda: commit(0, *progress_record(progress)))
+    place.until(lambda: place.view.error is None)
+
+
+def test_a_topic_that_lost_its_end_has_no_leader(place: Place) -> None:
+    place.lead()
+    progress = place.view.state.progress
+    assert progress is not None
+    later = replace(progress, due_ms=progress.due_ms + 60_000).reached
+    before = place.beats["b"]
+    place.beats["b"] = replace(before, reached=later)
+    place.until(lambda: not place.in_office(), within_s=0.2)
+    place.until(lambda: f"b has read of progress {later}" in str(place.view.error))
+    place.never(place.in_office, for_s=20)
+    assert "lost its end" in str(place.view.error)
+    place.beats["b"] = replace(before, floor=progress.floor + 60)
+    place.never(place.in_office, for_s=20)
+    place.beats["b"] = before
+    place.until(place.in_office, within_s=70)
+    place.until(lambda: place.view.error is None)
+
+
+def test_who_is_told_of_a_rivals_progress_takes_nothing_for_lost(place: Place) -> None:
+    """Its own row says so before its next transaction is fenced, or while it stands again."""
+    place.lead()
+    progress = place.view.state.progress
+    assert progress is not None
+    newest = replace(progress, due_ms=progress.due_ms + 60_000)
+    client = place.client("b")
+    rival = client.producers()
+
+    def commit(index: int, record: ControlRecord) -> None:
+        rival.begin(index)
+        key, value = record
+        told = Record(NAMES.control, key.encode(), value, [], partition=0)
+        assert rival.commit(index, told, 2_000).verdict is Verdict.COMMITTED
+
+    def lead() -> None:
+        for index in range(IDS):
+            rival.init(index, 5_000)
+        for index in range(IDS):
+            commit(index, leader_record(index, "b", "its own"))
+        commit(0, progress_record(newest))
+        place.beats["b"] = replace(place.beats["b"], reached=newest.reached)
+
+    place.scheduler.spawn("b", lead)
+    errors = set[str]()
+
+    def stands_again() -> bool:
+        errors.add(str(place.view.error))
+        return place.in_office() and place.view.state.progress != progress
+
+    place.until(lambda: not place.in_office())
+    place.until(stands_again, within_s=20)
+    assert place.view.state.progress is not None
+    assert place.view.state.progress.reached.order >= newest.reached.order
+    assert not any("lost" in error for error in errors)
+
+
+def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.lead()
+    found: list[tuple[str, ...] | Refusal] = [("one copy",), Refusal("not compacted"), ()]
+
+    def check(_self: object, *, has_wheels: bool) -> tuple[str, ...]:
+        del has_wheels
+        told = found.pop(0)
+        if isinstance(told, Refusal):
+            raise told
+        return told
+
+    monkeypatch.setattr(SimKafkaClient, "check", check)
+    place.until(lambda: place.view.warnings == ("one copy",), within_s=LOOK_AGAIN_S)
+    assert place.view.error is None
+    place.until(lambda: place.view.error == "not compacted", within_s=LOOK_AGAIN_S + 1)
+    assert place.in_office(), "messages go out meanwhile"
+    place.until(lambda: place.view.error is None, within_s=LOOK_AGAIN_S + 1)
+    assert place.view.warnings == ()
+
+
+# --- what a leader wants of the others
+
+
+def test_a_left_wheel_is_closed_by_the_answers_and_beats_of_the_others(place: Place) -> None:
+    place.lead()
+    place.give_wheel("a")
+    place.beats["a"] = beat("a", draining=True, last_number=1, wheels={A1: wheel_beat(4)})
+    place.until(lambda: place.view.fences == (Fence("a", 1),))
+    place.answers = (answer("b", 7), answer("c", 5))
+    place.until(lambda: place.view.fills == {A1: 7})
+    assert place.view.state.wheels[A1].closed_at is None
+    place.beats["b"] = beat("b", draining=True, wheels={A1: wheel_beat(7)})
+    place.beats["c"] = beat("c", draining=True, wheels={A1: wheel_beat(7)})
+    place.until(lambda: place.view.state.wheels[A1].closed_at == 7)
+    place.until(lambda: (place.view.fences, place.view.fills) == ((), {}))
+
+
+def test_what_was_wanted_in_office_is_wanted_no_more_when_it_is_left(place: Place) -> None:
+    place.lead()
+    place.give_wheel("a")
+    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.until(lambda: bool(place.view.fences))
+    place.heard = set()
+    place.until(lambda: not place.in_office())
+    assert place.view.fences == ()
+
+
+def test_a_node_that_is_silent_is_fenced(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    place.heard.remove("c")
+    took_s = place.until(lambda: place.view.fences == (Fence("c", 1),), within_s=12)
+    assert SILENT_MS / 1000 <= took_s < SILENT_MS / 1000 + 0.5
+
+
+def test_silent_is_whom_fewer_than_r_hear(tmp_path: Path) -> None:
+    place = Place(tmp_path, required=3)
+    with place.scheduler:
+        place.agrees = {"b", "c"}
+        place.until(lambda: place.view.role is Role.LEADING)
+        place.beats["c"] = beat("c", draining=True, heard={"b": 0})
+        place.give_wheel("b", hears="c")
+        place.give_wheel("c", hears="b")
+        place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000)
+        # The leader hears c still; b does not.
+        place.beats["b"] = replace(place.beats["b"], heard={})
+        place.until(lambda: place.view.fences == (Fence("c", 1),))
+
+
+def test_a_new_leader_first_listens_for_as_long_as_a_node_has_to_be_silent(place: Place) -> None:
+    """It has just started, and has heard nobody for that reason."""
+    place.lead()
+    place.give_wheel("c")
+    place.heard = set()
+    place.until(lambda: not place.in_office())
+    place.never(place.in_office, for_s=SILENT_MS / 1000)
+    place.heard = {"b"}
+    place.until(place.in_office)
+    place.never(lambda: bool(place.view.fences), for_s=SILENT_MS / 1000 - 0.5)
+    place.until(lambda: place.view.fences == (Fence("c", 1),))
+
+
+def test_a_node_that_the_operator_replaced_gets_its_new_storage(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    assert place.view.state.nodes["c"].storage == "disk-c"
+    place.leadership.replace("c", "new disk")
+    place.until(lambda: place.view.state.nodes["c"].storage == "new disk", within_s=0.2)
+
+
+def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
+    place.lead()
+    place.give_wheel("c")
+    place.leadership.remove("c")
+    place.until(lambda: place.view.state.nodes["c"].storage == REMOVED, within_s=0.2)
+
+
+def test_what_the_operator_said_goes_with_the_office(place: Place) -> None:
+    """Somebody else may have been told something newer meanwhile."""
+    place.leadership.replace("c", "too early")
+    place.lead()
+    place.give_wheel("c")
+    place.never(lambda: place.view.state.nodes["c"].storage == "too early", for_s=1.0)
+    place.kafka.cut("a")
+    place.leadership.replace("c", "old")
+    place.until(lambda: not place.in_office())
+    place.kafka.mend("a")
+    place.until(place.in_office)
+    place.never(lambda: place.view.state.nodes["c"].storage == "old", for_s=1.0)
+
+
+def test_what_was_unregistered_in_an_office_does_not_come_back_after_it(place: Place) -> None:
+    """Not even when the compacted topic says nothing of that any more."""
+    place.lead()
+    place.give_wheel("a")
+    lose_office(place)
+    assert A1 in place.view.state.wheels
+    place.beats["a"] = beat("a", draining=True, last_number=1)
+    place.until(lambda: place.view.fences == (Fence("a", 1),))
+    place.answers = (answer("b", 0), answer("c", 0))
+    place.until(lambda: A1 not in place.view.state.wheels, within_s=20)
+    place.scheduler.run_for(TOMBSTONE_US / 1e6 + 1)
+    assert place.in_office()
+    lose_office(place)
+    assert A1 not in place.view.state.wheels
+    place.never(lambda: bool(place.view.fences), for_s=2)
+
+
+def lose_office(place: Place) -> None:
+    """And comes into office again."""
+    place.kafka.cut("a")
+    place.until(lambda: not place.in_office())
+    place.kafka.mend("a")
+    place.until(place.in_office)
+
+
+def answer(node: str, seq: int) -> FenceAnswer:
+    return FenceAnswer(node, f"disk-{node}", Fence("a", 1), {A1: seq})

@@ -1,0 +1,1 @@
+"""Tests of the protocol's decisions, room by room."""

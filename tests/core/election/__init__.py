@@ -1,0 +1,1 @@
+"""Leadership, and whether a node should stand."""

@@ -1,0 +1,285 @@
+"""The floor against a model that knows every frame of every wheel, told or not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.floor import (
+    FRAME_GATES,
+    FloorView,
+    FloorWatch,
+    floor_after,
+    ledger_told,
+    passed_seq,
+    seals_told,
+    watch_seals,
+    wholly_below,
+)
+from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.seal import Seal
+from support.core.values import beat, wheel_beat, wheel_record_of
+
+A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
+LATE_S = 3
+
+
+@dataclass
+class World:
+    """Wheels as they are, and a leader that sees them with delay."""
+
+    now_s: int = 100
+    frames: dict[WheelId, list[int]] = field(default_factory=dict)  # the slot of each seq
+    seals: dict[WheelId, list[Seal]] = field(default_factory=dict)
+    records: dict[WheelId, WheelRecord] = field(default_factory=dict)
+    published: dict[WheelId, int] = field(default_factory=dict)
+    told: dict[WheelId, Seal] = field(default_factory=dict)
+    progress: Progress = field(default_factory=lambda: Progress(100_000, None, {}, 90))
+    watch: FloorWatch = field(default_factory=FloorWatch)
+
+    def register(self, wheel: WheelId) -> None:
+        if wheel not in self.records:
+            self.records[wheel] = wheel_record_of(wheel.node, seal_slot=self.progress.floor)
+            self.frames[wheel] = []
+            self.seals[wheel] = [Seal(self.progress.floor, 0)]
+
+    def write(self, wheel: WheelId, ahead_s: int) -> None:
+        """A retry of something old as well as something new, as far as the seal lets it."""
+        slot = self.now_s + ahead_s
+        if wheel not in self.records or self.records[wheel].closed_at is not None:
+            return
+        if slot >= self.seals[wheel][-1].slot:
+            assert slot >= self.progress.floor, "a frame below the floor"
+            self.frames[wheel].append(slot)
+
+    def seal(self, wheel: WheelId, behind_s: int) -> None:
+        slot = self.now_s - LATE_S - behind_s
+        if wheel in self.records and slot > self.seals[wheel][-1].slot:
+            self.seals[wheel].append(Seal(slot, len(self.frames[wheel])))
+
+    def hear(self, wheel: WheelId, which: int) -> None:
+        """Any seal that was ever given, in any order."""
+        if wheel in self.records:
+            self.told[wheel] = self.seals[wheel][-1 - which % len(self.seals[wheel])]
+
+    def publish(self, wheel: WheelId, frames: int) -> None:
+        if wheel in self.records:
+            seq = self.published.get(wheel, 0) + frames
+            self.published[wheel] = min(seq, len(self.frames[wheel]))
+
+    def take(self, wheel: WheelId, frames: int) -> None:
+        if wheel in self.records:
+            seq = min(self.progress.seq(wheel) + frames, len(self.frames[wheel]))
+            self.progress = replace(self.progress, seqs={**self.progress.seqs, wheel: seq})
+
+    def close(self, wheel: WheelId) -> None:
+        if wheel in self.records:
+            final_seq = len(self.frames[wheel])
+            self.records[wheel] = replace(self.records[wheel], closed_at=final_seq)
+
+    def pass_time(self, seconds: int) -> None:
+        self.now_s += seconds
+        self.progress = replace(self.progress, due_ms=self.now_s * 1000)
+
+    def change_leader(self) -> None:
+        self.watch = FloorWatch()
+
+    def view(self) -> FloorView:
+        return FloorView(self.progress, self.records, self.told, self.published)
+
+    def commit(self) -> None:
+        self.watch = watch_seals(self.watch, self.view())
+        floor = floor_after(self.view(), self.watch, late_window_s=LATE_S)
+        assert floor >= self.progress.floor
+        self.progress = replace(self.progress, floor=floor)
+        self.check()
+
+    def check(self) -> None:
+        """All below the floor is due, in its late window no more, taken and published."""
+        floor = self.progress.floor
+        assert (floor + LATE_S) * 1000 <= max(self.progress.due_ms, (90 + LATE_S) * 1000)
+        for wheel, slots in self.frames.items():
+            for seq, slot in enumerate(slots, start=1):
+                if slot < floor:
+                    assert seq <= self.progress.seq(wheel)
+                    assert seq <= self.published.get(wheel, 0)
+
+
+WHEELS = (A1, A2, B1)
+
+
+def walk(world: World, random: Random, steps: int) -> None:
+    """Seeded: a floor that moves needs many steps of the right kinds."""
+
+    def wheel() -> WheelId:
+        return random.choice(WHEELS)
+
+    actions: list[tuple[int, Callable[[], None]]] = [
+        (2, lambda: world.register(wheel())),
+        (10, lambda: world.write(wheel(), random.randint(-6, 4))),
+        (10, lambda: world.seal(wheel(), random.randint(0, 2))),
+        (10, lambda: world.hear(wheel(), random.choice([0, 0, 0, 1, 3]))),
+        (10, lambda: world.publish(wheel(), random.randint(1, 5))),
+        (10, lambda: world.take(wheel(), random.randint(1, 5))),
+        (1, lambda: world.close(wheel())),
+        (10, lambda: world.pass_time(random.randint(1, 3))),
+        (2, world.change_leader),
+        (10, world.commit),
+    ]
+    weights = [weight for weight, _ in actions]
+    for _, action in random.choices(actions, weights, k=steps):
+        action()
+
+
+def test_nothing_below_the_floor_is_unfinished_and_nothing_comes() -> None:
+    moved = 0
+    for seed in range(300):
+        world = World()
+        world.register(A1)
+        walk(world, Random(seed), 200)
+        moved += world.progress.floor > 90
+    assert moved > 200
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_in_the_end_the_floor_gets_where_time_lets_it(seed: int) -> None:
+    world = World()
+    walk(world, Random(seed), 100)
+    for _ in range(2):  # one look for the seal that is held, one for the newest
+        for wheel in WHEELS:
+            world.seal(wheel, 0)
+            world.hear(wheel, 0)
+            world.publish(wheel, 9_999)
+            world.take(wheel, 9_999)
+        world.pass_time(0)
+        world.commit()
+    open_seals = [world.seals[w][-1].slot for w, r in world.records.items() if r.closed_at is None]
+    assert world.progress.floor == max(90, min([world.now_s - LATE_S, *open_seals]))
+
+
+def view(**changes: object) -> FloorView:
+    base = FloorView(
+        progress=Progress(1_000_000, None, {A1: 5}, floor=10),
+        wheels={A1: wheel_record_of(seal_slot=10)},
+        told={A1: Seal(500, 5)},
+        published={A1: 5},
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def floor_of(view: FloorView, watch: FloorWatch | None = None) -> int:
+    watch = watch_seals(watch or FloorWatch(), view)
+    return floor_after(view, watch, late_window_s=100)
+
+
+def test_each_gate_holds_the_floor() -> None:
+    assert set(FRAME_GATES) == {"taken", "published"}
+    assert floor_of(view()) == 500
+    assert floor_of(view(told={A1: Seal(990, 5)})) == 900
+    assert floor_of(view(told={})) == 10
+    assert floor_of(view(published={A1: 4})) == 10
+    assert floor_of(view(published={})) == 10
+    assert floor_of(view(progress=Progress(1_000_000, None, {A1: 4}, floor=10))) == 10
+    assert floor_of(view(wheels={})) == 900
+
+
+def test_a_spare_holds_the_floor_by_its_own_seal() -> None:
+    wheels = {A1: wheel_record_of(seal_slot=10), A2: wheel_record_of(seal_slot=300)}
+    assert floor_of(view(wheels=wheels)) == 300
+    assert floor_of(view(wheels=wheels, told={A1: Seal(500, 5), A2: Seal(400, 0)})) == 400
+
+
+def test_a_closed_wheel_holds_it_only_until_its_end_has_passed() -> None:
+    for final_seq, floor in ((5, 900), (6, 500), (0, 900)):
+        closed = {A1: wheel_record_of(seal_slot=10, closed_at=final_seq)}
+        assert floor_of(view(wheels=closed)) == floor
+
+
+def test_a_lost_frame_counts_as_published() -> None:
+    lost = view(published={A1: 3}, lost=FrameSet.of({(A1, 4), (A1, 5), (B1, 6)}))
+    assert passed_seq(lost, A1) == 5
+    assert floor_of(lost) == 500
+
+
+def test_under_load_a_held_seal_moves_the_floor_though_the_newest_is_always_ahead() -> None:
+    watch = FloorWatch()
+    floors = []
+    for second in range(6):
+        written = 10 * (second + 1)
+        seen = view(
+            progress=Progress(1_000_000, None, {A1: written - 15}, floor=10),
+            told={A1: Seal(400 + second, written)},
+            published={A1: written},
+        )
+        watch = watch_seals(watch, seen)
+        floors.append(floor_after(seen, watch, late_window_s=100))
+    assert floors == [10, 10, 400, 400, 402, 402]
+
+
+def test_of_all_that_is_told_the_strongest_counts() -> None:
+    beats = [
+        beat("a", wheels={A1: wheel_beat(9, seal=(5, 9), ledger_seq=4)}),
+        beat("b", wheels={A1: wheel_beat(7, seal=(5, 7), ledger_seq=6)}),
+        beat("c", wheels={A1: wheel_beat(9, seal=(4, 2), ledger_seq=0), B1: wheel_beat()}),
+    ]
+    assert seals_told(beats) == {A1: Seal(5, 7), B1: Seal(0, 0)}
+    assert ledger_told(beats) == {A1: 6, B1: 0}
+
+
+MEMBERS = ControlState(
+    nodes={node: NodeRecord(f"disk-{node}", 9) for node in "abc"},
+    wheels={A1: wheel_record_of("a", "b", closed_at=5), A2: wheel_record_of("a", "b")},
+)
+
+
+def test_wholly_below_needs_one_who_holds_all_of_it() -> None:
+    def below(*told: WheelBeat, wheel: WheelId = A1, state: ControlState = MEMBERS) -> bool:
+        beats = {n: beat(n, wheels={wheel: w}) for n, w in zip("abc", told, strict=False)}
+        return wholly_below(wheel, state, 100, beats)
+
+    assert not below(wheel_beat(5, top_slot=99), wheel=A2)
+    for applied, top_slot, is_below in (
+        (5, 99, True),
+        (5, 100, False),
+        (4, 99, False),
+        (6, -1, True),
+    ):
+        assert below(wheel_beat(applied, top_slot=top_slot)) is is_below
+        assert below(wheel_beat(0), wheel_beat(applied, top_slot=top_slot)) is is_below
+    # Rows with a hole among them do not tell of every slot; lost frames do not matter.
+    hole = wheel_beat(5, top_slot=99, lacking=(3,))
+    assert not below(hole)
+    assert below(hole, state=replace(MEMBERS, lost=FrameSet.of({(A1, 3)})))
+    # Whoever still has files of it above the floor holds it up, though it is no member.
+    whole = wheel_beat(5, top_slot=99)
+    for partly in (wheel_beat(3, top_slot=100), wheel_beat(9, top_slot=100)):
+        assert not below(whole, partly)
+        assert not below(whole, wheel_beat(0), partly)
+    # Only members hold it all.
+    assert not below(wheel_beat(0), wheel_beat(0), whole)
+
+
+def test_wholly_below_when_there_is_nothing_or_nobody_left() -> None:
+    empty = replace(MEMBERS, wheels={A1: wheel_record_of("a", "b", closed_at=0)})
+    assert wholly_below(A1, empty, 100, {})
+    assert not wholly_below(A1, empty, 100, {"a": beat(wheels={A1: wheel_beat(1, top_slot=100)})})
+    assert not wholly_below(A1, MEMBERS, 100, {})
+
+
+def test_wholly_below_when_every_member_was_replaced() -> None:
+    replaced = replace(MEMBERS, nodes={node: NodeRecord("disk-new", 9) for node in "ab"})
+    nothing = beat("a", storage="disk-new")
+    assert not wholly_below(A1, replaced, 100, {"a": nothing})
+    # Who has copies of it by now holds it for everyone.
+    for applied, is_below in ((5, True), (4, False)):
+        copy = beat("a", storage="disk-new", wheels={A1: wheel_beat(applied, top_slot=99)})
+        assert wholly_below(A1, replaced, 100, {"a": copy}) is is_below
+    # Nobody has: each frame has to be told as lost first.
+    for last, is_below in ((5, True), (4, False)):
+        told = replace(replaced, lost=FrameSet.of((A1, seq) for seq in range(1, last + 1)))
+        assert wholly_below(A1, told, 100, {"a": nothing}) is is_below

@@ -1,0 +1,197 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel_replica.core.leader.holders import held_prefix, holds_progress, knows_all, takeable
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, Beat, WheelBeat
+from delaywheel_replica.core.protocol.progress import Progress
+from support.core.values import beat, wheel_beat, wheel_record_of
+
+A1, A2 = WheelId("a", 1), WheelId("a", 2)
+
+
+@pytest.mark.parametrize(
+    ("applied", "high_watermark", "closed_at", "taken", "limit"),
+    [
+        (None, None, None, 0, 0),
+        (None, None, 7, 5, 0),
+        (9, 7, None, 5, 9),
+        (7, 9, None, 5, 7),
+        (7, 9, None, 8, 7),
+        (6, 6, 7, 5, 6),
+        (9, 9, 7, 5, 7),
+        # The operating system crashed: 6 to 8 were taken account of, and are not here.
+        (5, 5, None, 8, 5),
+        (5, 5, 8, 8, 5),
+    ],
+)
+def test_what_a_node_alone_may_take(
+    applied: int | None,
+    high_watermark: int | None,
+    closed_at: int | None,
+    taken: int,
+    limit: int,
+) -> None:
+    wheels = {}
+    if applied is not None and high_watermark is not None:
+        wheels[A1] = WheelBeat(applied, high_watermark, 0, 0, 0, -1)
+    state = ControlState(
+        progress=Progress(0, None, {A1: taken}),
+        wheels={A1: wheel_record_of(closed_at=closed_at)},
+    )
+    own = beat(wheels=wheels)
+    assert takeable(state, own, {"a": own}) == takeable(state, own, {}) == {A1: limit}
+    held = 0 if applied is None else applied
+    assert holds_progress(state, own) == (held >= taken)
+
+
+def test_nothing_counts_as_taken_before_the_first_leader() -> None:
+    assert holds_progress(ControlState(), beat())
+    assert takeable(ControlState(wheels={A1: wheel_record_of()}), beat(), {}) == {A1: 0}
+
+
+def test_a_wheel_that_is_taken_account_of_but_not_registered_is_not_held() -> None:
+    own = beat(wheels={A1: wheel_beat(1)})
+    assert not holds_progress(ControlState(progress=Progress(0, None, {A1: 1})), own)
+
+
+THREE = ControlState(
+    nodes={node: NodeRecord(f"disk-{node}", 9) for node in "abcd"},
+    wheels={A1: wheel_record_of("a", "b", "c", min_insync=2)},
+)
+
+
+def told(node: str, applied: int, high_watermark: int = 0, **more: object) -> Beat:
+    wheel = wheel_beat(applied, high_watermark=high_watermark, **more)  # type: ignore[arg-type]
+    return beat(node, wheels={A1: wheel})
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "limit"),
+    [
+        (told("b", 9), [], 0),
+        (told("b", 9), [told("c", 7)], 7),
+        (told("b", 5), [told("c", 7)], 5),
+        (told("b", 9), [told("a", 8), told("c", 7)], 8),
+        # HW, whoever tells it, and whoever is heard no more.
+        (told("b", 9, 4), [told("a", 3, 6)], 6),
+        (told("b", 9), [replace(told("d", 0, 5), storage="x")], 5),
+        # What is held is held without a hole.
+        (told("b", 9), [told("c", 8, lacking=(6, 7))], 5),
+        (told("b", 9, lacking=(3,)), [told("c", 8)], 2),
+        # Only the members' storages count.
+        (told("b", 9), [told("d", 9)], 0),
+        (told("b", 9), [replace(told("c", 9), storage="disk-new")], 0),
+    ],
+)
+def test_what_w_members_hold_may_be_taken(own: Beat, others: list[Beat], limit: int) -> None:
+    beats = {each.node: each for each in others}
+    assert takeable(THREE, own, beats) == {A1: limit}
+
+
+def test_what_was_taken_may_be_though_fewer_are_known_to_hold_it_now() -> None:
+    state = replace(THREE, progress=Progress(0, None, {A1: 8}))
+    beats = {"c": told("c", 5)}
+    assert takeable(THREE, told("b", 9), beats) == {A1: 5}
+    assert takeable(state, told("b", 9), beats) == {A1: 8}
+    assert takeable(state, told("b", 6), beats) == {A1: 6}
+
+
+def test_a_replaced_members_old_copy_counts_no_more() -> None:
+    state = ControlState(
+        nodes={**THREE.nodes, "c": NodeRecord("disk-new", 9)}, wheels=dict(THREE.wheels)
+    )
+    assert takeable(state, told("b", 9), {"c": told("c", 9)}) == {A1: 0}
+
+
+def test_lost_frames_are_not_lacking() -> None:
+    lost = FrameSet.of({(A1, 3), (A1, 6), (A1, 10), (A1, 11), (A2, 7)})
+    state = ControlState(progress=Progress(0, None, {A1: 11}), wheels=THREE.wheels, lost=lost)
+    for lacking, prefix in (((), 11), ((3,), 11), ((3, 6), 11), ((3, 7), 6), ((4,), 3)):
+        own = told("b", 9, lacking=lacking)
+        assert held_prefix(state, A1, own) == prefix
+        assert holds_progress(state, own) == (prefix == 11)
+    assert takeable(state, told("b", 9, lacking=(6,)), {"c": told("c", 9)}) == {A1: 11}
+
+
+@pytest.mark.parametrize(
+    ("own", "heard", "min_insync", "knows"),
+    [
+        # R = 2, itself counted.
+        (told("b", 7), [], 2, False),
+        (told("b", 7), [told("c", 7)], 2, True),
+        (told("b", 7), [told("c", 8)], 2, False),
+        (told("b", 7, lacking=(3,)), [told("c", 7)], 2, False),
+        # What it lacks it may have acknowledged before it went bad.
+        (told("b", 7), [told("c", 8, lacking=(3,))], 2, False),
+        (told("b", 7), [beat("c")], 2, True),
+        (beat("b"), [told("c", 1)], 2, False),
+        # Who may have forgotten, or is none of the members, says nothing.
+        (told("b", 7), [replace(told("c", 7), complete=False)], 2, False),
+        (told("b", 7), [replace(told("c", 7), storage="disk-new")], 2, False),
+        (told("b", 7), [told("d", 7)], 2, False),
+        (told("d", 7), [told("b", 7), told("c", 7)], 2, True),
+        # With W = 1 anyone may have what nobody else has: R = 3.
+        (told("b", 7), [told("c", 7)], 1, False),
+        (told("b", 7), [told("a", 7), told("c", 7)], 1, True),
+        # With W = 3 everybody has it all.
+        (told("b", 7), [], 3, True),
+        # It writes the wheel itself.
+        (replace(told("a", 7), open=A1), [], 1, True),
+    ],
+)
+def test_who_knows_all_that_was_acknowledged(
+    own: Beat, heard: list[Beat], min_insync: int, knows: bool
+) -> None:
+    wheel = replace(THREE.wheels[A1], min_insync=min_insync)
+    state = replace(THREE, wheels={A1: wheel})
+    others = {each.node: each for each in heard}
+    assert knows_all(state, own, others) is knows
+    # At its end a wheel is known by that; other wheels are known or not by themselves.
+    closed = replace(wheel, closed_at=7)
+    assert knows_all(replace(state, wheels={A1: closed}), own, {}) is (
+        held_prefix(state, A1, own) == 7 or own.open == A1
+    )
+    assert knows_all(replace(state, wheels={A2: wheel, A1: wheel}), own, {}) is (
+        knows_all(state, own, {}) and min_insync == 3
+    )
+
+
+def test_who_was_taken_out_is_not_heard_and_lost_frames_are_not_lacking() -> None:
+    out = replace(THREE, nodes={**THREE.nodes, "c": NodeRecord(REMOVED, 9)})
+    assert not knows_all(out, told("b", 7), {"c": told("c", 7)})
+    lost = replace(THREE, lost=FrameSet.of({(A1, 8)}))
+    assert knows_all(lost, told("b", 7), {"c": told("c", 8)})
+
+
+@given(
+    applied=st.integers(0, 12),
+    lacking=st.sets(st.integers(1, 12)),
+    lost=st.sets(st.integers(1, 15)),
+)
+def test_the_prefix_is_what_counting_finds(applied: int, lacking: set[int], lost: set[int]) -> None:
+    there = sorted(seq for seq in lacking if seq <= applied)
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in lost))
+    expected = 0
+    while expected + 1 in lost or (expected < applied and expected + 1 not in there):
+        expected += 1
+    assert held_prefix(state, A1, told("a", applied, lacking=tuple(there))) == expected
+
+
+def test_of_many_spans_the_last_one_told_takes_in_the_others() -> None:
+    scattered = tuple(range(1, 4 * MAX_LACKING, 2))
+    state = ControlState(lost=FrameSet.of((A1, seq) for seq in scattered[: MAX_LACKING - 1]))
+    own = told("a", 999, lacking=SeqSet.of(scattered).condensed(MAX_LACKING))
+    assert held_prefix(state, A1, own) == 2 * MAX_LACKING - 2
+
+
+def test_millions_in_a_row_are_one_span() -> None:
+    lost = FrameSet([FrameRange(A1, 3, 10**9)])
+    own = told("a", 10**9 + 5, lacking=SeqSet([(3, 10**9 - 1), (10**9 + 2, 10**9 + 2)]))
+    assert held_prefix(ControlState(lost=lost), A1, own) == 10**9 + 1

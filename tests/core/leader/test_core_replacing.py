@@ -1,0 +1,72 @@
+"""What an operator is told before a node is replaced or taken out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.replacing import frames_at_risk
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.progress import Progress
+from support.core.values import beat, wheel_beat
+
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+THREE = {node: f"disk-{node}" for node in "abc"}
+NODES = {node: NodeRecord(storage, 1) for node, storage in THREE.items()}
+
+
+def state_of(
+    record: WheelRecord, *, taken: int = 0, lost: frozenset[int] = frozenset()
+) -> ControlState:
+    return ControlState(
+        progress=Progress(0, None, {A1: taken}, 0),
+        nodes=NODES,
+        wheels={A1: record},
+        lost=FrameSet.of((A1, seq) for seq in lost),
+    )
+
+
+RECORD = WheelRecord(THREE, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "others", "at_risk"),
+    [
+        (state_of(RECORD, taken=7), {}, 7),
+        (state_of(RECORD, taken=7), {"b": wheel_beat(7)}, 0),
+        (state_of(RECORD, taken=7), {"b": wheel_beat(5)}, 2),
+        (state_of(RECORD, taken=7), {"b": wheel_beat(5), "c": wheel_beat(6)}, 1),
+        (state_of(RECORD, taken=7), {"b": wheel_beat(7, lacking=(5,))}, 3),
+        (state_of(RECORD, taken=7, lost=frozenset({5})), {"b": wheel_beat(7, lacking=(5,))}, 0),
+        (state_of(RECORD, taken=7, lost=frozenset({1, 7})), {}, 5),
+        (state_of(replace(RECORD, fill=9)), {"b": wheel_beat(5)}, 4),
+        (state_of(replace(RECORD, closed_at=6)), {"b": wheel_beat(5)}, 1),
+        (state_of(RECORD), {"b": replace(wheel_beat(5), high_watermark=8)}, 3),
+    ],
+)
+def test_frames_that_no_other_member_holds(
+    state: ControlState, others: dict[str, object], at_risk: int
+) -> None:
+    beats = {node: beat(node, wheels={A1: told}) for node, told in others.items()}  # type: ignore[dict-item]
+    assert frames_at_risk(state, "a", beats) == {A1: at_risk}
+
+
+def test_what_the_node_itself_told_before_is_an_end_and_no_holder() -> None:
+    beats = {"a": beat("a", wheels={A1: wheel_beat(9)}), "b": beat("b", wheels={A1: wheel_beat(5)})}
+    assert frames_at_risk(state_of(RECORD), "a", beats) == {A1: 4}
+    assert frames_at_risk(state_of(RECORD), "b", beats) == {A1: 0}
+
+
+def test_wheels_that_do_not_count_on_it_are_not_named() -> None:
+    wheels = {
+        A1: WheelRecord({**THREE, "c": "an older disk"}, 2, 0),
+        B1: WheelRecord({"a": "disk-a", "b": "disk-b"}, 2, 0),
+    }
+    state = ControlState(nodes=NODES, wheels=wheels)
+    assert frames_at_risk(state, "c", {}) == {}
+    assert frames_at_risk(state, "b", {}) == {A1: 0, B1: 0}
+    out = replace(state, nodes={**NODES, "b": NodeRecord(REMOVED, 1)})
+    assert frames_at_risk(out, "b", {}) == {}

@@ -1,0 +1,1 @@
+"""The member machine, alone and among others."""

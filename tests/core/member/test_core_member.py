@@ -1,0 +1,528 @@
+"""The member machine: own wheels, callers, seals, beats; one node, or one among silent others."""
+
+from dataclasses import replace
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.folder.node_state import NodeState, Spare
+from delaywheel_replica.core.member.member import Admission, MemberRefusal
+from delaywheel_replica.core.node.events import (
+    Acknowledge,
+    Broken,
+    CleanerTold,
+    CloseWheel,
+    DeleteWheel,
+    Drain,
+    Effect,
+    ForgetLost,
+    LeaveWheel,
+    OpenWheel,
+    Published,
+    Save,
+    Sweep,
+    Tell,
+    Unreadable,
+    Written,
+)
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import Applied, Gossip
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS
+from support.core.member_world import (
+    WALL_MS,
+    FakeNode,
+    FakeStore,
+    disk_of,
+    held_of,
+    record_of,
+    state_of,
+)
+from support.core.values import beat as plain_beat
+from support.core.values import lacking_members
+
+A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
+SLOT = WALL_MS // 1000
+
+
+def alone(*, opened: bool = True) -> FakeNode:
+    """A cluster of one, with an open wheel and a spare unless told otherwise."""
+    node = FakeNode("a", "a")
+    if opened:
+        node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING))
+        node.tick()
+    return node
+
+
+def kinds(effects: list[Effect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+# --- adopting and opening
+
+
+def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
+    node = alone(opened=False)
+    effects = node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
+    states = [effect.state for effect in effects if isinstance(effect, Save)]
+    named = [(s.open, s.spare and s.spare.wheel) for s in states]
+    assert named == [(None, A1), (A1, A2)]
+    assert node.store.opened == [A1]
+    assert node.machine.admits(node.now_ms) == Admission(A1, 0)
+
+
+def test_no_second_save_before_the_first_is_answered() -> None:
+    node = alone(opened=False)
+    effects = node.machine.step(_told(node, {A1: record_of("a")}))
+    assert kinds(effects).count(Save) == 1
+    assert Save not in kinds(
+        node.machine.step(_told(node, {A1: record_of("a"), A2: record_of("a")}))
+    )
+
+
+def test_a_wheel_is_made_only_when_its_name_is_durable() -> None:
+    node = alone(opened=False)
+    node.store.refuses = {Save}
+    effects = node.told(node.cleaner({A1: record_of("a")}))
+    assert OpenWheel not in kinds(effects)
+    assert node.status().beat.spare is None
+    node.store.refuses = set()
+    node.tick()
+    assert node.store.opened == [A1]
+
+
+def test_a_failed_save_of_the_name_is_tried_again_and_the_spare_stays_named() -> None:
+    node = FakeNode("a", "a", store=FakeStore(_with_spare(A1)))
+    node.store.refuses = {Save}
+    node.tick()
+    beat = node.status().beat
+    assert (beat.open, beat.spare) == (None, A1)
+    node.store.refuses = set()
+    node.tick()
+    beat = node.status().beat
+    assert (beat.open, beat.spare) == (A1, None)
+
+
+def test_a_wheel_that_could_not_be_made_is_given_up_and_the_next_tried_after_a_second() -> None:
+    node = FakeNode("a", "a", store=FakeStore(_with_spare(A1)))
+    node.store.refuses = {OpenWheel}
+    node.tick()
+    node.store.refuses = set()
+    effects = node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}))
+    assert OpenWheel not in kinds(effects)
+    beat = node.status().beat
+    assert (beat.open, beat.spare, beat.last_number) == (None, A2, 2)
+    for _ in range(11):
+        node.tick()
+    assert node.store.opened == [A2]
+    assert node.status().beat.open == A2
+
+
+def test_only_the_least_unclosed_wheel_above_all_known_ones_with_this_storage_is_taken() -> None:
+    store = FakeStore(state_of("a", last_number=1, fenced={"a": 2}))
+    node = FakeNode("a", "a", store=store)
+    other = replace(record_of("a"), members={"a": "another-disk"})
+    wheels = {
+        A1: record_of("a"),
+        A2: record_of("a"),
+        A3: other,
+        WheelId("a", 4): record_of("a", closed_at=0),
+        WheelId("a", 6): record_of("a"),
+        WheelId("a", 5): record_of("a"),
+    }
+    node.told(node.cleaner(wheels))
+    assert node.store.opened == [WheelId("a", 5)]
+
+
+def test_a_registry_that_was_not_read_to_an_end_is_not_believed() -> None:
+    node = alone(opened=False)
+    node.told(node.cleaner({A1: record_of("a")}, control_offset=-1))
+    assert node.store.state.spare is None
+
+
+def test_a_row_of_another_boot_is_not_believed() -> None:
+    node = alone(opened=False)
+    node.told(replace(node.cleaner({A1: record_of("a")}), boot="another"))
+    assert node.store.state.spare is None
+
+
+def test_a_restart_leaves_the_open_wheel_and_opens_the_spare_without_a_cleaner() -> None:
+    node = alone()
+    node.write(3)
+    node.restart()
+    assert node.status().beat.open is None
+    node.tick()
+    beat = node.status().beat
+    assert (beat.open, beat.spare, beat.last_number) == (A2, None, 2)
+    assert beat.wheels[A1].applied == 3
+    assert node.store.opened == [A1, A2]
+
+
+def test_a_spare_that_is_closed_is_dropped_and_a_missing_one_only_when_a_later_is_there() -> None:
+    node = alone()
+    assert node.store.state.spare is not None
+    node.told(node.cleaner({A1: record_of("a")}))
+    assert node.store.state.spare is not None
+    node.told(node.cleaner({A1: record_of("a"), A3: record_of("a")}))
+    spare = node.store.state.spare
+    assert spare is not None
+    assert spare.wheel == A3
+    node.told(node.cleaner({A1: record_of("a"), A3: record_of("a", closed_at=0)}))
+    assert node.store.state.spare is None
+
+
+def test_the_open_wheel_is_left_when_it_is_closed() -> None:
+    node = alone()
+    node.write()
+    effects = node.told(node.cleaner({A1: record_of("a", closed_at=1), A2: record_of("a")}))
+    assert kinds(effects).count(LeaveWheel) == 1
+    assert node.status().beat.open == A2
+    assert CloseWheel(A1, 1) in node.tick()
+
+
+def test_a_broken_wheel_is_left_and_the_spare_opened() -> None:
+    node = alone()
+    node.write(2)
+    effects = node.step(Broken(A1, "no space"))
+    assert kinds(effects)[:1] == [LeaveWheel]
+    assert node.store.opened == [A1, A2]
+    assert node.status().beat.wheels[A1].high_watermark == 2
+
+
+def test_an_origin_that_cannot_read_its_own_frame_goes_on_with_its_spare() -> None:
+    node = alone()
+    node.write(2)
+    node.step(Unreadable(A1, SeqSet.of([3])))
+    assert node.status().beat.open == A1
+    node.store.damaged.add((A1, 2))
+    node.step(Unreadable(A1, SeqSet.of([2])))
+    beat = node.status().beat
+    assert beat.open == A2
+    assert beat.wheels[A1].lacking == SeqSet.of([2])
+
+
+def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile() -> None:
+    node = alone()
+    node.store.refuses = {LeaveWheel}
+    node.step(Broken(A1, "no space"))
+    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+    assert node.status().beat.open is None
+    node.store.refuses = set()
+    node.tick()
+    assert node.status().beat.open == A2
+
+
+# --- callers
+
+
+def test_a_node_alone_acknowledges_what_it_has_written() -> None:
+    node = alone()
+    node.write(3)
+    assert node.acknowledged == {A1: 3}
+    assert Tell in kinds(node.done)
+
+
+def test_without_a_wheel_nobody_is_let_in() -> None:
+    node = alone(opened=False)
+    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+
+
+def test_nothing_is_acknowledged_of_a_wheel_that_is_being_left() -> None:
+    node = alone()
+    node.store.refuses = {LeaveWheel}
+    node.step(Broken(A1, "no space"))
+    node.store.append(1)
+    effects = node.machine.step(_written(node, A1, 1))
+    assert Acknowledge not in kinds(effects)
+
+
+def test_draining_refuses_leaves_and_keeps_the_spare() -> None:
+    node = alone()
+    node.write()
+    node.step(Drain())
+    assert node.machine.admits(node.now_ms) is MemberRefusal.DRAINING
+    beat = node.status().beat
+    assert (beat.open, beat.spare, beat.draining) == (None, A2, True)
+    node.tick()
+    assert node.store.opened == [A1]
+
+
+def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
+    node = FakeNode("a", "ab", store=FakeStore(_with_spare(A1, "ab")))
+    node.tick()
+    node.store.append(1)
+    node.step(_written(node, A1, 1))
+    node.step(Drain())
+    assert node.status().beat.open == A1
+    for _ in range(11):
+        node.tick()
+    assert node.status().beat.open is None
+
+
+# --- seals
+
+
+def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> None:
+    node = alone()
+    node.tick()
+    assert node.status().beat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
+    assert node.machine.admits(node.now_ms) == Admission(A1, node.wall_ms // 1000 - 120)
+    sealed = node.status().beat.wheels[A1].seal_slot
+    node.told(None)
+    node.tick(5_000)
+    assert node.status().beat.wheels[A1].seal_slot == sealed
+
+
+def test_a_spares_seal_is_saved_before_it_is_told_and_moves_once_a_second() -> None:
+    node = alone()
+    spare = node.store.state.spare
+    assert spare is not None
+    told = node.status().beat.wheels[A2]
+    assert (told.seal_slot, told.seal_seq) == (spare.seal_slot, 0)
+    node.store.refuses = {Save}
+    node.tick(1_000)
+    assert node.status().beat.wheels[A2].seal_slot == spare.seal_slot
+    node.store.refuses = set()
+    saves = 0
+    for _ in range(20):
+        node.told(node.cleaner({A1: record_of("a"), A2: record_of("a")}, role=Role.LEADING))
+        saves += kinds(node.tick()).count(Save)
+    assert saves == 2
+    saved = node.store.state.spare
+    assert saved is not None
+    assert saved.seal_slot > spare.seal_slot
+    assert node.status().beat.wheels[A2].seal_slot == saved.seal_slot
+
+
+def test_a_wheel_opens_with_the_seal_that_it_told_as_a_spare() -> None:
+    spare = Spare(A1, SLOT + 500, {"a": disk_of("a")}, 1)
+    node = FakeNode("a", "a", store=FakeStore(state_of("a", last_number=1, spare=spare)))
+    node.tick()
+    assert node.machine.admits(node.now_ms) == Admission(A1, SLOT + 500)
+
+
+# --- the own leader's fences
+
+
+def test_a_promise_is_durable_before_it_is_told() -> None:
+    node = alone()
+    wheels = {A1: record_of("a"), A2: record_of("a")}
+    node.store.refuses = {Save}
+    status = node.cleaner(wheels, role=Role.LEADING, fences=(Fence("b", 3),))
+    node.told(status)
+    assert node.status().answers == ()
+    node.store.refuses = set()
+    node.tick()
+    (answer,) = node.status().answers
+    assert (answer.node, answer.fence) == ("a", Fence("b", 3))
+    assert node.store.state.fenced == {"b": 3}
+
+
+def test_a_fence_of_the_own_open_wheel_is_answered_with_all_that_was_written() -> None:
+    node = alone()
+    node.write(2)
+    wheels = {A1: record_of("a"), A2: record_of("a")}
+    node.store.refuses = {LeaveWheel}
+    node.told(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 1),)))
+    assert node.status().answers == ()
+    assert node.store.state.fenced == {}
+    node.store.refuses = set()
+    node.tick()
+    (answer,) = node.status().answers
+    assert answer.applied == {A1: 2}
+    assert node.status().beat.open == A2
+
+
+def test_a_fence_of_own_wheels_uses_up_their_numbers_and_drops_the_spare() -> None:
+    node = alone()
+    wheels = {A1: record_of("a"), A2: record_of("a"), A3: record_of("a")}
+    node.told(node.cleaner(wheels, role=Role.LEADING, fences=(Fence("a", 3),)))
+    state = node.store.state
+    assert (state.open, state.spare, state.last_number) == (None, None, 3)
+    assert state.fenced == {"a": 3}
+    a4 = WheelId("a", 4)
+    node.told(node.cleaner({**wheels, a4: record_of("a")}, role=Role.LEADING))
+    assert node.status().beat.open == a4
+
+
+def test_no_answer_is_told_out_of_office() -> None:
+    node = alone()
+    node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 3),)))
+    assert len(node.status().answers) == 1
+    node.told(node.cleaner(role=Role.STANDBY))
+    assert node.status().answers == ()
+
+
+# --- looking after wheels
+
+
+def test_a_closed_wheel_is_cut_once() -> None:
+    node = FakeNode("a", "a", store=_holding(held=5))
+    wheels = {A1: record_of("a", closed_at=3)}
+    node.told(node.cleaner(wheels))
+    assert CloseWheel(A1, 3) in node.tick()
+    assert node.status().beat.wheels[A1].applied == 3
+    assert CloseWheel not in kinds(node.tick())
+
+
+def test_a_wheel_goes_when_it_is_registered_no_more() -> None:
+    node = FakeNode("a", "a", store=_holding(held=5))
+    node.tick()
+    node.told(node.cleaner({A1: record_of("a", closed_at=5)}, floor=9))
+    assert DeleteWheel not in kinds(node.tick())
+    node.told(node.cleaner({A2: record_of("a")}, floor=0))
+    assert DeleteWheel(A1) in node.tick()
+    assert A1 not in node.status().beat.wheels
+
+
+@pytest.mark.parametrize(("held", "floor", "goes"), [(5, 0, False), (5, 1, True), (0, 9, False)])
+def test_a_wheel_that_may_not_be_registered_yet_goes_only_when_it_lies_below_the_floor(
+    held: int, floor: int, *, goes: bool
+) -> None:
+    node = FakeNode("a", "a", store=_holding(held=held))
+    node.tick()
+    node.told(node.cleaner({}, floor=floor))
+    assert (DeleteWheel(A1) in node.tick()) is goes
+
+
+def test_what_lies_below_the_floor_is_swept_when_it_moves_and_again_after_a_failure() -> None:
+    node = alone()
+    node.told(node.cleaner({}, floor=9))
+    assert Sweep(9) in node.tick()
+    assert Sweep not in kinds(node.tick())
+    node.told(node.cleaner({}, floor=10))
+    node.store.refuses = {Sweep}
+    node.tick()
+    node.store.refuses = set()
+    assert Sweep(10) in node.tick()
+    assert node.status().beat.floor == 10
+
+
+def test_what_was_read_of_progress_is_told_on_though_the_topic_lost_it() -> None:
+    node = alone(opened=False)
+    assert node.status().beat.reached is None
+    first = Progress(1_000, Position(A1, 2, 1), floor=9)
+    newest = replace(first, due_ms=900, position=None, set_backs=1)
+    for told in (first, newest, replace(newest, due_ms=800), first, replace(first, floor=10)):
+        node.told(replace(node.cleaner({}), progress=told))
+    assert node.status().beat.reached == newest.reached
+    assert node.status().beat.floor == 10
+
+
+def test_lost_frames_are_not_lacking_and_the_store_is_told() -> None:
+    node = FakeNode("a", "a", store=_holding(held=3))
+    node.store.damaged.add((A1, 2))
+    node.step(Unreadable(A1, SeqSet.of([2])))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert lacking_members(node.status()) == {(A1, 2): "a"}
+    node.told(node.cleaner({A1: record_of("a")}, lost=FrameSet.of({(A1, 2)})))
+    assert ForgetLost(FrameSet.of([(A1, 2)])) in node.tick()
+    assert node.status().beat.wheels[A1].lacking == NO_SEQS
+    assert lacking_members(node.status()) == {}
+
+
+def test_what_a_leader_cannot_read_is_lacking_here_until_a_leader_takes_it_back() -> None:
+    node = FakeNode("a", "a", store=_holding(held=3))
+    wheels = {A1: record_of("a")}
+    bad = FrameSet.of({(A1, 2), (A1, 7)})
+    node.told(node.cleaner(wheels, role=Role.RESTING, unreadable=bad))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    assert lacking_members(node.status()) == {(A1, 2): "a", (A1, 7): "a"}
+    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.told(node.cleaner(wheels, role=Role.RESTING))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.tick(READ_AGAIN_MS)
+    node.told(node.cleaner(wheels, role=Role.STANDBY))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([2])
+    node.told(node.cleaner(wheels, role=Role.RESTING))
+    assert node.status().beat.wheels[A1].lacking == NO_SEQS
+
+
+def test_an_origin_leaves_its_wheel_once_however_many_frames_cannot_be_read() -> None:
+    node = alone()
+    node.write(3)
+    bad = FrameSet.of({(A1, 1), (A1, 3)})
+    wheels = {A1: record_of("a"), A2: record_of("a")}
+    effects = node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
+    assert kinds(effects).count(LeaveWheel) == 1
+    assert node.status().beat.open == A2
+    node.tick(2_000)
+    node.told(node.cleaner(wheels, role=Role.LEADING, unreadable=bad))
+    assert node.status().beat.wheels[A1].lacking == SeqSet.of([1, 3])
+
+
+def test_what_is_acknowledged_by_the_last_tick_of_a_draining_node_is_told() -> None:
+    node = FakeNode("a", "abc", store=FakeStore(_with_spare(A1, "abc")))
+    for peer in "bc":
+        told = replace(plain_beat(peer), storage=disk_of(peer), boot="boot")
+        node.receive(peer, Gossip(told))
+    node.tick()
+    node.write(1)
+    node.receive("b", Applied(A1, disk_of("b"), "boot", 1))
+    assert node.acknowledged == {}
+    node.step(Drain())
+    for _ in range(10):
+        node.tick(101)
+    assert node.acknowledged == {A1: 1}
+    assert node.status().beat.open is None
+
+
+def test_a_published_ledger_is_told() -> None:
+    node = alone()
+    node.write(2)
+    node.step(Published(A1, 2))
+    assert node.status().beat.wheels[A1].ledger_seq == 2
+    node.step(Broken(A1, "no space"))
+    assert node.status().beat.wheels[A1].ledger_seq == 2
+
+
+# --- beats
+
+
+def test_an_office_is_told_only_while_the_cleaner_lives() -> None:
+    node = alone()
+    node.told(node.cleaner(role=Role.LEADING, fences=(Fence("b", 1),), fills={A1: 2}))
+    office = node.status().beat.office
+    assert office is not None
+    assert (office.epoch, office.fences, office.fills) == (7, (Fence("b", 1),), {A1: 2})
+    node.tick(1_000)
+    assert node.status().beat.office is None
+
+
+def test_later_beats_have_a_greater_order() -> None:
+    node = alone()
+    first = node.status().beat
+    assert node.status().beat.order > first.order
+    node.restart()
+    assert node.status().beat.order > first.order
+
+
+def _with_spare(wheel: WheelId, nodes: str = "a") -> NodeState:
+    record = record_of(nodes)
+    spare = Spare(wheel, 0, record.members, record.min_insync)
+    return state_of("a", last_number=wheel.number, spare=spare)
+
+
+def _holding(*, held: int) -> FakeStore:
+    """A folder with an own wheel of an earlier life."""
+    store = FakeStore(state_of("a", last_number=1, open=A1))
+    card = held_of(A1, 0, nodes="a").card
+    node = FakeNode("a", "a", store=FakeStore(_with_spare(A1)))
+    node.tick()
+    if held:
+        node.write(held)
+    store.frames, store.cards = node.store.frames, {A1: card}
+    return store
+
+
+def _told(node: FakeNode, wheels: dict[WheelId, WheelRecord]) -> CleanerTold:
+    return CleanerTold(node.cleaner(wheels), node.now_ms, node.wall_ms)
+
+
+def _written(node: FakeNode, wheel: WheelId, seq: int) -> Written:
+    return Written(wheel, seq, 0, node.now_ms)

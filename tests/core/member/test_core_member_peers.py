@@ -1,0 +1,526 @@
+"""The member machine among others: replication, fetching, fences, completeness."""
+
+from dataclasses import replace
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
+    CloseWheel,
+    Effect,
+    LeaveWheel,
+    Mirror,
+    Mirrored,
+    Received,
+    Repair,
+    Save,
+    Saved,
+    Send,
+    Serve,
+    Tell,
+    Unreadable,
+)
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, Office
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+)
+from delaywheel_replica.core.protocol.status_files import Role
+from support.core.member_talk import beat_of, messages, spare_of, wheel_beat
+from support.core.member_world import (
+    FakeCluster,
+    FakeNode,
+    FakeStore,
+    disk_of,
+    frames_of,
+    held_of,
+    record_of,
+    state_of,
+)
+from support.core.values import lacking_members
+
+A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
+B1, B2, B3 = (WheelId("b", number) for number in (1, 2, 3))
+FIRST = {WheelId(node, number): record_of() for node in "abc" for number in (1, 2)}
+
+
+def cluster() -> FakeCluster:
+    """Three nodes that hear one another, each with an open wheel and a spare."""
+    world = FakeCluster()
+    world.run(200)
+    world.register(FIRST)
+    world.run(200)
+    assert all(node.status().beat.open == WheelId(name, 1) for name, node in world.nodes.items())
+    return world
+
+
+# --- replication
+
+
+def test_frames_are_acknowledged_when_every_in_sync_member_holds_them() -> None:
+    world = cluster()
+    world["a"].write(3)
+    assert world["a"].acknowledged == {}
+    world.settle()
+    assert world["a"].acknowledged == {A1: 3}
+    assert all(world[name].store.frames[A1].keys() == {1, 2, 3} for name in "abc")
+
+
+def test_the_high_watermark_is_told_at_once() -> None:
+    world = cluster()
+    world["a"].write(3)
+    world.settle()
+    for name in "bc":
+        assert world[name].status().peers["a"].beat.wheels[A1].high_watermark == 3
+        assert world[name].status().beat.wheels[A1].high_watermark == 3
+
+
+def test_a_leader_tells_its_row_when_it_hears_of_a_high_watermark() -> None:
+    node = _mirror_of_b(held=3)
+    told = beat_of("b", open=B1, wheels={B1: wheel_beat(3, high_watermark=2)})
+    assert Tell() not in node.receive("b", Gossip(told))
+    node.told(node.cleaner({B1: record_of()}, role=Role.LEADING))
+    told = replace(told, count=2, wheels={B1: wheel_beat(3, high_watermark=3)})
+    assert Tell() in node.receive("b", Gossip(told))
+
+
+def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:
+    world = cluster()
+    world.cut = {("a", "c"), ("c", "a")}
+    world["a"].write(1)
+    world.run(1_500)
+    assert world["a"].acknowledged == {A1: 1}
+    world.cut |= {("a", "b"), ("b", "a")}
+    world["a"].write(1)
+    world.run(1_500)
+    assert world["a"].acknowledged == {A1: 1}
+    assert world["a"].machine.admits(world["a"].now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS
+    world.cut = set()
+    world.run(3_000)
+    assert world["a"].acknowledged == {A1: 2}
+    assert world["a"].write(1) == 3
+
+
+def test_a_lost_answer_is_made_good_by_a_beat() -> None:
+    world = cluster()
+    world["a"].write(2)
+    world.collect()
+    while world.messages:
+        lost = [i for i, (_, _, m) in enumerate(world.messages) if isinstance(m, Applied)]
+        if lost:
+            world.messages.pop(lost[0])
+        else:
+            world.deliver()
+    assert world["a"].acknowledged == {}
+    world.run(100)
+    assert world["a"].acknowledged == {A1: 2}
+
+
+def test_frames_that_come_while_others_are_written_follow_on() -> None:
+    node = _mirror_of_b(held=0)
+    first = node.machine.step(_received(node, "b", frames_of(B1, 1, 2)))
+    assert [type(effect) for effect in first] == [Mirror]
+    assert node.machine.step(_received(node, "b", frames_of(B1, 3, 4))) == []
+    mirror = first[0]
+    assert isinstance(mirror, Mirror)
+    node.store.mirror(mirror)
+    second = node.machine.step(_mirrored(node, B1))
+    assert [f.seq for e in second if isinstance(e, Mirror) for f in e.frames.copies()] == [3, 4]
+
+
+def test_a_mirror_answers_with_its_storage_and_boot() -> None:
+    node = _mirror_of_b(held=0)
+    node.receive("b", frames_of(B1, 1, 2))
+    answers = messages(node, Applied)
+    assert answers == [("b", Applied(B1, "disk-a", "boot-a", 2))]
+    node.receive("b", frames_of(B1, 1, 2))
+    assert messages(node, Applied) == answers
+
+
+def test_a_node_whose_storage_is_no_member_takes_nothing() -> None:
+    node = FakeNode("a", store=FakeStore(replace(state_of("a"), storage="another")))
+    node.receive("b", frames_of(B1, 1, 2))
+    assert node.store.frames == {}
+    node.told(node.cleaner({B1: record_of()}))
+    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: wheel_beat(2)})))
+    for _ in range(3):
+        node.tick()
+    assert messages(node, Fetch) == []
+
+
+def test_strangers_are_not_listened_to() -> None:
+    node = _mirror_of_b(held=0)
+    assert node.receive("z", frames_of(B1, 1, 2)) == []
+    assert node.receive("z", Fetch(1, B1, 1, 2)) == []
+
+
+# --- fetching
+
+
+def test_what_a_beat_shows_is_fetched_from_the_next_tick_on() -> None:
+    node = _mirror_of_b(held=2)
+    beat = beat_of("b", open=B1, wheels={B1: wheel_beat(5)})
+    node.receive("b", Gossip(beat))
+    node.tick()
+    assert messages(node, Fetch) == []
+    node.tick()
+    ((peer, fetch),) = messages(node, Fetch)
+    assert (peer, fetch) == ("b", Fetch(1, B1, 3, 5))
+    node.receive("b", frames_of(B1, 3, 5, request=1))
+    assert node.status().beat.wheels[B1].applied == 5
+
+
+def test_a_long_way_is_caught_up_without_waiting_for_ticks() -> None:
+    node = _mirror_of_b(held=0)
+    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: wheel_beat(4)})))
+    node.tick()
+    node.tick()
+    assert messages(node, Fetch) == [("b", Fetch(1, B1, 1, 4))]
+    node.receive("b", frames_of(B1, 1, 3, request=1))
+    assert messages(node, Fetch) == [("b", Fetch(2, B1, 4, 4))]
+
+
+def test_lacking_frames_are_fetched_and_repaired() -> None:
+    node = _mirror_of_b(held=3)
+    node.store.damaged.add((B1, 2))
+    node.step(Unreadable(B1, SeqSet.of([2])))
+    node.receive("c", Gossip(beat_of("c", wheels={B1: wheel_beat(3)})))
+    node.tick()
+    assert messages(node, Fetch) == [("c", Fetch(1, B1, 2, 2))]
+    effects = node.receive("c", frames_of(B1, 2, 2, request=1))
+    assert [type(effect) for effect in effects if isinstance(effect, Repair)] == [Repair]
+    assert node.status().beat.wheels[B1].lacking == NO_SEQS
+
+
+def test_what_all_members_lack_is_told_with_who_said_so() -> None:
+    node = _mirror_of_b(held=3)
+    node.store.damaged.add((B1, 2))
+    node.step(Unreadable(B1, SeqSet.of([2])))
+    for peer in "bc":
+        node.receive(peer, Gossip(beat_of(peer)))
+    node.tick()
+    for request in (1, 2):
+        ((peer, fetch),) = messages(node, Fetch)
+        assert fetch == Fetch(request, B1, 2, 2)
+        node.receive(peer, Lacks(request, B1, disk_of(peer), 2, 2))
+    assert lacking_members(node.status()) == {(B1, 2): "abc"}
+
+
+def test_frames_that_nobody_shows_are_looked_for_when_the_cleaner_asks() -> None:
+    node = _mirror_of_b(held=1)
+    for peer in "bc":
+        node.receive(peer, Gossip(beat_of(peer)))
+    told = node.cleaner({B1: record_of()}, role=Role.LEADING, unreadable=FrameSet.of({(B1, 2)}))
+    node.told(told)
+    node.tick()
+    ((peer, fetch),) = messages(node, Fetch)
+    assert fetch == Fetch(1, B1, 2, 2)
+    node.receive(peer, Lacks(1, B1, disk_of(peer), 2, 2))
+    assert lacking_members(node.status()) == {(B1, 2): "a" + peer}
+
+
+def test_a_disk_put_in_the_place_of_a_members_says_nothing_of_what_that_one_held() -> None:
+    node = _mirror_of_b(held=0)
+    record = record_of()
+    members = {**record.members, "a": "disk-of-before"}
+    other = replace(record, members=members)
+    sought = FrameSet.of({(B1, 1)})
+    node.told(node.cleaner({B1: other}, role=Role.LEADING, unreadable=sought))
+    node.tick()
+    assert lacking_members(node.status()) == {(B1, 1): ""}
+
+
+def test_what_is_held_is_served_and_the_rest_is_said_to_lack() -> None:
+    node = _mirror_of_b(held=3)
+    assert node.receive("c", Fetch(5, B1, 2, 9)) == [Serve("c", B1, 2, 3, 5)]
+    node.take_sent()
+    node.receive("c", Fetch(6, B1, 4, 5))
+    node.receive("c", Fetch(7, B2, 1, 1))
+    assert node.take_sent() == [
+        ("c", Lacks(6, B1, "disk-a", 4, 5)),
+        ("c", Lacks(7, B2, "disk-a", 1, 1)),
+    ]
+
+
+def test_an_origin_serves_only_what_it_told_as_written() -> None:
+    world = cluster()
+    node = world["a"]
+    node.write(2)
+    node.store.append(1)
+    effects = node.receive("b", Fetch(5, A1, 1, 3))
+    assert Serve("b", A1, 1, 2, 5) in effects
+
+
+# --- fences
+
+
+def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
+    node = _mirror_of_b(held=2)
+    office = beat_of("c", office=Office(5, (Fence("b", 1),)))
+    effects = node.machine.step(_received(node, "c", Gossip(office)))
+    (save,) = [effect for effect in effects if isinstance(effect, Save)]
+    assert save.state.fenced == {"b": 1}
+    assert not any(isinstance(m, Promise) for _, m in _sends(effects))
+    assert node.machine.step(_received(node, "b", frames_of(B1, 3, 3))) == []
+    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+    node.store.state = save.state
+    ((peer, message),) = _sends(node.machine.step(Saved(save.state)))
+    assert peer == "c"
+    assert message == Promise(
+        FenceAnswer("a", "disk-a", Fence("b", 1), {B1: 2}, frozenset(), all_incomplete=False)
+    )
+    node.receive("b", frames_of(B1, 3, 3))
+    assert messages(node, Refused) == [("b", Refused("b", 1))]
+    assert node.store.frames[B1].keys() == {1, 2}
+
+
+def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
+    node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
+    node.tick()
+    others = (beat_of("b", last_number=2, office=Office(4, (Fence("a", 1),))),)
+    beat = beat_of("c", office=Office(5, (Fence("b", 2), Fence("a", 1))))
+    effects = node.machine.step(_received(node, "c", Gossip(beat, others)))
+    awaited = [effect for effect in effects if isinstance(effect, Save | LeaveWheel)]
+    assert [type(effect) for effect in awaited] == [LeaveWheel, Save]
+
+
+def test_every_later_beat_of_a_leader_is_answered_again() -> None:
+    node = _mirror_of_b(held=2)
+    for count in (1, 2):
+        office = beat_of("c", count=count, office=Office(5, (Fence("b", 1),)))
+        node.receive("c", Gossip(office))
+        ((peer, message),) = messages(node, Promise)
+        assert isinstance(message, Promise)
+        assert (peer, message.answer.applied) == ("c", {B1: 2})
+
+
+def test_a_promise_outlives_a_restart() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.restart()
+    node.receive("b", frames_of(B1, 3, 3))
+    assert node.store.frames[B1].keys() == {1, 2}
+
+
+def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c", wheels={B1: wheel_beat(9)})))
+    office = beat_of("c", count=2, office=Office(5, (Fence("b", 1),)), wheels={B1: wheel_beat(9)})
+    node.receive("c", Gossip(office))
+    for _ in range(3):
+        node.tick()
+    assert messages(node, Fetch) == []
+    node.receive("c", Gossip(replace(office, count=3, office=Office(5, (), {B1: 4}))))
+    node.tick()
+    assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 4))]
+    node.receive("c", frames_of(B1, 3, 9, request=1))
+    assert node.store.frames[B1].keys() == {1, 2, 3, 4}
+
+
+def test_a_committed_end_allows_what_a_promise_forbids() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.told(node.cleaner({B1: record_of(closed_at=3)}))
+    assert CloseWheel(B1, 3) in node.tick()
+    node.receive("c", frames_of(B1, 3, 5, request=8))
+    assert node.store.frames[B1].keys() == {1, 2, 3}
+
+
+def test_what_is_lost_at_an_end_is_not_fetched() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c")))
+    lost = FrameSet.of({(B1, 3), (B1, 4)})
+    node.told(node.cleaner({B1: record_of(closed_at=4)}, lost=lost))
+    node.tick()
+    assert messages(node, Fetch) == []
+    node.told(node.cleaner({B1: record_of(closed_at=5)}, lost=lost))
+    node.tick()
+    assert messages(node, Fetch) != []
+
+
+def test_a_committed_fill_in_the_registry_counts_as_one_that_was_told() -> None:
+    node = _mirror_of_b(held=2)
+    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    node.told(node.cleaner({B1: record_of(fill=3)}))
+    node.receive("c", frames_of(B1, 3, 5, request=8))
+    assert node.store.frames[B1].keys() == {1, 2, 3}
+
+
+def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> None:
+    world = cluster()
+    node = world["a"]
+    node.write(2)
+    node.receive("b", Refused("a", 1))
+    beat = node.status().beat
+    assert (beat.open, beat.spare) == (A2, None)
+    assert beat.wheels[A1].applied == 2
+    assert node.acknowledged == {}
+    assert node.store.state.fenced == {"a": 1}
+
+
+def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() -> None:
+    node = _mirror_of_b(held=0)
+    office = Office(5, (Fence("b", 2),))
+    node.receive("c", Gossip(beat_of("c", office=office, wheels={B2: wheel_beat(0)})))
+    node.receive("b", Gossip(beat_of("b", open=B3)))
+    assert messages(node, Refused) == []
+    node.receive("b", Gossip(beat_of("b", count=2, open=B3, spare=B2)))
+    assert messages(node, Refused) == [("b", Refused("b", 2))]
+
+
+def test_an_origin_that_is_promised_away_by_all_needs_a_new_wheel() -> None:
+    world = cluster()
+    world["a"].receive("b", Refused("a", 2))
+    assert world["a"].machine.admits(world["a"].now_ms) is MemberRefusal.NO_WHEEL
+    assert world["a"].status().beat.last_number == 2
+    world.register({**FIRST, A3: record_of()})
+    world.run(200)
+    assert world["a"].status().beat.open == A3
+
+
+def test_answers_of_others_are_kept_for_the_row() -> None:
+    node = FakeNode("a")
+    later = FenceAnswer("b", "disk-b", Fence("c", 3), {})
+    node.receive("b", Promise(later))
+    node.receive("b", Promise(replace(later, fence=Fence("c", 2))))
+    node.receive("c", Promise(replace(later, applied={B1: 9})))
+    assert node.status().answers == (later,)
+
+
+# --- completeness
+
+
+def test_after_a_crash_of_the_machine_everything_registered_is_doubted_until_it_is_back() -> None:
+    world = cluster()
+    for name in "abc":
+        world[name].write(2)
+    world.run(300)
+    node = world["a"]
+    del node.store.frames[B1][2]
+    node.crash_machine("boot-2")
+    assert not node.status().beat.complete
+    node.tick()
+    node.take_sent()
+    assert node.store.state.all_incomplete
+    node.told(node.cleaner(FIRST))
+    node.tick()
+    # Its spare is opened by now; the spares of the others were not doubted before it was told.
+    assert _incomplete(node) == [A1, B1, B2, WheelId("c", 1), WheelId("c", 2)]
+    world.run(1_000)
+    assert _incomplete(node) == [A1]
+    assert node.store.frames[B1].keys() == {1, 2}
+    world.register({**FIRST, A1: record_of(closed_at=2)})
+    world.run(300)
+    assert node.status().beat.complete
+
+
+@pytest.mark.parametrize(
+    ("sender", "boot_heard", "applied", "is_back"),
+    [
+        ("b", "boot-a", 2, True),
+        ("b", "boot-a", 3, False),
+        ("b", "older", 2, False),
+        ("b", None, 2, False),
+        ("c", "boot-a", 2, False),
+    ],
+)
+def test_a_wheel_is_back_only_by_what_its_origin_itself_told_after_the_boot(
+    sender: str, boot_heard: str | None, applied: int, is_back: bool
+) -> None:
+    node = _mirror_of_b(held=2, incomplete=(B1,))
+    wheels = {B1: wheel_beat(applied, high_watermark=2)}
+    beat = beat_of("b", open=B1, wheels=wheels, boot_heard=boot_heard)
+    gossip = Gossip(beat) if sender == "b" else Gossip(beat_of("c"), (beat,))
+    node.receive(sender, gossip)
+    node.told(node.cleaner({B1: record_of()}))
+    node.tick()
+    assert (node.store.state.incomplete == ()) is is_back
+
+
+def test_a_wheel_that_names_another_storage_is_not_doubted() -> None:
+    node = FakeNode("a", store=FakeStore(state_of("a", all_incomplete=True)))
+    other = replace(record_of(), members={"a": "another", "b": "disk-b", "c": "disk-c"})
+    node.told(node.cleaner({B1: record_of(), B2: other}))
+    node.tick()
+    assert _incomplete(node) == [B1]
+
+
+def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_heard() -> None:
+    world = cluster()
+    node = world["a"]
+    world.cut = {("a", "b"), ("a", "c")}
+    node.write(2)
+    world.run(100)
+    node.receive("b", Gossip(beat_of("b", boot="boot-2", start=2)))
+    assert node.status().beat.heard["b"].boot == "boot-2"
+    node.receive("b", Applied(A1, "disk-b", "boot-b", 2))
+    node.disconnect("c")
+    world.run(1_500)
+    assert node.acknowledged == {}
+    node.receive("b", Applied(A1, "disk-b", "boot-2", 2))
+    node.tick()
+    assert node.acknowledged == {A1: 2}
+
+
+def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
+    node = _mirror_of_b(held=2, incomplete=(B1, WheelId("c", 1)))
+    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    ((_, message),) = messages(node, Promise)
+    assert isinstance(message, Promise)
+    assert message.answer.incomplete == {B1}
+
+
+# --- gossip
+
+
+def test_the_newest_beats_of_others_are_relayed() -> None:
+    node = FakeNode("a")
+    beat = beat_of("b", count=4, floor=17)
+    node.receive("b", Gossip(beat))
+    node.tick()
+    (gossip, _) = [m for _, m in node.take_sent() if isinstance(m, Gossip)]
+    assert gossip.others == (beat,)
+    assert gossip.beat.floor is None, "only the own cleaner's word of it is told as the own"
+    assert gossip.beat.heard == {"b": Heard("boot-b", 100)}
+
+
+def test_seals_and_ledgers_of_mirrored_wheels_are_relayed() -> None:
+    node = _mirror_of_b(held=2)
+    told = wheel_beat(2, high_watermark=1, seal_slot=7, seal_seq=1, ledger_seq=1)
+    node.receive("b", Gossip(beat_of("b", open=B1, wheels={B1: told})))
+    assert node.status().beat.wheels[B1] == told
+
+
+def _mirror_of_b(*, held: int, incomplete: tuple[WheelId, ...] = ()) -> FakeNode:
+    """Node a with some frames of b's wheel."""
+    store = FakeStore(state_of("a", incomplete=incomplete))
+    if held:
+        store.frames[B1] = {frame.seq: frame for frame in frames_of(B1, 1, held).frames.copies()}
+        store.cards[B1] = held_of(B1, 0).card
+    node = FakeNode("a", store=store)
+    node.told(node.cleaner({B1: record_of()}))
+    return node
+
+
+def _incomplete(node: FakeNode) -> list[WheelId]:
+    return list(node.store.state.incomplete)
+
+
+def _received(node: FakeNode, sender: str, message: PeerMessage) -> Received:
+    return Received(sender, message, node.now_ms, node.wall_ms)
+
+
+def _mirrored(node: FakeNode, wheel: WheelId) -> Mirrored:
+    return Mirrored(node.store.held(wheel), node.now_ms)
+
+
+def _sends(effects: list[Effect]) -> list[tuple[str, PeerMessage]]:
+    return [(effect.peer, effect.message) for effect in effects if isinstance(effect, Send)]

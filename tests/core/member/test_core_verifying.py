@@ -1,0 +1,136 @@
+"""What a node says and does of wheels that its start has found, and does not know yet."""
+
+from collections import deque
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
+    CloseWheel,
+    DeleteWheel,
+    Effect,
+    Mirror,
+    Saved,
+    Sweep,
+    Tick,
+    Verified,
+    VerifyWheel,
+)
+from delaywheel_replica.core.protocol.heartbeat import Fence, Office
+from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS
+from support.core.member_talk import beat_of, messages, spare_of, wheel_beat
+from support.core.member_world import FakeNode, FakeStore, frames_of, held_of, record_of, state_of
+
+A1, A2 = WheelId("a", 1), WheelId("a", 2)
+B1, B2, C1 = WheelId("b", 1), WheelId("b", 2), WheelId("c", 1)
+
+
+def asked_again(node: FakeNode) -> list[int]:
+    """The fetches to which it answered that it lacks what was asked for."""
+    return [told.request for _, told in messages(node, Lacks) if isinstance(told, Lacks)]
+
+
+def answered(node: FakeNode) -> dict[str, dict[WheelId, int]]:
+    """Of which nodes' wheels it told what it holds."""
+    told = [told.answer for _, told in messages(node, Promise) if isinstance(told, Promise)]
+    return {answer.fence.origin: dict(answer.applied) for answer in told}
+
+
+def looking(node: FakeNode) -> list[VerifyWheel]:
+    """Its first step: the store is slow, and answers nothing about old wheels yet."""
+    effects = node.machine.step(Tick(node.now_ms, node.wall_ms))
+    wanted = [effect for effect in effects if isinstance(effect, VerifyWheel)]
+    others: deque[Effect] = deque(effect for effect in effects if effect not in wanted)
+    while others:
+        answer = node._carry_out(others.popleft())
+        if answer is not None:
+            others += node.machine.step(answer)
+    return wanted
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    """Of three; it was killed while it wrote a.1, holds two frames of b.1, and has a spare."""
+    store = FakeStore(state_of("a", last_number=2, open=A1, spare=spare_of(A2)))
+    for wheel in (A1, B1):
+        store.cards[wheel] = held_of(wheel, 0).card
+        store.frames[wheel] = {frame.seq: frame for frame in frames_of(wheel, 1, 2).frames.copies()}
+    node = FakeNode("a", store=store)
+    node.restart(unverified=True)
+    return node
+
+
+def test_it_writes_before_it_knows(node: FakeNode) -> None:
+    assert looking(node) == [VerifyWheel(A1), VerifyWheel(B1)]
+    assert node.store.open == A2
+    assert node.machine.admits(node.now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS, "not NO_WHEEL"
+    beat = node.status().beat
+    assert (beat.open, beat.complete) == (A2, False)
+    assert beat.verifying == frozenset({A1, B1})
+    assert beat.wheels.keys() == {A2}
+    node.machine.step(Verified(node.store.held(A1)))
+    node.machine.step(Verified(node.store.held(B1)))
+    beat = node.status().beat
+    assert beat.complete
+    assert beat.verifying == frozenset()
+    assert beat.wheels[A1].applied == beat.wheels[B1].applied == 2
+
+
+def test_a_fence_is_answered_once_all_is_known_that_was_ever_taken(node: FakeNode) -> None:
+    looking(node)
+    office = beat_of("c", office=Office(5, (Fence("b", 2), Fence("c", 1))))
+    node.receive("c", Gossip(office, (beat_of("b", last_number=2), beat_of("c", last_number=1))))
+    assert node.store.state.fenced == {"b": 2, "c": 1}, "it binds all the same"
+    assert answered(node) == {"c": {}}
+    node.machine.step(Verified(node.store.held(B1)))
+    node.receive("c", Gossip(beat_of("c", count=2, office=office.office)))
+    assert answered(node) == {"b": {B1: 2}, "c": {}}
+
+
+def test_it_does_not_say_that_it_lacks_what_it_may_hold(node: FakeNode) -> None:
+    looking(node)
+    node.receive("c", Fetch(5, B1, 1, 9))
+    node.receive("c", Fetch(6, B2, 1, 1))
+    assert asked_again(node) == [6]
+    node.told(node.cleaner({B1: record_of(closed_at=3)}, role=Role.LEADING))
+    assert node.status().lacks == {}
+    node.machine.step(Verified(node.store.held(B1)))
+    node.receive("c", Fetch(7, B1, 3, 3))
+    assert asked_again(node) == [7]
+
+
+def test_it_takes_fetches_closes_and_deletes_nothing_of_them(node: FakeNode) -> None:
+    looking(node)
+    shown = beat_of("b", open=B1, wheels={B1: wheel_beat(3)})
+    node.receive("b", Gossip(shown))
+    done = node.receive("b", frames_of(B1, 3, 3))
+    for wheels in ({B1: record_of(closed_at=1)}, {B2: record_of()}):
+        done += node.told(node.cleaner(wheels, floor=7))
+        done += node.machine.step(Tick(node.now_ms, node.wall_ms))
+    assert not [e for e in done if isinstance(e, Mirror | CloseWheel | DeleteWheel)]
+    assert messages(node, Fetch) == []
+    node.machine.step(Verified(node.store.held(B1)))
+    done = node.machine.step(Tick(node.now_ms + 100, node.wall_ms + 100))
+    assert DeleteWheel(B1) in done
+    assert Sweep(7) in done, "what was finished meanwhile"
+
+
+def test_one_that_cannot_be_made_whole_is_tried_again_and_keeps_no_other(node: FakeNode) -> None:
+    node.store.refuses = {VerifyWheel}
+    node.tick()
+    node.store.refuses = set()
+    node.machine.step(Saved(node.store.state))
+    node.tick(AGAIN_MS - 100)
+    assert node.status().beat.verifying == {A1, B1}
+    node.tick(100)
+    assert node.status().beat.verifying == set()
+
+
+def test_what_only_lies_there_is_known_by_its_number(node: FakeNode) -> None:
+    looking(node)
+    node.receive("c", Gossip(beat_of("c", office=Office(5, (Fence("b", 1),)))))
+    assert node.store.state.fenced == {"b": 1}
+    assert C1 not in node.status().beat.wheels

@@ -1,0 +1,200 @@
+"""What a node hears: newest beats, who is heard, the leader's clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, Office
+from delaywheel_replica.core.protocol.messages import Gossip
+from support.core.values import beat
+
+
+def hearing() -> HeardHeartbeats:
+    return HeardHeartbeats(MemberConfig("a", ("a", "b", "c"), 2, 120))
+
+
+def told(node: str, count: int, *, start: int = 1, **values: object) -> Beat:
+    return replace(beat(node), start=start, count=count, **values)  # type: ignore[arg-type]
+
+
+def hear(
+    ears: HeardHeartbeats, sender: str, newest: Beat, now_ms: int, *others: Beat
+) -> list[News]:
+    news = ears.gossip(sender, Gossip(newest, others), now_ms)
+    ears.message(sender, now_ms)
+    return news
+
+
+def test_only_a_later_beat_is_news() -> None:
+    ears = hearing()
+    newer = told("b", 5)
+    assert hear(ears, "b", newer, 0) == [News(newer, is_direct=True)]
+    assert hear(ears, "b", newer, 1) == []
+    assert hear(ears, "b", told("b", 4), 2) == []
+    assert ears.beats() == {"b": newer}
+    later_life = told("b", 1, start=2)
+    assert hear(ears, "b", later_life, 3) == [News(later_life, is_direct=True)]
+
+
+def test_a_beat_that_was_relayed_first_is_news_again_when_it_comes_directly() -> None:
+    ears = hearing()
+    mine = told("b", 5)
+    assert hear(ears, "c", told("c", 1), 0, mine)[1:] == [News(mine, is_direct=False)]
+    assert ears.direct("b") is None
+    assert ears.sights()["b"].heard_ms is None
+    assert hear(ears, "b", mine, 1) == [News(mine, is_direct=True)]
+    assert ears.direct("b") is mine
+
+
+def test_an_older_direct_beat_does_not_replace_a_newer_relayed_one() -> None:
+    ears = hearing()
+    newer, older = told("b", 5), told("b", 4)
+    hear(ears, "c", told("c", 1), 0, newer)
+    assert hear(ears, "b", older, 1) == [News(older, is_direct=True)]
+    assert ears.beats()["b"] is newer
+    assert ears.direct("b") is older
+
+
+def test_another_storage_replaces_the_known_one_when_it_is_heard_directly() -> None:
+    ears = hearing()
+    hear(ears, "b", told("b", 5, start=9), 0)
+    wiped = told("b", 1, storage="new")
+    assert hear(ears, "b", wiped, 1) == [News(wiped, is_direct=True)]
+    assert ears.beats()["b"] is wiped
+
+
+@pytest.mark.parametrize(
+    ("boot", "ago_ms", "is_taken"), [("new", 10, True), ("new", 900, False), ("old", 10, False)]
+)
+def test_another_storage_is_believed_of_a_relay_only_if_that_heard_it_later(
+    boot: str, ago_ms: int, is_taken: bool
+) -> None:
+    ears = hearing()
+    old = told("b", 5)
+    hear(ears, "b", old, 0)
+    wiped = told("b", 1, storage="new", boot="new")
+    relay = told("c", 1, heard={"b": Heard(boot, ago_ms)})
+    hear(ears, "c", relay, 500, wiped)
+    assert (ears.beats()["b"] is wiped) is is_taken
+    hear(ears, "c", told("c", 2, heard={"b": Heard("new", 20)}), 1_500, old)
+    assert (ears.beats()["b"] is old) is not is_taken
+
+
+def test_beats_of_itself_and_of_strangers_are_ignored() -> None:
+    ears = hearing()
+    assert hear(ears, "b", told("b", 1), 0, told("a", 9), told("z", 9))[1:] == []
+    assert hear(ears, "z", told("z", 1), 0) == []
+    assert hear(ears, "b", told("c", 1), 0) == []
+    assert list(ears.beats()) == ["b"]
+
+
+def test_who_is_silent_for_a_second_or_disconnected_is_not_reachable() -> None:
+    ears = hearing()
+    hear(ears, "c", told("c", 1), 0, told("b", 1))
+    assert ears.reachable(999) == ["c"]
+    assert ears.reachable(1_000) == []
+    ears.message("c", 1_500)
+    assert ears.reachable(2_000) == ["c"]
+    ears.disconnected("c")
+    assert ears.reachable(2_000) == []
+    ears.message("c", 2_001)
+    assert ears.reachable(2_001) == ["c"]
+    assert ears.told(2_101) == {"c": Heard("boot", 100)}
+
+
+def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
+    ears = hearing()
+    assert ears.leader_clock_ms(0) is None
+    old = told("b", 1, wall_ms=90_000, office=Office(3))
+    hear(ears, "b", old, 0)
+    new = told("c", 1, wall_ms=50_000, office=Office(4))
+    hear(ears, "b", told("b", 2, wall_ms=90_100, office=Office(3)), 100, new)
+    assert ears.leader_clock_ms(300) == 50_200
+    assert ears.leader_clock_ms(1_099) == 50_999
+    hear(ears, "b", told("b", 3), 1_050, new)
+    assert ears.leader_clock_ms(1_100) is None
+
+
+# --- relayed beats that are none of their nodes'
+
+
+def test_what_is_relayed_of_a_node_that_is_heard_does_not_count() -> None:
+    ears = hearing()
+    for tick in range(10):
+        hear(ears, "b", told("b", tick), 100 * tick)
+        ahead = told("b", tick + 9, start=1 + tick % 2)
+        assert hear(ears, "c", told("c", tick), 100 * tick + 50, ahead)[1:] == []
+        assert ears.beats()["b"].count == tick
+    assert ears.implausible == 0
+    # Three of its own beats are missing, or it is known not to be connected.
+    assert hear(ears, "c", told("c", 50), 1_200, told("b", 12))[1:]
+    hear(ears, "b", told("b", 13), 1_250)
+    ears.disconnected("b")
+    assert hear(ears, "c", told("c", 51), 1_260, told("b", 14))[1:]
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "is_taken"),
+    [
+        (1, 1_000, True),
+        (1, 10_000_000, False),
+        (5, 3, True),
+        (5, 10_000_000, False),
+        (10_000, 3, False),
+        (10**9, 10**9, False),
+    ],
+)
+def test_a_relayed_beat_is_not_further_ahead_than_can_be(
+    start: int, count: int, is_taken: bool
+) -> None:
+    ears = hearing()
+    hear(ears, "b", told("b", 5), 0)
+    relayed = told("b", count, start=start)
+    assert bool(hear(ears, "c", told("c", 1), 5_000, relayed)[1:]) is is_taken
+    assert ears.implausible == (not is_taken)
+    # A node may be away for long.
+    assert hear(ears, "c", told("c", 2), 10**9, told("b", 10**6, start=10**4 - 1))[1:]
+
+
+@pytest.mark.parametrize("start", [1, 2, 9, 10**9])
+def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) -> None:
+    """Else nothing new would be known of that node, whatever it says itself."""
+    ears = hearing()
+    wrong = told("b", 90_000, start=start)
+    hear(ears, "c", told("c", 1), 0, wrong)
+    assert ears.beats()["b"] is wrong
+    for tick in range(1, 30):
+        now_ms = 100 * tick
+        own = told("b", 5 + tick)
+        assert hear(ears, "b", own, now_ms) == [News(own, is_direct=True)]
+        hear(ears, "c", told("c", 1 + tick), now_ms, wrong)
+        assert (ears.beats()["b"] is own) == (now_ms >= 1_000)
+    assert ears.implausible == 1
+
+
+# --- what is relayed
+
+
+def test_relayed_is_what_a_node_has_not_heard_lately() -> None:
+    ears = hearing()
+    of_b, of_c = told("b", 1), told("c", 1)
+    hear(ears, "b", of_b, 0)
+    assert ears.unheard_by("b", 0) == ()
+    hear(ears, "c", of_c, 0)
+    assert ears.unheard_by("b", 0) == (of_c,), "it never heard of it"
+    hear(ears, "b", told("b", 2, heard={"c": Heard("boot", 150)}), 100)
+    assert ears.unheard_by("b", 149) == ()
+    assert ears.unheard_by("b", 150) == (of_c,)
+    hear(ears, "b", told("b", 3, heard={"c": Heard("boot", 10)}), 200)
+    assert ears.unheard_by("b", 200) == ()
+
+
+def test_everything_is_relayed_to_a_node_that_says_nothing_itself() -> None:
+    ears = hearing()
+    of_c = told("c", 1)
+    hear(ears, "c", of_c, 0)
+    assert ears.unheard_by("b", 0) == (of_c,)
+    hear(ears, "c", told("c", 2), 100, told("b", 1, heard={"c": Heard("boot", 0)}))
+    assert len(ears.unheard_by("b", 100)) == 1, "what others relay of it is not its word"

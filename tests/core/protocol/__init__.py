@@ -1,0 +1,1 @@
+"""What nodes and processes exchange, and PROTOCOL.md."""

@@ -1,0 +1,1 @@
+"""The wheels of one node: writing, mirroring, fetching."""

@@ -1,0 +1,415 @@
+"""What a member fetches, and from whom."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.heartbeat import MAX_SOUGHT, WheelBeat
+from delaywheel_replica.core.protocol.messages import Fetch, Lacks
+from delaywheel_replica.core.wheels.fetching import Fetching, Want
+from support.core.values import wheel_beat
+
+A1, A2 = WheelId("a", 1), WheelId("a", 2)
+TIMEOUT_MS = 1_000
+ROUND_MS = 2 * TIMEOUT_MS
+START_MS = 50_000
+
+
+def want_of(
+    shown: Mapping[str, int] | None = None,
+    *,
+    applied: int = 0,
+    lacking: Iterable[int] = (),
+    limit: int = 0,
+) -> Want:
+    """What node `e` wants of a wheel whose other members are a, b and c."""
+    return Want(
+        applied=applied,
+        lacking=SeqSet.of(lacking),
+        limit=limit,
+        beats={node: wheel_beat(seq) for node, seq in (shown or {}).items()},
+        members={node: f"disk-{node}" for node in "abce"},
+        storages={node: f"disk-{node}" for node in "abc"},
+    )
+
+
+@dataclass
+class Fetcher:
+    """Node `e`, its clock, and the request that it sent last for each wheel."""
+
+    now_ms: int = START_MS
+    fetching: Fetching = field(init=False)
+    sent: dict[WheelId, tuple[str, Fetch]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config = MemberConfig("e", tuple("abce"), 2, 120, fetch_timeout_ms=TIMEOUT_MS)
+        self.fetching = Fetching(config)
+
+    def asks(
+        self, want: Want, *, wheel: WheelId = A1, reachable: str = "abc"
+    ) -> tuple[str, int, int] | None:
+        """Whom it asks now, and for what."""
+        planned = self.fetching.plan(self.now_ms, {wheel: want}, reachable)
+        if not planned:
+            return None
+        [(peer, fetch)] = planned
+        assert fetch.wheel == wheel
+        self.sent[wheel] = (peer, fetch)
+        return peer, fetch.first_seq, fetch.last_seq
+
+    def after(self, ms: int) -> None:
+        self.now_ms += ms
+
+    def answered(self, wheel: WheelId = A1) -> None:
+        self.fetching.answered(self.sent[wheel][1].request)
+
+    def told_lacks(self, first: int, last: int | None = None, storage: str | None = None) -> None:
+        peer, fetch = self.sent[A1]
+        message = Lacks(fetch.request, A1, storage or f"disk-{peer}", first, last or first)
+        self.fetching.lacks(peer, message.storage, message)
+
+    def lacking(self, wheel: WheelId = A1) -> dict[int, str]:
+        told = sorted(self.fetching.lacks_told().get(wheel, {}).items())
+        seqs = {seq for _, lacks in told for seq in lacks}
+        return {seq: "".join(node for node, lacks in told if seq in lacks) for seq in seqs}
+
+
+# --- what
+
+
+def test_all_that_is_behind_is_asked_for_at_once_of_who_helps() -> None:
+    """However much it is: the answer has as much as one message takes."""
+    fetcher = Fetcher()
+    shown = {"b": 25}
+    assert fetcher.asks(want_of(shown, limit=25)) == ("b", 1, 25)
+    fetcher.answered()
+    assert fetcher.asks(want_of(shown, applied=10, limit=25)) == ("b", 11, 25)
+    fetcher.answered()
+    assert fetcher.asks(want_of(shown, applied=20, limit=25)) == ("b", 21, 25)
+    fetcher.answered()
+    assert fetcher.asks(want_of(shown, applied=25, limit=25)) is None
+
+
+def test_holes_come_first_in_runs() -> None:
+    want = want_of({"b": 9}, applied=8, lacking=(2, 3, 4, 6), limit=9)
+    assert list(want.runs()) == [(2, 4), (6, 6), (9, 9)]
+    assert Fetcher().asks(want) == ("b", 2, 4)
+
+
+def test_holes_alone_are_asked_for_whatever_the_limit() -> None:
+    want = want_of({"b": 9}, applied=8, lacking=(2,), limit=0)
+    assert list(want.runs()) == [(2, 2)]
+
+
+def test_only_so_many_holes_are_looked_at_at_once() -> None:
+    lacking = tuple(range(1, 4 * MAX_SOUGHT, 2))
+    runs = list(want_of(applied=9000, lacking=lacking, limit=9001).runs())
+    assert len(runs) == MAX_SOUGHT + 1
+    assert runs[-1] == (9001, 9001)
+
+
+def test_nothing_is_asked_for_when_nothing_is_wanted() -> None:
+    assert Fetcher().asks(want_of({"b": 9}, applied=9, limit=3)) is None
+
+
+def test_a_frame_that_nobody_has_holds_up_no_other() -> None:
+    fetcher = Fetcher()
+    want = want_of({"a": 9, "b": 9, "c": 9}, applied=8, lacking=(2, 6), limit=9)
+    damaged = {node: replace(told, lacking=SeqSet.of([2])) for node, told in want.beats.items()}
+    want = replace(want, beats=damaged)
+    for node in "abc":
+        assert fetcher.asks(want) == (node, 2, 2)
+        fetcher.told_lacks(2)
+    asked = fetcher.asks(want)
+    assert asked is not None
+    assert asked[1:] == (6, 6)
+    assert fetcher.lacking() == {2: "abc"}
+
+
+# --- when
+
+
+def test_one_request_is_under_way_for_each_wheel() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 5}, limit=5)
+    assert fetcher.asks(want) is not None
+    fetcher.after(TIMEOUT_MS - 1)
+    assert fetcher.asks(want) is None
+    assert fetcher.asks(want, wheel=A2) == ("b", 1, 5)
+
+
+def test_wheels_are_asked_for_in_order() -> None:
+    wants = {A2: want_of({"b": 1}, limit=1), A1: want_of({"b": 1}, limit=1)}
+    planned = Fetcher().fetching.plan(START_MS, wants, "b")
+    assert [fetch.wheel for _, fetch in planned] == [A1, A2]
+    assert len({fetch.request for _, fetch in planned}) == 2
+
+
+def test_an_answer_to_an_older_request_is_none_to_the_newest() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 5}, limit=5)
+    fetcher.asks(want, reachable="b")
+    _, old = fetcher.sent[A1]
+    fetcher.after(TIMEOUT_MS)
+    assert fetcher.asks(want, reachable="b") is None
+    fetcher.after(ROUND_MS)
+    assert fetcher.asks(want, reachable="b") == ("b", 1, 5)
+    fetcher.fetching.answered(old.request)
+    fetcher.fetching.lacks("b", "disk-b", Lacks(old.request, A1, "disk-b", 1, 1))
+    assert fetcher.asks(want) is None
+    assert fetcher.lacking() == {}
+
+
+# --- whom
+
+
+def test_who_shows_a_frame_comes_before_who_does_not() -> None:
+    fetcher = Fetcher()
+    want = want_of({"a": 4, "b": 4, "c": 5}, applied=4, limit=5)
+    assert fetcher.asks(want) == ("c", 5, 5)
+
+
+def test_a_hole_is_not_shown() -> None:
+    want = want_of({"b": 9, "c": 9}, applied=4, limit=9)
+    want = replace(want, beats={**want.beats, "b": wheel_beat(9, lacking=(5,))})
+    assert Fetcher().asks(want) == ("c", 5, 9)
+
+
+def test_who_does_not_answer_is_followed_by_the_next_and_asked_again_after_a_round() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 5, "c": 5}, limit=5)
+    asked = []
+    for _ in range(6):
+        found = fetcher.asks(want)
+        asked.append(found[0] if found else "-")
+        fetcher.after(TIMEOUT_MS)
+    # First who shows it, then who does not; and once more around.
+    assert "".join(asked) == "bcabca"
+
+
+def test_who_answers_uselessly_is_not_asked_again_at_once() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 5}, limit=5)
+    asked = []
+    for _ in range(9):
+        found = fetcher.asks(want)
+        if found is not None:
+            asked.append(found[0])
+            fetcher.answered()
+    assert "".join(asked) == "bca"
+    fetcher.after(TIMEOUT_MS + ROUND_MS)
+    assert fetcher.asks(want) == ("b", 1, 5)
+
+
+def test_who_helped_is_asked_on_though_another_comes_first() -> None:
+    fetcher = Fetcher()
+    shown = {"a": 99, "c": 99}
+    assert fetcher.asks(want_of(shown, limit=99)) == ("a", 1, 99)
+    fetcher.after(TIMEOUT_MS)
+    assert fetcher.asks(want_of(shown, limit=99)) == ("c", 1, 99)
+    fetcher.answered()
+    assert fetcher.asks(want_of(shown, applied=10, limit=99)) == ("c", 11, 99)
+
+
+@pytest.mark.parametrize("reachable", ["", "e"])
+def test_who_is_not_heard_is_not_asked(reachable: str) -> None:
+    assert Fetcher().asks(want_of({"b": 5}, limit=5), reachable=reachable) is None
+
+
+def test_another_disk_is_not_asked() -> None:
+    want = want_of({"a": 5, "b": 5, "c": 5}, limit=5)
+    want = replace(want, storages={"a": "new", "c": "disk-c"})
+    assert Fetcher().asks(want) == ("c", 1, 5)
+
+
+def test_who_is_no_member_is_not_asked() -> None:
+    want = want_of({"a": 5, "d": 5}, limit=5)
+    want = replace(want, storages={**want.storages, "d": "disk-d"})
+    assert Fetcher().asks(want, reachable="d") is None
+
+
+# --- who lacks what
+
+
+def test_what_nobody_shows_is_asked_of_every_other_member_once() -> None:
+    fetcher = Fetcher()
+    want = want_of(lacking=(7, 8))
+    for node in "abc":
+        assert fetcher.asks(want) == (node, 7, 8)
+        fetcher.told_lacks(7, 8)
+    assert fetcher.lacking() == {7: "abc", 8: "abc"}
+    assert fetcher.asks(want) is None
+
+
+def test_a_run_is_gone_on_with_behind_what_nobody_has() -> None:
+    fetcher = Fetcher()
+    want = want_of(lacking=(7, 8))
+    for _ in "abc":
+        fetcher.asks(want)
+        fetcher.told_lacks(7)
+    assert fetcher.asks(want) == ("c", 8, 8)
+
+
+def test_nothing_is_asked_for_behind_a_frame_that_cannot_be_got() -> None:
+    """Its row is where the next one must follow."""
+    fetcher = Fetcher()
+    want = want_of(applied=4, limit=6)
+    for _ in "abc":
+        fetcher.asks(want)
+        fetcher.told_lacks(5)
+    assert fetcher.asks(want) is None
+
+
+def test_who_lacks_a_frame_is_asked_again_as_soon_as_it_shows_it() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 4}, lacking=(5,))
+    for node in "abc":
+        assert fetcher.asks(want) == (node, 5, 5)
+        fetcher.told_lacks(5)
+    assert fetcher.asks(want) is None
+    assert fetcher.asks(want_of({"b": 4, "c": 5}, lacking=(5,))) == ("c", 5, 5)
+    assert fetcher.lacking() == {5: "ab"}
+
+
+def test_who_lacks_what_it_still_shows_is_not_asked_for_it_at_once() -> None:
+    fetcher = Fetcher()
+    want = want_of({"b": 5}, lacking=(5,))
+    asked = []
+    for _ in range(6):
+        found = fetcher.asks(want)
+        if found is not None:
+            asked.append(found[0])
+            fetcher.told_lacks(5)
+    assert "".join(asked) == "bca"
+    fetcher.after(TIMEOUT_MS + ROUND_MS)
+    assert fetcher.asks(want) == ("b", 5, 5)
+
+
+def test_who_is_not_heard_any_more_is_not_believed() -> None:
+    fetcher = Fetcher()
+    want = want_of(lacking=(5,))
+    for _ in "abc":
+        fetcher.asks(want)
+        fetcher.told_lacks(5)
+    assert fetcher.lacking() == {5: "abc"}
+    fetcher.asks(want, reachable="ac")
+    assert fetcher.lacking() == {5: "ac"}
+    fetcher.asks(want, reachable="ac", wheel=A2)
+    assert fetcher.lacking() == {5: "ac"}
+
+
+def test_what_another_disk_lacks_says_nothing() -> None:
+    fetcher = Fetcher()
+    fetcher.asks(want_of({"b": 5}, limit=5))
+    fetcher.told_lacks(1, storage="new")
+    assert fetcher.lacking() == {}
+
+
+def test_only_what_was_asked_for_is_believed() -> None:
+    fetcher = Fetcher()
+    fetcher.asks(want_of({"b": 4}, applied=2, limit=4))
+    fetcher.told_lacks(2, 5)
+    assert fetcher.lacking() == {3: "b", 4: "b"}
+
+
+def test_only_who_was_asked_is_believed() -> None:
+    fetcher = Fetcher()
+    fetcher.asks(want_of({"b": 4}, limit=4))
+    _, fetch = fetcher.sent[A1]
+    fetcher.fetching.lacks("c", "disk-c", Lacks(fetch.request, A1, "disk-c", 1, 1))
+    fetcher.fetching.lacks("b", "disk-b", Lacks(fetch.request, A2, "disk-b", 1, 1))
+    assert fetcher.lacking() == {}
+    assert fetcher.asks(want_of({"b": 4}, limit=4)) is None
+
+
+def test_what_is_found_or_over_is_lacking_no_more() -> None:
+    fetcher = Fetcher()
+    fetcher.asks(want_of({"b": 4}, limit=4))
+    fetcher.told_lacks(1, 2)
+    fetcher.fetching.look_only_for(A1, SeqSet([(2, 9)]))
+    fetcher.fetching.look_only_for(A2, NO_SEQS)
+    assert fetcher.lacking() == {2: "b"}
+    fetcher.fetching.forget(A1)
+    fetcher.fetching.forget(A2)
+    assert fetcher.lacking() == {}
+
+
+def test_what_is_wanted_no_more_is_forgotten_after_a_while() -> None:
+    """Who helped is remembered while what came is written, and a wheel need not be told over."""
+    fetcher = Fetcher()
+    shown = {"a": 99, "c": 99}
+    fetcher.asks(want_of(shown, limit=99), reachable="c")
+    for waited_ms, asked in ((0, "c"), (2 * TIMEOUT_MS + ROUND_MS, "a")):
+        fetcher.answered()
+        fetcher.after(waited_ms)
+        fetcher.fetching.plan(fetcher.now_ms, {}, "abc")
+        assert fetcher.asks(want_of(shown, applied=10, limit=99)) == (asked, 11, 99)
+
+
+# --- a world of nodes that hold some frames, show some of them, and answer or not
+
+
+seq_sets = st.sets(st.integers(1, 12))
+
+
+@given(
+    holds=st.fixed_dictionaries(dict.fromkeys("abc", seq_sets)),
+    hidden=st.sets(st.sampled_from("abc")),
+    silent=st.sets(st.sampled_from("abc")),
+    held=seq_sets,
+    limit=st.integers(0, 12),
+)
+def test_what_anyone_has_is_got_and_of_the_rest_all_are_known_to_lack_it(
+    holds: dict[str, set[int]], hidden: set[str], silent: set[str], held: set[int], limit: int
+) -> None:
+    """Some are heard and do not answer; some did not tell what they hold."""
+    fetcher = Fetcher()
+    beats = {node: _beat_of(holds[node]) for node in "abc" if node not in hidden}
+    answering = [node for node in "abc" if node not in silent]
+    idle_ms = requests = 0
+    while idle_ms < 4 * ROUND_MS:
+        asked = fetcher.asks(replace(_want_of_all(held, limit), beats=beats))
+        if asked is None:
+            fetcher.after(TIMEOUT_MS)
+            idle_ms += TIMEOUT_MS
+            continue
+        requests += 1
+        assert requests < 150
+        peer, first, last = asked
+        if peer in silent:
+            continue
+        run = set(range(first, last + 1))
+        found = _leading(run, holds[peer])
+        if found:
+            held |= found
+            fetcher.answered()
+        else:
+            lacks = _leading(run, run - holds[peer])
+            fetcher.told_lacks(min(lacks), max(lacks))
+    for first, _ in _want_of_all(held, limit).runs():
+        assert not any(first in holds[node] for node in answering)
+        assert "".join(answering) == fetcher.lacking().get(first, "")
+
+
+def _leading(run: set[int], held: set[int]) -> set[int]:
+    return set(takewhile(held.__contains__, sorted(run)))
+
+
+def _want_of_all(held: set[int], limit: int) -> Want:
+    applied = max(held, default=0)
+    return want_of(applied=applied, lacking=_holes(held), limit=limit)
+
+
+def _beat_of(held: set[int]) -> WheelBeat:
+    return wheel_beat(max(held, default=0), lacking=_holes(held))
+
+
+def _holes(held: set[int]) -> tuple[int, ...]:
+    return tuple(seq for seq in range(1, max(held, default=0)) if seq not in held)

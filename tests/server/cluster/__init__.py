@@ -1,0 +1,1 @@
+"""Answers about the cluster, and what operators do to it."""

@@ -1,0 +1,107 @@
+"""What a node says of itself: since its processes started, of its ledger, of what is pending."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.writing.dial import Dial
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.cluster.details import Details, Said
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from support.server.facts import cleaner_status, server_status
+from support.wheels.messages import columns_of, message
+from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
+
+NOW_SLOT = int(time.time())
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    """Three messages, due 3 s ago, now and far ahead; the dial lives as long as its process."""
+    disk = PosixDisk()
+    wheel = new_wheel(disk, tmp_path, dial=Dial(disk, tmp_path, 10_000))
+    for number, slot in enumerate((NOW_SLOT - 3, NOW_SLOT, NOW_SLOT + 5_000)):
+        wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
+    yield tmp_path
+    wheel.close()
+
+
+def described(
+    data: Path, cleaner: CleanerStatus | None, books: BooksState | None = None
+) -> pb.DescribeClusterResponse:
+    """Node a, with details."""
+    state = books or BooksState("/books")
+    view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(cleaner))
+    said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: state)
+    answer = pb.DescribeClusterResponse(
+        node="a",
+        members=[pb.Member(node="a"), pb.Member(node="b")],
+        wheels=[pb.WheelStatus(wheel="a.2", node="a", applied_seq=20)],
+    )
+    Details(PosixDisk(), data, view, said).add_to(answer, server_status())
+    assert not answer.members[1].HasField("report"), "b has to say it itself"
+    return answer
+
+
+def test_what_its_processes_have_counted(data: Path) -> None:
+    cleaner = cleaner_status(
+        monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
+        kafka_error="Timed out",
+        unavailable_topics=("orders",),
+        progress=Progress((NOW_SLOT - 2) * 1000, None, {}, 0),
+    )
+    report = described(data, cleaner).members[0].report
+    assert (report.elections, report.cleaner_started_ms) == (1, cleaner.started_ms)
+    assert (report.in_sync_changes, report.server_started_ms) == (4, 5)
+    assert (report.role, report.kafka_error) == ("leading", "Timed out")
+    assert list(report.unavailable_topics) == ["orders"]
+    assert report.pending_messages == 2, "the first is done"
+    assert report.pending_bytes > 2 * len(b"value")
+
+
+def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
+    status = server_status()
+    beat = replace(status.beat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
+    view = NodeView(status=server_status, in_sync=lambda: frozenset("ab"), cleaner=Cleaner(None))
+    said = Said(started_ms=5, in_sync_changes=lambda: 4, books=lambda: BooksState("/books"))
+    answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
+    Details(PosixDisk(), data, view, said).add_to(answer, replace(status, beat=beat))
+    report = answer.members[0].report
+    of_others = beat.wheels.keys() - {beat.spare} - beat.verifying
+    assert of_others
+    assert (report.verifying_wheels, report.wheels) == (2, 2 + len(of_others))
+
+
+def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:
+    silent = cleaner_status(monotonic_ms=monotonic_ms() - 60_000, role=Role.LEADING)
+    report = described(data, silent).members[0].report
+    assert (report.role, report.elections) == ("", 1)
+    report = described(data, None).members[0].report
+    assert not report.HasField("cleaner_started_ms")
+    assert report.pending_messages == 3, "nothing is known to be done"
+
+
+def test_how_the_ledger_stands(data: Path) -> None:
+    report = described(data, None).members[0].report
+    assert report.ledger == pb.LedgerReport(place="/books", lag_frames=5)
+    failed = BooksState("/books", "gone", 7, 1, 20)
+    ledger = described(data, None, failed).members[0].report.ledger
+    assert (ledger.failure, ledger.failing_since_ms) == ("gone", 7)
+    assert (ledger.gaps, ledger.gap_messages) == (1, 20)
+
+
+def test_who_holds_what_is_told_once_the_wheel_is_known_to_be_registered(data: Path) -> None:
+    answer = described(data, cleaner_status())
+    assert [replica.node for replica in answer.wheels[0].replicas] == ["a"]
+    assert described(data, None).wheels[0].replicas == []
+    assert described(data, None).pending.at_least

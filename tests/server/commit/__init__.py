@@ -1,0 +1,1 @@
+"""Group commit, the driver of the member machine, the store."""

@@ -1,0 +1,298 @@
+"""Group commit on a simulated disk: who is acknowledged, and when."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.encode import encode_group
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.node.events import Broken, Written
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.messages import Applied, Gossip
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.server.commit.outside import GroupJob
+from delaywheel_replica.server.node.refusals import Refusal
+from sim.machine.disk import Fault, SimulatedDisk
+from support.server.driven import NOW_MS, Driven
+from support.wheels.messages import BASE_SLOT, message
+from support.wheels.wheels import delete_below
+
+ONE = WheelId("n1", 1)
+
+
+def opened(node: Driven) -> Driven:
+    """With a wheel, and no spare."""
+    node.hear(w1=None)
+    assert node.state.open == ONE
+    node.words = 0
+    return node
+
+
+@pytest.fixture
+def node() -> Driven:
+    return opened(Driven(SimulatedDisk()))
+
+
+def test_a_message_is_acknowledged_once_its_frame_can_be_read(node: Driven) -> None:
+    asked = node.produce(message(1), message(2))
+    assert (asked.committed.wheel, asked.committed.seq, asked.committed.failed) == (ONE, 1, {})
+    assert node.stored(ONE) == [message(1), message(2)]
+    assert node.row.beat.wheels[ONE].high_watermark == 1
+    assert node.words == 1
+    assert node.entered == [(1, 1, 2)]
+
+
+def test_nothing_is_acknowledged_before_it_is_written(node: Driven) -> None:
+    first = node.ask(message(1))
+    assert node.jobs.popleft() == GroupJob()
+    group = node.driver.begin_group()
+    assert group is not None
+    # What arrives while a group is written is the next group, as a whole.
+    others = [node.ask(message(number)) for number in (2, 3, 4)]
+    assert list(node.jobs) == [GroupJob()]
+    assert (first.said, node.stored(ONE)) == ("nothing yet", [])
+    node.driver.finish_group(group)
+    assert first.committed.seq == 1
+    assert {other.said for other in others} == {"nothing yet"}
+    node.work()
+    assert {other.committed.seq for other in others} == {2}
+    assert node.stored(ONE) == [message(number) for number in (1, 2, 3, 4)]
+
+
+def test_a_group_steps_the_machine_once(node: Driven) -> None:
+    node.events.clear()
+    asked = [node.ask(message(number)) for number in range(50)]
+    node.work()
+    assert [type(event) for event in node.events] == [Written]
+    assert {each.committed.seq for each in asked} == {1}
+
+
+def test_a_group_has_its_bounds(node: Driven) -> None:
+    asked = [node.ask(message(n, value=bytes(mib << 20))) for n, mib in enumerate((3, 3, 3, 9, 1))]
+    node.work()
+    # 8 MiB; what is longer is a group by itself.
+    assert [each.committed.seq for each in asked] == [1, 1, 2, 3, 4]
+
+
+def test_with_flush_group_only_what_the_medium_holds_is_acknowledged() -> None:
+    node = opened(Driven(SimulatedDisk(), sync_groups=True))
+    node.produce(message(1))
+    node.disk.faults.append(Fault("sync"))
+    asked = node.ask(message(2))
+    node.driver.do(node.jobs.popleft())
+    assert asked.said == "WHEEL_LOST"
+    assert any(isinstance(event, Broken) for event in node.events)
+    # It was left for that; of the frame nobody was told that it is held.
+    assert node.row.beat.open is None
+    assert node.row.beat.wheels[ONE].high_watermark == 1
+
+
+def test_without_a_wheel_nothing_is_accepted() -> None:
+    node = Driven(SimulatedDisk())
+    assert node.produce(message(1)).said == "NO_WHEEL"
+    opened(node)
+    assert node.produce(message(1)).said == "n1.1"
+    node.driver.drain()
+    assert node.produce(message(2)).said == "DRAINING"
+
+
+def test_with_too_few_members_in_sync_nothing_is_written() -> None:
+    node = Driven(SimulatedDisk(), nodes=("n1", "n2"), min_insync=2)
+    node.hear(members={"n2": "s2"}, w1=None)
+    assert node.state.open == ONE
+    assert node.produce(message(1)).said == "NOT_ENOUGH_REPLICAS"
+    assert (node.store.last_seq, node.row.beat.wheels[ONE].applied) == (0, 0)
+
+
+def test_a_sealed_second_takes_no_more(node: Driven) -> None:
+    node.clock_wall_ms += 120_000
+    node.tick()
+    assert node.row.beat.wheels[ONE].seal_slot == BASE_SLOT
+    early, due = message(1, slot=BASE_SLOT - 1), message(2)
+    asked = node.ask(early, due)
+    only_early = node.ask(message(3, slot=BASE_SLOT - 1))
+    node.work()
+    assert {row: refusal.reason for row, refusal in asked.committed.failed.items()} == {
+        0: Reason.DUE_TOO_OLD
+    }
+    assert only_early.said == "DUE_TOO_OLD"
+    assert node.stored(ONE) == [due]
+
+
+def test_who_has_nothing_in_a_group_waits_for_nobody(node: Driven) -> None:
+    node.clock_wall_ms += 120_000
+    node.tick()
+    assert node.produce(message(3, slot=BASE_SLOT - 1)).said == "DUE_TOO_OLD"
+    assert node.store.last_seq == 0
+    # And the next group is let in as if there had been none.
+    assert node.produce(message(4)).said == "n1.1"
+
+
+def test_no_seal_is_given_while_a_group_that_it_would_refuse_is_written(node: Driven) -> None:
+    """It is given behind the group: else it would rest under load, and the floor with it."""
+    before = node.row.beat.wheels[ONE]
+    node.ask(message(1, slot=before.seal_slot))
+    node.jobs.clear()
+    group = node.driver.begin_group()
+    assert group is not None
+    node.tick(1_000)
+    assert node.row.beat.wheels[ONE] == before
+    node.driver.finish_group(group)
+    after = node.row.beat.wheels[ONE]
+    assert (after.seal_slot, after.seal_seq) == (before.seal_slot + 1, 1)
+
+
+def test_the_seal_moves_with_the_lesser_clock_and_never_back(node: Driven) -> None:
+    def sealed(leader_ahead_ms: int | None) -> tuple[int, int]:
+        node.clock_ms += 100
+        role = Role.STANDBY if leader_ahead_ms is None else Role.LEADING
+        node.hear(role=role, w1=None)
+        beat = node.row.beat.wheels[ONE]
+        return beat.seal_slot - BASE_SLOT, beat.seal_seq
+
+    first = sealed(0)
+    node.produce(message(1))
+    node.clock_wall_ms += 5_000
+    assert sealed(None) == first
+    assert sealed(0) == (first[0] + 5, 1)
+    node.clock_wall_ms -= 20_000
+    node.produce(message(2))
+    assert sealed(0) == (first[0] + 5, 1)
+
+
+def test_messages_and_cancels_are_frames_of_their_own(node: Driven) -> None:
+    cancel = node.ask(message(1), kind=Kind.CANCELS)
+    first = node.ask(message(1))
+    another = node.ask(message(3), kind=Kind.CANCELS)
+    node.work()
+    assert [each.committed.seq for each in (cancel, another, first)] == [1, 1, 2]
+    assert node.stored(ONE) == [message(1)]
+    assert node.entered == [(1, 1, 0), (2, 2, 1)]
+
+
+def test_only_what_is_due_soon_is_told_before_the_next_beat(node: Driven) -> None:
+    far = message(1, slot=BASE_SLOT + 5)
+    assert node.produce(far).said == "n1.1"
+    assert node.words == 0
+    node.produce(message(2, slot=BASE_SLOT + 1), far)
+    assert node.words == 1
+    # Who cancels waits for the next commit: the cleaner is not to find out by chance.
+    node.produce(far, kind=Kind.CANCELS)
+    assert node.words == 2
+
+
+def test_when_the_medium_fails_only_what_is_known_to_count_is_acknowledged(node: Driven) -> None:
+    node.disk.faults.append(Fault("write", errno.EIO, f"{BASE_SLOT + 1}.slot"))
+    messages = [message(number, slot=BASE_SLOT + number % 3) for number in range(6)]
+    asked, undone = node.ask(*messages), node.ask(message(7, slot=BASE_SLOT + 1))
+    node.work()
+    # The frame of the first second was written before the failure, and its row after it.
+    assert set(asked.committed.failed) == {1, 2, 4, 5}
+    assert {refusal.reason for refusal in asked.committed.failed.values()} == {Reason.WHEEL_LOST}
+    assert undone.said == "WHEEL_LOST"
+    assert node.stored(ONE) == [messages[0], messages[3]]
+    assert node.row.beat.wheels[ONE].high_watermark == 1
+    assert node.produce(message(1)).said == "NO_WHEEL"
+
+
+def test_a_full_second_refuses_its_messages_alone(
+    node: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert node.store.wheel is not None
+    monkeypatch.setattr(node.store.wheel._slots, "_limit_bytes", 4_000)
+    big = [message(number, value=bytes(800)) for number in range(2)]
+    for _ in range(2):
+        node.produce(*big)
+    other = message(9, slot=BASE_SLOT + 1)
+    asked = node.produce(message(7, value=bytes(800)), other)
+    assert {row: refusal.reason for row, refusal in asked.committed.failed.items()} == {
+        0: Reason.SLOT_FULL
+    }
+    assert node.stored(ONE)[-1] == other
+
+
+def test_finished_seconds_refuse_their_messages_alone(node: Driven) -> None:
+    """More of them than a group's verdicts could number one by one."""
+    assert node.store.wheel is not None
+    delete_below(node.store.wheel, BASE_SLOT + 300)
+    early = [message(number, slot=BASE_SLOT + number) for number in range(300)]
+    due = message(1, slot=BASE_SLOT + 300)
+    asked, only_early = node.ask(due, *early), node.ask(early[7])
+    node.work()
+    refusal = Refusal(Reason.DUE_TOO_OLD, "Its second is finished")
+    assert asked.committed.failed == dict.fromkeys(range(1, 301), refusal)
+    assert only_early.said == "DUE_TOO_OLD"
+    assert node.stored(ONE) == [due]
+
+
+def test_a_request_that_cannot_be_encoded_is_refused_alone(node: Driven) -> None:
+    """Whatever let it through: the process of whoever writes must not end by it."""
+    poison = node.ask(replace(message(1), topic="x" * 70_000), message(2))
+    sound = [node.ask(message(3)), node.ask(message(4), message(5))]
+    node.work()
+    assert {refusal.reason for refusal in poison.committed.failed.values()} == {Reason.INTERNAL}
+    assert len(poison.committed.failed) == 2
+    assert [each.committed.failed for each in sound] == [{}, {}]
+    assert node.stored(ONE) == [message(3), message(4), message(5)]
+    assert node.produce(message(6)).said == str(ONE)
+
+
+def test_a_group_that_cannot_be_encoded_as_a_whole_is_refused(
+    node: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode_few(columns: Columns, **options: Any) -> Any:
+        if len(columns) > 1:
+            raise MemoryError
+        return encode_group(columns, **options)
+
+    monkeypatch.setattr("delaywheel.storage.writing.wheel.encode_group", encode_few)
+    asked = [node.ask(message(number)) for number in (1, 2)]
+    node.work()
+    assert {each.said for each in asked} == {"INTERNAL"}
+    assert node.produce(message(3)).said == str(ONE)
+
+
+# --- members that do not answer
+
+
+@pytest.fixture
+def pair() -> Driven:
+    """One of two, with a wheel that both are to hold."""
+    node = Driven(SimulatedDisk(), nodes=("n1", "n2"), min_insync=2)
+    node.hear(members={"n2": "s2"}, w1=None)
+    hear_other(node, held=0)
+    node.tick()
+    return node
+
+
+def hear_other(node: Driven, *, held: int) -> None:
+    beat = Beat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True)
+    node.driver.received("n2", Gossip(replace(beat, count=node.clock_ms)))
+    node.driver.received("n2", Applied(ONE, "s2", "b2", held))
+    node.work()
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_who_waits_too_long_for_members_is_told_that_nobody_knows(pair: Driven, kind: Kind) -> None:
+    first = pair.produce(message(1), kind=kind)
+    pair.tick(500)
+    second = pair.produce(message(2), kind=kind)
+    pair.tick(1_500)
+    assert (first.said, second.said) == ("nothing yet", "nothing yet")
+    pair.tick(1)
+    refusal = Refusal(Reason.WHEEL_LOST, "Not enough members answered within 2 s")
+    assert (first.outcome, second.said) == (refusal, "nothing yet")
+    # What was given up is held later all the same, and nobody is told twice.
+    hear_other(pair, held=2)
+    assert second.said == "n1.1"
+    assert pair.row.beat.wheels[ONE].high_watermark == 2
+    third = pair.produce(message(3), kind=kind)
+    hear_other(pair, held=3)
+    assert third.said == "n1.1"

@@ -1,0 +1,636 @@
+"""One node's driver on a disk that fails when told to: the life of its own wheels, step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel.storage.frames.bundle import NO_BUNDLE
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
+from delaywheel_replica.core.member.member import MemberRefusal
+from delaywheel_replica.core.node.events import (
+    Acknowledge,
+    CloseWheel,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    Held,
+    LeaveWheel,
+    Mirror,
+    Send,
+    Sweep,
+    Tell,
+    Tick,
+)
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, Office
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    Refused,
+    WheelCard,
+)
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS
+from delaywheel_replica.server.commit.committer import Request
+from sim.machine.disk import Crash, Fault, SimulatedDisk
+from support.core.values import lacking_members
+from support.server.driven import DATA, LATE_WINDOW_S, NOW_MS, Driven
+from support.wheels.copies import bundled, copies_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+
+ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
+
+
+@pytest.fixture
+def disk() -> SimulatedDisk:
+    return SimulatedDisk()
+
+
+@pytest.fixture
+def node(disk: SimulatedDisk) -> Driven:
+    return Driven(disk)
+
+
+@pytest.fixture
+def ready(node: Driven) -> Driven:
+    """With a wheel open, and a spare."""
+    node.hear(w1=None)
+    node.hear(w1=None, w2=None)
+    assert (node.row.beat.open, node.row.beat.spare) == (ONE, TWO)
+    return node
+
+
+# --- opening and leaving
+
+
+def test_the_first_wheel_is_opened_and_the_next_one_is_the_spare(node: Driven) -> None:
+    node.tick()
+    assert (node.state.open, node.state.spare) == (None, None)
+    node.hear(w1=None)
+    assert (node.state.open, node.state.spare, node.state.last_number) == (ONE, None, 1)
+    node.hear(w1=None)
+    assert node.state.last_number == 1
+    node.hear(w1=None, w2=None)
+    assert node.state.spare is not None
+    assert (node.state.open, node.state.spare.wheel, node.state.last_number) == (ONE, TWO, 2)
+    assert node.produce(message()).said == "n1.1"
+    beat = node.row.beat
+    assert (beat.open, beat.spare, beat.last_number) == (ONE, TWO, 2)
+    assert (beat.wheels[ONE].applied, beat.wheels[TWO].applied) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        WheelRecord({"n1": "another storage"}, 1, 0),
+        WheelRecord({"n2": "s"}, 1, 0),
+        WheelRecord({"n1": "mine"}, 1, 0, closed_at=0),
+    ],
+)
+def test_a_wheel_that_is_not_ours_to_open_is_left(node: Driven, record: WheelRecord) -> None:
+    node.hear()
+    assert node.control is not None
+    if "mine" in record.members.values():
+        record = WheelRecord({"n1": node.state.storage}, 1, 0, closed_at=0)
+    node.control = replace(node.control, wheels={ONE: record})
+    node.tick()
+    assert node.state.last_number == 0
+
+
+def test_a_broken_wheel_is_left_and_the_spare_opened(ready: Driven) -> None:
+    assert ready.produce(message(1)).said == "n1.1"
+    ready.disk.faults.append(Fault("write", path_part=".slot"))
+    assert ready.produce(message(2)).said == "WHEEL_LOST"
+    assert ready.produce(message(2)).said == "n1.2"
+    assert (ready.state.open, ready.state.spare) == (TWO, None)
+    told = ready.row.beat.wheels[ONE]
+    assert (told.applied, told.high_watermark, told.top_slot) == (1, 1, BASE_SLOT)
+
+
+def test_a_spare_is_opened_though_the_medium_refuses_all_of_the_wheel_before(
+    ready: Driven,
+) -> None:
+    assert ready.produce(message(1)).said == "n1.1"
+    ready.disk.faults.append(Fault("write", path_part=".slot"))
+    ready.disk.faults += [
+        Fault(operation, path_part=f"/{ONE}") for operation in ("open", "read") for _ in range(99)
+    ]
+    assert ready.produce(message(2)).said == "WHEEL_LOST"
+    assert ready.produce(message(2)).said == "n1.2"
+    beat = ready.row.beat
+    assert (beat.open, beat.verifying, beat.complete) == (TWO, frozenset({ONE}), False)
+    assert ONE not in beat.wheels
+    ready.tick(AGAIN_MS)
+    assert ready.row.beat.verifying == frozenset({ONE})
+    ready.disk.faults.clear()
+    ready.tick(AGAIN_MS)
+    beat = ready.row.beat
+    assert (beat.verifying, beat.complete) == (frozenset(), True)
+    assert (beat.wheels[ONE].applied, beat.wheels[ONE].high_watermark) == (1, 1)
+
+
+def test_a_checkpoint_that_the_medium_refuses_breaks_the_wheel(ready: Driven) -> None:
+    ready.produce(message(1))
+    ready.disk.faults.append(Fault("sync"))
+    ready.driver.checkpoint()
+    ready.work()
+    assert ready.produce(message(2)).said == "n1.2"
+
+
+def test_a_wheel_that_could_not_be_made_is_left(node: Driven) -> None:
+    node.disk.faults.append(Fault("write", path_part="meta.json"))
+    node.hear(w1=None)
+    assert node.produce(message()).said == "NO_WHEEL"
+    node.hear(w1=None, w2=None)
+    node.tick(1_000)
+    assert (node.state.open, node.state.spare) == (TWO, None)
+    assert node.produce(message()).said == "n1.2"
+
+
+def test_the_wheel_of_a_life_before_is_never_written_again(
+    disk: SimulatedDisk, ready: Driven
+) -> None:
+    ready.produce(message())
+    disk.restart()
+    second = Driven(disk)
+    assert second.row.beat.wheels[ONE].applied == 1
+    second.tick()
+    second.tick()
+    assert (second.state.open, second.state.spare) == (TWO, None)
+    assert second.produce(message()).said == "n1.2"
+    assert second.row.beat.named == (TWO,)
+    assert second.stored(ONE) == [message()]
+
+
+def test_no_crash_while_opening_opens_a_wheel_twice(disk: SimulatedDisk) -> None:
+    """The process ends before each effect of a start, in turn; the next start finds its way."""
+    node = Driven(disk)
+    for effects in range(100):
+        number = node.state.last_number + 1
+        spare = Spare(WheelId("n1", number), 0, {"n1": node.state.storage}, 1)
+        node.store.save(replace(node.state, open=None, spare=spare, last_number=number))
+        node.store.release()
+        disk.restart()
+        node = Driven(disk)
+        disk.crash_after(effects)
+        try:
+            node.tick()
+        except Crash:
+            disk.restart()
+            node = Driven(disk)
+            node.tick()  # raises, if it makes a wheel that was made before
+            node.tick(1_000)
+            if node.state.open is not None:
+                assert node.produce(message()).said == f"n1.{number}"
+            continue
+        break
+    disk.crash_at_effect = None
+    assert effects > 5
+    assert node.produce(message()).said == f"n1.{number}"
+
+
+def test_a_node_that_stops_leaves_its_wheel_and_wants_none(ready: Driven) -> None:
+    waits = ready.ask(message(1))
+    ready.work()
+    ready.driver.drain()
+    ready.work()
+    assert waits.said == "n1.1"
+    assert ready.row.beat.draining
+    assert (ready.state.open, ready.row.beat.named) == (None, (TWO,))
+    assert ready.row.beat.wheels[ONE].high_watermark == 1
+    ready.hear(w1=None, w2=None, w3=None)
+    assert (ready.state.open, ready.state.last_number) == (None, 2)
+
+
+# --- promises, closing, deleting
+
+
+def test_a_promise_is_durable_before_it_is_answered(ready: Driven) -> None:
+    ready.produce(message())
+    ready.disk.faults += [Fault("write", path_part="node.json") for _ in range(2)]
+    ready.want(Fence("n1", 1))
+    assert (ready.row.answers, ready.state.fenced) == ((), {})
+    ready.tick()
+    ready.tick()
+    answer = FenceAnswer("n1", ready.state.storage, Fence("n1", 1), {ONE: 1})
+    assert ready.row.answers == (answer,)
+    assert ready.state.fenced == {"n1": 1}
+    assert ready.state.open == TWO
+    assert ready.produce(message()).said == "n1.2"
+
+
+def test_a_fence_takes_the_spare_with_it(ready: Driven) -> None:
+    ready.want(Fence("n1", 2))
+    ready.tick()
+    assert (ready.state.open, ready.state.spare) == (None, None)
+    # Nothing at or below the promise is ever taken again.
+    ready.hear(w1=None, w2=None)
+    assert ready.state.open is None
+    ready.hear(w1=0, w2=0, w3=None)
+    ready.tick()
+    assert ready.state.open == THREE
+
+
+def test_what_may_be_lost_is_said_of_each_wheel_for_as_long_as_it_is_so(
+    disk: SimulatedDisk, ready: Driven
+) -> None:
+    ready.produce(message())
+    ready.driver.checkpoint()
+    disk.restart()
+    node = Driven(disk, boot="another")
+    node.tick()
+    assert not node.row.beat.complete
+    node.hear(fences=(Fence("n1", 1),), w1=None, w2=None)
+    node.tick()
+    (answer,) = node.row.answers
+    assert (answer.all_incomplete, answer.incomplete) == (False, frozenset({ONE}))
+    node.hear(fences=(Fence("n1", 1),), w1=1, w2=None)
+    node.tick()
+    (answer,) = node.row.answers
+    assert answer.is_complete(ONE)
+    assert node.row.beat.complete
+
+
+def test_a_closed_wheel_is_noted_and_deleted_once_it_is_registered_no_more(ready: Driven) -> None:
+    ready.produce(message())
+    ready.want(Fence("n1", 1))
+    ready.hear(w1=1, w2=None)
+    assert load_meta(ready.disk, DATA, ONE).final_seq == 1
+    ready.hear(w1=1, w2=None, floor=BASE_SLOT + 1)
+    assert ONE in list_wheels(ready.disk, DATA)
+    ready.hear(w2=None, floor=BASE_SLOT + 1)
+    assert list_wheels(ready.disk, DATA) == [TWO]
+    assert set(ready.row.beat.wheels) == {TWO}
+
+
+def test_alone_it_lacks_what_its_cleaner_could_not_read(ready: Driven) -> None:
+    ready.produce(message(), message(1, slot=BASE_SLOT + 1))
+    assert lacking_members(ready.row) == {}
+    bad = FrameSet.of({(ONE, 1), (ONE, 3), (TWO, 5)})
+    ready.hear(w1=None, w2=None, unreadable=bad)
+    # The wheel was left, for its origin cannot serve it. What is not written yet may still come.
+    assert lacking_members(ready.row)[ONE, 1] == "n1"
+    assert (TWO, 5) not in ready.row.looked_for
+    assert ready.row.beat.open == TWO
+    ready.hear(w1=None, w2=None, unreadable=bad, lost=FrameSet.of({(ONE, 1)}))
+    assert (ONE, 1) not in ready.row.looked_for
+    assert ready.row.beat.wheels[ONE].prefix == 2
+
+
+def test_a_full_disk_does_not_keep_the_floor_from_freeing_it(ready: Driven) -> None:
+    ready.produce(message())
+    ready.disk.faults += [Fault("write", path_part="node.json") for _ in range(99)]
+    ready.hear(floor=BASE_SLOT + 1, fences=(Fence("n9", 1),), w1=None, w2=None)
+    assert slot_files(ready, ONE) == []
+    assert (ready.row.answers, ready.state.fenced) == ((), {})
+
+
+def test_a_spares_seal_is_saved_before_it_is_told(ready: Driven) -> None:
+    ready.tick(1_000)
+    before = ready.row.beat.wheels[TWO].seal_slot
+    assert ready.state.spare is not None
+    assert before == ready.state.spare.seal_slot
+    ready.disk.faults.append(Fault("write", path_part="node.json"))
+    ready.tick(10_000)
+    assert ready.row.beat.wheels[TWO].seal_slot == before
+    ready.tick(1_000)
+    after = ready.row.beat.wheels[TWO].seal_slot
+    assert after == ready.clock_wall_ms // 1000 - LATE_WINDOW_S > before
+    assert ready.state.spare.seal_slot == after
+
+
+def test_the_row_says_office_floor_and_its_place_in_the_order(ready: Driven) -> None:
+    ready.hear(floor=17, fences=(Fence("n9", 1),), w1=None, w2=None)
+    beat = ready.row.beat
+    assert (beat.start, beat.floor, beat.office) == (1, 17, Office(7, (Fence("n9", 1),), {}))
+    assert ready.row.beat.order > beat.order
+    ready.hear(role=Role.STANDBY, floor=17, w1=None, w2=None)
+    assert ready.row.beat.office is None
+
+
+# --- how effects are carried out
+
+
+class Script:
+    """A machine that answers with what the test says; all else is as in the real one."""
+
+    def __init__(self) -> None:
+        self.effects: list[Effect] = []
+        self.told: list[Event] = []
+
+    def step(self, event: Event) -> list[Effect]:
+        if not isinstance(event, Tick):
+            self.told.append(event)
+        effects, self.effects = self.effects, []
+        return effects
+
+
+@pytest.fixture
+def script(ready: Driven, monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+    monkeypatch.setattr(ready.driver.machine, "step", script.step)
+    return script
+
+
+CARD = WheelCard(WheelId("n2", 1), {"n1": "s", "n2": "s2"}, 1, 7200)
+
+
+def test_what_cannot_fail_is_done_while_jobs_wait(ready: Driven, script: Script) -> None:
+    refused = Refused("n2", 1)
+    script.effects = [Tell(), Send("n2", refused), Mirror(CARD, NO_BUNDLE)]
+    ready.sent.clear()
+    ready.words = 0
+    ready.driver.tick()
+    assert (ready.sent, ready.words) == ([("n2", refused)], 1)
+    assert list(ready.jobs) == [deque([Mirror(CARD, NO_BUNDLE)])]
+    assert script.told == []
+
+
+def test_what_fails_takes_along_only_what_is_answered(
+    ready: Driven, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = CloseWheel(ONE, 5)
+    script.effects = [failing, CloseWheel(TWO, 5), ForgetLost(FrameSet()), Sweep(BASE_SLOT)]
+    ready.driver.tick()
+    monkeypatch.setattr(ready.store, "close_wheel", refuse)
+    ready.work()
+    assert script.told == [Failed(failing, "no")]
+    assert ready.driver.floor == BASE_SLOT
+
+
+def refuse(*_: object, **__: object) -> Held:
+    raise OSError("no")
+
+
+def test_jobs_are_done_in_the_order_of_the_steps(ready: Driven, script: Script) -> None:
+    script.effects = [Sweep(1)]
+    ready.driver.tick()
+    script.effects = [Mirror(CARD, NO_BUNDLE), Sweep(2)]
+    ready.driver.tick()
+    assert [effect for job in ready.jobs for effect in job] == [  # type: ignore[union-attr]
+        Sweep(1),
+        Mirror(CARD, NO_BUNDLE),
+        Sweep(2),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Kind.MESSAGES, 0), (Kind.CANCELS, 1)])
+def test_callers_are_answered_before_the_row_is_written_but_not_who_cancels(
+    ready: Driven, script: Script, kind: Kind, words: int
+) -> None:
+    """The next commit, which he asks for, must know of his cancel."""
+    words_then = []
+    columns = columns_of([message()])
+    request = Request(columns, kind, lambda _: words_then.append(ready.words))
+    ready.driver.submit(request)
+    ready.jobs.clear()
+    group = ready.driver.begin_group()
+    assert group is not None
+    script.effects = [Acknowledge(ONE, 1), Tell()]
+    ready.words = 0
+    ready.driver.finish_group(group)
+    assert (words_then, ready.words) == ([words], 1)
+
+
+def test_callers_of_a_wheel_that_is_left_are_told_that_nobody_knows(
+    ready: Driven, script: Script
+) -> None:
+    one, two = ready.produce(message(1)), ready.produce(message(2))
+    script.effects = [Acknowledge(ONE, 1), Tell(), LeaveWheel(ONE)]
+    ready.driver.tick()
+    assert (one.said, two.said) == ("n1.1", "nothing yet")
+    ready.work()
+    assert two.said == "WHEEL_LOST"
+
+
+def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(
+    ready: Driven, script: Script
+) -> None:
+    """Two threads step one after the other, and overtake each other behind it."""
+    waits = ready.produce(message(1))
+    script.effects = [Acknowledge(TWO, 9), Tell()]
+    ready.driver.tick()
+    assert waits.said == "nothing yet"
+    script.effects = [Acknowledge(ONE, 9), Tell()]
+    ready.driver.tick()
+    assert waits.said == "n1.1"
+
+
+# --- other nodes
+
+
+@pytest.fixture
+def pair(disk: SimulatedDisk) -> Driven:
+    """One of two, with a wheel that both are to hold."""
+    node = Driven(disk, nodes=("n1", "n2"), min_insync=2, message_bytes=3_000)
+    node.hear(members={"n2": "s2"}, w1=None)
+    node.driver.received("n2", Gossip(peer_beat()))
+    node.work()
+    node.tick()
+    return node
+
+
+def peer_beat(count: int = 1) -> Beat:
+    return Beat("n2", "s2", "b2", NOW_MS, None, None, 0, draining=False, complete=True, count=count)
+
+
+def test_a_message_is_acknowledged_when_the_mirror_says_so(pair: Driven) -> None:
+    pair.driver.received("n2", Applied(ONE, "s2", "b2", 0))
+    asked = pair.produce(message(1))
+    assert asked.said == "nothing yet"
+    (pushed,) = [told for _, told in pair.sent if isinstance(told, Frames)]
+    assert pushed.frames.seqs.tolist() == [1]
+    pair.driver.received("n2", Applied(ONE, "s2", "b2", 1))
+    assert asked.said == "n1.1"
+
+
+def nine_seconds() -> list[Message]:
+    return [message(number, slot=BASE_SLOT + number, value=bytes(800)) for number in range(9)]
+
+
+def test_what_is_pushed_is_sent_as_a_whole_in_messages_of_bounded_size(pair: Driven) -> None:
+    """What is pushed counts as under way: a part that is not sent would be waited for in vain."""
+    pair.produce(*nine_seconds())
+    pushed = [told for _, told in pair.sent if isinstance(told, Frames)]
+    assert [seq for told in pushed for seq in told.frames.seqs.tolist()] == list(range(1, 10))
+    assert [told.request for told in pushed] == [0] * len(pushed)
+    assert len(pushed) == 3
+
+
+def test_a_fetch_is_answered_with_one_message(pair: Driven) -> None:
+    pair.produce(*nine_seconds())
+    pair.sent.clear()
+    pair.driver.received("n2", Fetch(5, ONE, 2, 9))
+    pair.driver.received("n2", Fetch(6, ONE, 10, 12))
+    pair.work()
+    (answer,) = [told for _, told in pair.sent if isinstance(told, Frames)]
+    assert (answer.request, answer.frames.first_seq) == (5, 2)
+    assert 1 < len(answer.frames) < 8
+    assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
+        Lacks(6, ONE, pair.state.storage, 10, 12)
+    ]
+
+
+def test_a_damaged_frame_is_told_to_who_asks_and_to_the_machine(pair: Driven) -> None:
+    pair.produce(message(1))
+    (path,) = slot_files(pair, ONE)
+    pair.disk.flip_bit(path, 900)
+    pair.sent.clear()
+    pair.driver.received("n2", Fetch(5, ONE, 1, 1))
+    pair.work()
+    assert [told for _, told in pair.sent if isinstance(told, Lacks)] == [
+        Lacks(5, ONE, pair.state.storage, 1, 1)
+    ]
+    # An origin that cannot serve a frame of its own leaves its wheel.
+    assert pair.row.beat.open is None
+
+
+def test_a_mirror_answers_when_it_has_written(disk: SimulatedDisk) -> None:
+    wheel = WheelId("n2", 1)
+    node = Driven(disk, nodes=("n1", "n2"))
+    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
+    meta = WheelMeta(wheel, card.members, 2, 7200)
+    other = SimulatedDisk()
+    OriginWheel.create(other, DATA, meta, HandleCache(other, 8)).append(
+        columns_of([message(1)]), accepted_at_ms=NOW_MS
+    )
+    node.driver.received("n2", Gossip(peer_beat()))
+    node.work()
+    node.driver.received("n2", Frames(card, bundled(copies_of(other, DATA, wheel))))
+    assert [told for _, told in node.sent if isinstance(told, Applied)] == []
+    node.work()
+    (applied,) = [told for _, told in node.sent if isinstance(told, Applied)]
+    assert (applied.wheel, applied.prefix) == (wheel, 1)
+    assert node.stored(wheel) == [message(1)]
+
+
+def slot_files(node: Driven, wheel: WheelId) -> list[Path]:
+    folder = DATA / "wheels" / str(wheel)
+    return [path for path in node.disk.paths() if path.suffix == ".slot" and folder in path.parents]
+
+
+# --- a disk without room, a disk that hangs
+
+
+def is_out(node: Driven) -> bool:
+    """Whether others are told that the disk takes no frames."""
+    return node.row.beat.disk_out
+
+
+def refusal(node: Driven) -> MemberRefusal | None:
+    """Why the node takes no messages."""
+    return node.driver.refusal
+
+
+def test_a_full_disk_still_saves_promises_and_seals(ready: Driven) -> None:
+    ready.look()
+    ready.disk.capacity_bytes = ready.disk.used_bytes
+    ready.want(Fence("n9", 1))
+    assert ready.state.fenced == {}, "the ballast goes only now"
+    ready.tick()
+    assert ready.state.fenced == {"n9": 1}
+    assert is_out(ready)
+    for _ in range(50):
+        ready.tick(1_000)
+    assert ready.state.spare is not None
+    assert ready.state.spare.seal_slot == ready.clock_wall_ms // 1000 - LATE_WINDOW_S
+    assert ready.produce(message(1)).said == "DISK_FULL"
+    ready.disk.capacity_bytes = None
+    ready.tick(10_000)
+    ready.look()
+    assert not is_out(ready)
+    assert ready.produce(message(1)).said == "n1.1"
+
+
+def test_a_node_starts_on_a_full_disk(disk: SimulatedDisk, ready: Driven) -> None:
+    ready.look()
+    disk.capacity_bytes = disk.used_bytes
+    starts = ready.state.starts
+    disk.restart()
+    assert Driven(disk).state.starts == starts + 1
+
+
+def test_of_a_full_disk_no_wheel_is_wasted(ready: Driven) -> None:
+    ready.look()
+    ready.disk.capacity_bytes = ready.disk.used_bytes + 100
+    assert ready.produce(message(1), message(2, slot=BASE_SLOT + 1)).said == "WHEEL_LOST"
+    ready.hear(w1=None, w2=None, w3=None)
+    ready.tick()
+    assert (ready.state.open, ready.row.beat.spare) == (None, TWO)
+    assert ready.produce(message(1)).said == "DISK_FULL"
+    ready.disk.capacity_bytes = None
+    ready.tick(10_000)
+    ready.look()
+    ready.tick()
+    assert ready.produce(message(1)).said == "n1.2"
+
+
+def test_a_mirror_without_room_takes_and_fetches_nothing(disk: SimulatedDisk) -> None:
+    node = Driven(disk, nodes=("n1", "n2"))
+    wheel = WheelId("n2", 1)
+    card = WheelCard(wheel, {"n1": node.state.storage, "n2": "s2"}, 2, 7200)
+    other = SimulatedDisk()
+    OriginWheel.create(
+        other, DATA, WheelMeta(wheel, card.members, 2, 7200), HandleCache(other, 8)
+    ).append(columns_of([message(1)]), accepted_at_ms=NOW_MS)
+    frames = Frames(card, bundled(copies_of(other, DATA, wheel)))
+    node.driver.received("n2", Gossip(peer_beat()))
+    node.store.room.refused(node.clock_ms)
+    node.tick()
+    gossip = [told for _, told in node.sent if isinstance(told, Gossip)]
+    assert gossip[-1].beat.disk_out
+    node.driver.received("n2", frames)
+    node.work()
+    assert wheel not in node.row.beat.wheels
+    node.tick(10_000)
+    node.look()
+    node.driver.received("n2", frames)
+    node.work()
+    assert node.row.beat.wheels[wheel].applied == 1
+
+
+def test_a_disk_that_hangs_is_refused_by_name_and_said_to_the_others(ready: Driven) -> None:
+    assert ready.produce(message(1)).said == "n1.1"
+    ready.driver.begins()
+    ready.driver.tick()
+    assert refusal(ready) is None
+    ready.clock_ms += 1_500
+    ready.driver.tick()
+    assert refusal(ready) is MemberRefusal.DISK_STALLED
+    assert is_out(ready)
+    ready.driver.ends()
+    ready.driver.tick()
+    assert refusal(ready) is None
+    assert not is_out(ready)
+
+
+def test_whoever_waits_for_a_disk_that_hangs_is_told_what_is_known(ready: Driven) -> None:
+    written = ready.ask(message(1))
+    ready.jobs.clear()
+    group = ready.driver.begin_group()
+    assert group is not None
+    waits = ready.ask(message(2))
+    ready.clock_ms += 2_000
+    ready.driver.tick()
+    assert (written.said, waits.said) == ("nothing yet", "nothing yet")
+    ready.clock_ms += 1
+    ready.driver.tick()
+    assert (written.said, waits.said) == ("WHEEL_LOST", "DISK_STALLED")
+    # What was being written is there in the end; nobody is told twice.
+    ready.driver.finish_group(group)
+    ready.work()
+    assert ready.stored(ONE) == [message(1)]
+    assert ready.produce(message(3)).said == "n1.1"

@@ -1,0 +1,1 @@
+"""Requests: bounds, decoding, validation, topics that exist."""

@@ -1,0 +1,200 @@
+"""What of a request is done on the event loop: little, and not much of it in one pass."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from delaywheel.headers import encode_headers
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.link import TopicInfo, Topics
+from delaywheel_replica.server.commit.committer import Committed
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.intake import producing as producing_module
+from delaywheel_replica.server.intake.admission import Admission
+from delaywheel_replica.server.intake.known_topics import KnownTopics
+from delaywheel_replica.server.intake.producing import Accepting, Producing
+from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
+from delaywheel_replica.server.node.answering import Context
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
+from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
+from support.wheels.messages import Message, columns_of
+
+RULES = Rules(
+    span_seconds=7_200,
+    late_window_seconds=60,
+    clock_skew_ms=500,
+    max_message_bytes=1_000_000,
+    max_request_messages=10_000,
+    max_request_bytes=16 << 20,
+    levels_ms={},
+    own_topics=frozenset(),
+)
+WHEEL = WheelId("n1", 1)
+
+
+class Written:
+    """Whatever is written is written at once."""
+
+    def __init__(self) -> None:
+        self.columns: list[Columns] = []
+
+    def submit(self, columns: Columns) -> asyncio.Future[Committed]:
+        self.columns.append(columns)
+        answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        answer.set_result(Committed(WHEEL, 1, {}))
+        return answer
+
+
+class Peer:
+    """A call's context."""
+
+    def peer(self) -> str:
+        return "caller"
+
+
+class Site:
+    """Takes requests; knows on which threads they were read and judged."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: set[str] = set()
+        self.written = Written()
+        self.topics = KnownTopics(
+            PosixDisk(), folder / "topics", ask=lambda _: False, refuses_absent=True
+        )
+        self.producing = Producing(
+            Accepting(
+                refusal=lambda: None,
+                rules=RULES,
+                admission=Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20),
+                topics=self.topics,
+                writing=cast("Writing", self.written),
+                counts=Counts(),
+            )
+        )
+
+        def decode(*arguments: Any, **named: Any) -> Batch:
+            self.threads.add(threading.current_thread().name)
+            return decode_outlined(*arguments, **named)
+
+        def accept(batch: Batch) -> None:
+            self.threads.add(threading.current_thread().name)
+            of_batch(batch)
+
+        of_batch = Batch.accept
+        monkeypatch.setattr(producing_module, "decode_outlined", decode)
+        monkeypatch.setattr(Batch, "accept", accept)
+
+    async def produce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
+        answer = await self.producing.one(request.SerializeToString(), cast("Context", Peer()))
+        answer.end()
+        return pb.DelayProduceResponse.FromString(answer.content)
+
+
+@pytest.fixture
+async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
+    made = Site(tmp_path, monkeypatch)
+    yield made
+    made.producing.close()
+
+
+def columns(
+    messages: int, *, topics: int = 1, headers: int = 0, value: int = 0
+) -> pb.DelayProduceRequest:
+    due_ms = wall_ms() + 3_600_000  # made when tests are collected, used minutes later
+    pairs = tuple((f"h{number}", b"") for number in range(headers))
+    made = columns_of(
+        [
+            Message(
+                due_ms, number.to_bytes(16, "big"), f"t{number % topics}", None, bytes(value), pairs
+            )
+            for number in range(messages)
+        ]
+    )
+    assert len(encode_headers(pairs)) * messages == int(made.headers_lengths.sum())
+    return pb.DelayProduceRequest(
+        columns=pb.ColumnBatch(
+            messages=messages,
+            ids=made.ids.tobytes(),
+            due_ms=made.due_ms.tobytes(),
+            topics=made.topics,
+            topic_numbers=made.topic_numbers.tobytes(),
+            key_lengths=made.key_lengths.tobytes(),
+            value_lengths=made.value_lengths.tobytes(),
+            headers_lengths=made.headers_lengths.tobytes(),
+            blob=bytes(made.blob),
+        )
+    )
+
+
+def rows(messages: int) -> pb.DelayProduceRequest:
+    message = pb.DelayedMessage(topic="t0", value=b"v", delay_ms=60_000)
+    return pb.DelayProduceRequest(messages=[message] * messages)
+
+
+SMALL = [columns(1), columns(2_000), columns(100, value=10_000, topics=3), rows(64)]
+LARGE = [
+    columns(2_001),
+    columns(1, headers=2_000),
+    columns(500, headers=6),
+    columns(200, topics=200),
+    rows(65),
+]
+
+
+@pytest.mark.parametrize("request_", SMALL, ids=range(len(SMALL)))
+async def test_little_work_is_done_on_the_loop(
+    site: Site, request_: pb.DelayProduceRequest
+) -> None:
+    response = await site.produce(request_)
+    assert site.threads == {threading.current_thread().name}
+    assert not response.columns.errors
+    assert sum(len(each) for each in site.written.columns) in {64, request_.columns.messages}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("request_", LARGE, ids=range(len(LARGE)))
+async def test_much_work_is_done_on_a_thread(
+    site: Site, request_: pb.DelayProduceRequest, *, known: bool
+) -> None:
+    """Also when its topics are known, and not all of its messages fit them."""
+    if known:
+        told = {f"t{number}": TopicInfo(3, None) for number in range(200)}
+        site.topics.learn(Topics(told, checked_at_ms=monotonic_ms(), absent=("t199",)))
+    response = await site.produce(request_)
+    assert site.threads == {"decode_0"}
+    asked = request_.columns.messages or 65
+    refused = known and len(request_.columns.topics) == 200
+    assert len(site.written.columns[0]) == asked - refused
+    assert len(response.columns.errors) == refused
+
+
+async def test_a_pass_of_the_loop_takes_some_and_the_next_ones_the_rest_in_order() -> None:
+    now_s = 0.0
+    done: list[int | str] = []
+
+    def work(number: int) -> None:
+        nonlocal now_s
+        now_s += PASS_S / 2
+        done.append(number)
+
+    async def tick() -> None:
+        for _ in range(6):
+            done.append("pass")
+            await asyncio.sleep(0)
+
+    time = LoopTime(lambda: now_s)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(tick())
+        for number in range(5):
+            tasks.create_task(time.do(lambda number=number: work(number)))  # type: ignore[misc]
+    assert done == ["pass", 0, 1, "pass", 2, 3, "pass", 4, "pass", "pass", "pass"]

@@ -1,0 +1,593 @@
+"""The books: published once, in files that follow one another, and read again from the frames."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.server.ledger import pages as ledger_pages
+from delaywheel_replica.server.ledger import publisher as publish
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
+from sim.machine.disk import SimulatedDisk
+from support.server.server_process import wait_until
+from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, Died, FragilePlace
+from support.wheels.messages import BASE_SLOT, Message, message
+
+HOUR_MS = 3_600_000
+FOUR, FIVE = (f"date=2025-11-21/hour=0{hour}" for hour in (4, 5))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def three(first: int) -> list[Message]:
+    """Of three seconds, two topics."""
+    return [
+        replace(message(first + number, slot=BASE_SLOT + number), topic="ab"[number % 2])
+        for number in range(3)
+    ]
+
+
+def file_name(first: int, last: int, folder: str = FOUR) -> str:
+    return f"{folder}/n1.1-{first:019}-{last:019}.parquet"
+
+
+# --- what is published
+
+
+def test_what_was_accepted_is_published_once_with_all_it_says(bench: Bench) -> None:
+    bench.write(*three(0))
+    assert bench.books.work()
+    assert bench.books.work()
+    bench.write(*three(10))
+    bench.write(three(10)[0])
+    assert bench.books.work()
+    assert bench.files() == [file_name(1, 3), file_name(4, 7)]
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 7}
+    assert bench.local_files() == []
+    schema = pq.ParquetFile(bench.folder / file_name(1, 3)).schema_arrow
+    assert [(field.name, str(field.type)) for field in schema] == [
+        ("id", "fixed_size_binary[16]"),
+        ("due_ms", "int64"),
+        ("accepted_at_ms", "int64"),
+        ("topic", "dictionary<values=string, indices=int32, ordered=0>"),
+        ("wheel", "dictionary<values=string, indices=int32, ordered=0>"),
+        ("seq", "int64"),
+    ]
+    state = bench.books.state()
+    assert (state.files, state.rows, state.failure, state.gaps) == (2, 7, None, 0)
+
+
+def test_a_file_lies_in_one_hour_of_acceptance(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.write(message(2), at_ms=ACCEPTED_AT_MS + 1)
+    bench.write(message(3), kind=Kind.CANCELS, at_ms=ACCEPTED_AT_MS + HOUR_MS)
+    bench.write(message(4), at_ms=ACCEPTED_AT_MS + HOUR_MS)
+    bench.write(message(5), at_ms=ACCEPTED_AT_MS + HOUR_MS)
+    bench.books.work()
+    # Between them no hole: what has no rows is part of a range.
+    assert bench.files() == [file_name(1, 3), file_name(4, 5, FIVE)]
+    assert bench.rows() == bench.all_written()
+
+
+def test_cancels_are_told_at_once_and_become_part_of_the_next_files_range(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(1), kind=Kind.CANCELS)
+    bench.books.work()
+    assert bench.published == {WHEEL: 2}
+    bench.restart()
+    bench.books.work()
+    assert bench.published == {WHEEL: 2}
+    bench.write(message(2))
+    bench.books.work()
+    assert bench.files() == [file_name(1, 1), file_name(2, 3)]
+    assert bench.rows() == bench.all_written()
+    assert bench.local_files() == []
+
+
+def test_only_what_enough_members_hold_is_published(bench: Bench) -> None:
+    """A block may be held in part."""
+    bench.write(message(1))
+    bench.write(*three(2))
+    bench.high_watermark = 2
+    bench.books.work()
+    assert bench.rows() == bench.all_written()[:2]
+    bench.high_watermark = 4
+    bench.books.work()
+    assert bench.files() == [file_name(1, 2), file_name(3, 4)]
+    assert bench.rows() == bench.all_written()
+
+
+def test_what_is_in_memory_of_a_file_has_a_bound(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaywheel_replica.server.ledger.source._ROW_GROUP", 10)
+    monkeypatch.setattr(ledger_pages, "MAX_FILE_ROWS", 25)
+    for number in range(20):
+        bench.write(message(2 * number), message(2 * number + 1))
+    bench.books.work()
+    assert bench.files() == [file_name(1, 13), file_name(14, 20)]
+    metadata = pq.ParquetFile(bench.folder / file_name(1, 13)).metadata
+    groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert groups == [10, 10, 6]
+    assert bench.rows() == bench.all_written()
+
+
+# --- after a restart
+
+
+def test_after_a_restart_rows_that_are_missing_are_read_from_the_frames(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.write(message(2))
+    bench.books.work()
+    bench.write(message(3))
+    bench.write(message(4), enter=False)
+    bench.write(message(4), kind=Kind.CANCELS, enter=False)
+    bench.restart()
+    bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 5}
+
+
+def test_gaps_between_blocks_are_read_from_the_frames(bench: Bench) -> None:
+    bench.write(message(1), enter=False)
+    bench.write(message(2))
+    bench.write(message(3), enter=False)
+    bench.write(message(4))
+    bench.books.work()
+    assert bench.rows() == bench.all_written()
+
+
+def test_what_is_published_is_told_at_once_and_not_looked_for(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.restart()
+    bench.place.is_away = True
+    assert not bench.books.work()
+    assert bench.published == {WHEEL: 1}
+
+
+@pytest.mark.parametrize("notes_are_gone", [True, False])
+def test_names_tell_what_notes_do_not_know(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, notes_are_gone: bool
+) -> None:
+    """The process ended between a file in its place and the note of it; or all notes are lost."""
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(2))
+    with monkeypatch.context() as broken:
+        broken.setattr("delaywheel_replica.server.ledger.notes.Notes.place", _die)
+        with pytest.raises(Died):
+            bench.books.work()
+    if notes_are_gone:
+        (bench.data / "ledger" / "books.json").unlink()
+    bench.restart()
+    bench.write(message(3))
+    bench.books.work()
+    assert bench.files() == [file_name(1, 1), file_name(2, 2), file_name(3, 3)]
+    assert bench.rows() == bench.all_written()
+
+
+def test_another_place_goes_on_where_the_first_one_ended(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.folder = bench.data / "moved"
+    bench.restart()
+    bench.write(message(2))
+    bench.books.work()
+    assert bench.files() == [file_name(2, 2)]
+
+
+def _die(*_: object, **__: object) -> None:
+    raise Died
+
+
+# --- frames that cannot be read
+
+
+def test_a_frame_that_may_come_back_is_waited_for_and_told(bench: Bench) -> None:
+    bench.write(message(1), enter=False)
+    bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
+    bench.write(message(3), enter=False)
+    path = next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot"))
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    bench.books.work()
+    assert bench.files() == [file_name(1, 1)]
+    assert bench.published == {WHEEL: 1}
+    assert bench.unreadable == [(WHEEL, 2)]
+    path.write_bytes(content)  # repaired
+    bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 3}
+
+
+def test_a_lost_frame_is_a_gap_and_no_more(bench: Bench) -> None:
+    bench.write(message(1), enter=False)
+    bench.write(message(2, slot=BASE_SLOT + 1), message(3, slot=BASE_SLOT + 1), enter=False)
+    bench.write(message(3), kind=Kind.CANCELS, enter=False)
+    bench.write(message(4), enter=False, at_ms=ACCEPTED_AT_MS + 5)
+    next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot")).unlink()
+    bench.lost = frozenset({2})
+    bench.books.work()
+    assert bench.files() == [file_name(1, 1), file_name(4, 4)]
+    (name,) = bench.gaps()
+    assert name == f"n1.1-{2:019}-{3:019}.json"
+    gap = json.loads((bench.folder / "gaps" / name).read_text())
+    assert gap.pop("recorded_at_ms") > ACCEPTED_AT_MS
+    assert gap == {
+        "wheel": "n1.1",
+        "first_seq": 2,
+        "last_seq": 3,
+        "accepted_from_ms": ACCEPTED_AT_MS,
+        "accepted_to_ms": ACCEPTED_AT_MS + 5,
+        "messages": 2,
+        "reason": "FRAMES_LOST",
+        "node": "n1",
+    }
+    assert bench.published == {WHEEL: 4}
+    state = bench.books.state()
+    assert (state.gaps, state.gap_messages) == (1, 2)
+    bench.restart()
+    bench.write(message(5))
+    bench.books.work()
+    assert bench.files()[-1] == file_name(5, 5)
+
+
+def test_a_lost_frame_whose_row_is_there_is_no_gap(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.write(message(2, slot=BASE_SLOT + 1))
+    next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot")).unlink()
+    bench.lost = frozenset({2})
+    bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.gaps() == []
+
+
+# --- a place that is away
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "_PATIENCE_S", 0.0)
+
+
+def test_while_the_place_is_away_nothing_is_told_and_nothing_is_lost(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.place.is_away = True
+    for number in (2, 3):
+        bench.write(message(number))
+        assert not bench.books.work()
+    state = bench.books.state()
+    assert state.failure
+    assert "away" in state.failure
+    since_ms = state.failing_since_ms
+    assert since_ms
+    assert bench.published == {WHEEL: 1}
+    assert not bench.books.work()
+    assert bench.books.state().failing_since_ms == since_ms
+    bench.place.is_away = False
+    assert bench.books.work()
+    assert (bench.books.state().failure, bench.books.state().failing_since_ms) == (None, None)
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 3}
+
+
+@pytest.fixture
+def hanging(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """A place that neither answers nor fails until the event is set."""
+    answers, reach = Event(), bench.place.reach
+
+    def hang() -> None:
+        answers.wait(60)
+        reach()
+
+    monkeypatch.setattr(bench.place, "reach", hang)
+    yield answers
+    answers.set()
+    bench.books.stop()
+
+
+def test_a_place_that_hangs_is_told_of(
+    bench: Bench, hanging: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "_PATIENCE_S", 0.1)
+    began_ms = time.time_ns() // 1_000_000
+    bench.write(message(1))
+    bench.books.start()
+    wait_until("it is told", lambda: bench.books.state().failure)
+    state = bench.books.state()
+    assert state.failure == "does not answer"
+    assert state.failing_since_ms is not None
+    # The two clocks by which it is reckoned are read one after the other.
+    assert began_ms - 100 <= state.failing_since_ms <= time.time_ns() // 1_000_000
+    monkeypatch.setattr(publish, "_PATIENCE_S", 60.0)
+    hanging.set()
+    wait_until("it is published", lambda: bench.books.state().files)
+    wait_until("it is well", lambda: bench.books.state().failure is None)
+
+
+def test_a_place_that_is_slow_and_answers_is_well(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A go may last for long: many hours to look at, a large file to send."""
+    failures: list[str | None] = []
+    reach = bench.place.reach
+
+    def slow() -> None:
+        assert bench.books._moved_s is not None
+        bench.books._moved_s -= 60
+        bench.place._answered_s -= 60
+        failures.append(bench.books.state().failure)
+        reach()
+        failures.append(bench.books.state().failure)
+
+    monkeypatch.setattr(bench.place, "reach", slow)
+    assert bench.books.work()
+    assert failures == ["does not answer", None]
+
+
+def test_a_place_that_hangs_keeps_no_node_from_ending(bench: Bench, hanging: Event) -> None:
+    bench.write(message(1))
+    bench.books.start()
+    bench.books.stop(patience_s=0.1)
+    assert not hanging.is_set()
+    assert bench.published == {}
+    hanging.set()
+    bench.books.stop()
+    assert bench.published == {WHEEL: 1}
+
+
+@pytest.mark.parametrize("uri", ["s3://key:hidden@bucket/a b", "gopher://key:hidden@bucket/a"])
+def test_why_a_place_fails_is_told_without_its_secrets(bench: Bench, uri: str) -> None:
+    links = BooksLinks(
+        publishable=bench.publishable,
+        registered=lambda: None,
+        is_full=lambda: False,
+        on_published=bench.published.__setitem__,
+        on_unreadable=lambda _wheel, _seq: None,
+    )
+    books = Books(bench.disk, bench.data, bench.ledger, BooksConfig("n1", uri, 60), links)
+    assert not books.work()
+    assert "://bucket/a" in str(books.state().failure)
+    assert "hidden" not in str(books.state())
+
+
+def test_a_full_disk_and_a_place_that_was_there_just_now_give_up_nothing(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.place.is_away = bench.is_full = True
+    assert not bench.books.work()
+    assert bench.published == {}
+    assert bench.books.state().gaps == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_full_disk_alone_gives_up_nothing(bench: Bench) -> None:
+    bench.is_full = True
+    bench.write(message(1))
+    assert bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.gaps() == []
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("restarts", [True, False])
+def test_at_the_reserve_with_the_place_away_rows_are_given_up_and_the_floor_goes_on(
+    bench: Bench, *, restarts: bool
+) -> None:
+    bench.write(message(1))
+    bench.books.work()
+    bench.place.is_away = True
+    bench.write(message(2), message(3))
+    bench.books.work()
+    bench.is_full = True
+    assert not bench.books.work()
+    # Noted durably before it was told, and the local rows are gone: that is what is wanted.
+    assert bench.published == {WHEEL: 2}
+    assert bench.local_files() == []
+    assert (bench.books.state().gaps, bench.books.state().gap_messages) == (1, 2)
+    bench.is_full = False
+    bench.write(message(4), at_ms=ACCEPTED_AT_MS + 9)
+    bench.books.work()
+    assert bench.published == {WHEEL: 2}
+    if restarts:
+        bench.restart()
+        bench.place.is_away = True
+        bench.books.work()
+        assert bench.published == {WHEEL: 2}
+        assert (bench.books.state().gaps, bench.books.state().gap_messages) == (1, 2)
+    # Full again: the gap that waits becomes longer.
+    bench.is_full = True
+    bench.books.work()
+    assert bench.published == {WHEEL: 3}
+    bench.is_full = bench.place.is_away = False
+    bench.write(message(5))
+    assert bench.books.work()
+    (name,) = bench.gaps()
+    assert name == f"n1.1-{2:019}-{3:019}.json"
+    gap = json.loads((bench.folder / "gaps" / name).read_text())
+    assert (gap["messages"], gap["reason"]) == (3, "DISK_RESERVE")
+    assert (gap["accepted_from_ms"], gap["accepted_to_ms"]) == (ACCEPTED_AT_MS, ACCEPTED_AT_MS + 9)
+    assert bench.files() == [file_name(1, 1), file_name(4, 4)]
+    assert bench.published == {WHEEL: 4}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_cancels_alone_are_no_gap(bench: Bench) -> None:
+    bench.place.is_away = bench.is_full = True
+    bench.write(message(1), kind=Kind.CANCELS)
+    assert not bench.books.work()
+    assert bench.published == {WHEEL: 1}
+    assert bench.books.state().gaps == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_gap_that_cannot_be_noted_is_not_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.place.is_away = bench.is_full = True
+    bench.write(message(1))
+    with monkeypatch.context() as broken:
+        broken.setattr("delaywheel.storage.folder.disk.PosixDisk.replace_file", _refuse)
+        assert not bench.books.work()
+    assert bench.published == {}
+    assert bench.books.state().gaps == 0
+    assert bench.local_files() != []
+    assert not bench.books.work()
+    assert bench.published == {WHEEL: 1}
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise OSError("no space left")
+
+
+# --- two who might publish
+
+
+def test_who_comes_back_looks_at_the_names_before_it_publishes(bench: Bench) -> None:
+    """The wheel was closed while its node was away, and the leader's node published the rest."""
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(2))
+    bench.write(message(3))
+    bench.is_sole = False
+    leaders = bench.new_books(node="n2")
+    bench.high_watermark = 2
+    assert leaders.work()
+    assert bench.files() == [file_name(1, 1), file_name(2, 2)]
+    bench.high_watermark = 3
+    assert bench.books.work()  # of the node that was away, and goes on with what it knew
+    assert bench.files() == [file_name(1, 1), file_name(2, 2), file_name(3, 3)]
+    bench.restart()
+    assert leaders.work()
+    assert bench.files() == [file_name(1, 1), file_name(2, 2), file_name(3, 3)]
+    assert bench.rows() == bench.all_written()
+
+
+def test_what_is_published_elsewhere_is_not_published_again(bench: Bench) -> None:
+    """Nodes with places of their own: the leader finds no name of another's wheel in its own."""
+    bench.write(message(1), enter=False)
+    bench.write(message(2), enter=False)
+    bench.told_seq = 1
+    bench.is_sole = False
+    bench.books.work()
+    assert bench.files() == [file_name(2, 2)]
+    assert bench.published == {WHEEL: 2}
+
+
+def test_what_another_gave_up_and_is_gone_is_a_gap(bench: Bench) -> None:
+    """Its gap was told, not yet in place, and its disk died: the frames are finished and gone."""
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(2, slot=BASE_SLOT + 1), enter=False)
+    bench.write(message(3), enter=False)
+    next((bench.data / "wheels").rglob(f"{BASE_SLOT + 1}.slot")).unlink()
+    bench.told_seq, bench.is_sole = 2, False
+    bench.new_books(node="n2").work()
+    assert bench.gaps() == [f"n1.1-{2:019}-{2:019}.json"]
+    assert bench.files() == [file_name(1, 1), file_name(3, 3)]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("published", [2, 3, 4])
+def test_a_gap_that_another_node_could_fill_is_none(bench: Bench, published: int) -> None:
+    """Its frames were still there when the leader's node published them from its copy."""
+    for number in range(4):
+        bench.write(message(number))
+    bench.high_watermark, bench.is_full, bench.place.is_away = 3, True, True
+    assert not bench.books.work()
+    assert bench.published == {WHEEL: 3}
+    bench.is_full, bench.is_sole, bench.place.is_away = False, False, False
+    bench.high_watermark = published
+    leaders = bench.data / "n2"
+    shutil.copytree(bench.data / "wheels", leaders / "wheels")
+    others = Books(
+        bench.disk,
+        leaders,
+        Ledger(bench.disk, leaders),
+        BooksConfig("n2", "", 60),
+        bench.books._links,
+        place_at=lambda: FragilePlace(bench.folder, node="n2"),
+    )
+    assert others.work()
+    bench.high_watermark = 4
+    assert bench.books.work()
+    expected = [f"n1.1-{published + 1:019}-{3:019}.json"] if published < 3 else []
+    assert bench.gaps() == expected
+    assert bench.published == {WHEEL: 4}
+    rows = bench.all_written()
+    assert bench.rows() == [*rows[:published], *rows[max(3, published) :]]
+
+
+# --- wheels that are gone
+
+
+def test_a_wheel_that_is_gone_leaves_nothing_behind_but_gaps_that_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "_PATIENCE_S", 0.0)
+    bench.place.is_away = bench.is_full = True
+    bench.write(message(1))
+    bench.books.work()
+    bench.restart()
+    links = replace(bench.books._links, publishable=dict)
+    bench.books._links = links
+    assert bench.books.work()
+    assert bench.gaps() == [f"n1.1-{1:019}-{1:019}.json"]
+    assert not rows_folder(bench.data, WHEEL).exists()
+    assert json.loads((bench.data / "ledger" / "books.json").read_text()) == {
+        "placed": {},
+        "gaps": [],
+    }
+
+
+@pytest.mark.parametrize("notes_are_gone", [True, False])
+def test_what_was_published_beyond_the_end_of_a_wheel_disturbs_nobody(
+    bench: Bench, *, notes_are_gone: bool
+) -> None:
+    """All disks lost it to a crash of the machines, and the wheel was closed below."""
+    for number in range(3):
+        bench.write(message(number))
+    bench.books.work()
+    files = bench.files()
+    bench.high_watermark, bench.is_sole = 2, False
+    if notes_are_gone:
+        (bench.data / "ledger" / "books.json").unlink()
+    bench.restart()
+    assert bench.books.work()
+    assert bench.published[WHEEL] >= 2
+    assert bench.files() == files
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_disk_without_a_byte_left_has_room_for_the_gap_that_frees_it(tmp_path: Path) -> None:
+    disk = SimulatedDisk()
+    bench = Bench(Path("/data"), disk=disk, folder=tmp_path)
+    bench.books.work()
+    bench.write(message(1))
+    disk.capacity_bytes = disk.used_bytes
+    bench.is_full = bench.place.is_away = True
+    assert not bench.books.work()
+    assert bench.published == {WHEEL: 1}
+    assert bench.books.state().gap_messages == 1
+    # Once there is room, it is taken again.
+    disk.capacity_bytes = None
+    bench.is_full = bench.place.is_away = False
+    assert bench.books.work()
+    assert disk.exists(Path("/data/ledger/ballast"))

@@ -1,0 +1,193 @@
+"""A cancel from its scans to its answer, on a node that is made up. Costs no process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import RefusedError
+from support.core.values import beat, wheel_beat, wheel_record_of
+
+OWN, OTHERS = WheelId("a", 1), WheelId("b", 1)
+COPY, OWN_CANCEL, CANCEL_OF_ANOTHER = (
+    Position(OWN, 1, 0),
+    Position(OWN, 2, 0),
+    Position(OTHERS, 1, 0),
+)
+
+
+@dataclass
+class Site:
+    """Node a, whose cleaner leads; a message lies in its wheel, and is due in a minute.
+
+    Attributes:
+        scans: what each look at the slot finds, the last one from then on.
+        words: what happens while the cleaner's next words are awaited.
+        held: how much of the other node's wheel is held here.
+        others: by how many of the others must have nothing, whether that is so.
+        asked: what was looked for.
+    """
+
+    scans: list[Found]
+    words: list[Callable[[], None]] = field(default_factory=list)
+    held: int = 1
+    others: dict[int, bool] = field(default_factory=dict)
+    asked: list[Reference] = field(default_factory=list)
+    due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
+
+    def __post_init__(self) -> None:
+        self.cleaner = Cleaner(
+            CleanerStatus(
+                node="a",
+                boot="boot",
+                pid=1,
+                monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
+                wall_ms=0,
+                role=Role.LEADING,
+                progress=Progress(self.due_ms - 100, None, {OWN: 1}),
+                wheels={wheel: wheel_record_of("a", "b") for wheel in (OWN, OTHERS)},
+            )
+        )
+
+    def done(self, *, others: int, role: Role = Role.STANDBY) -> None:
+        """Progress without the own cancel, by which the message is done."""
+        progress = Progress(self.due_ms, None, {OWN: 1, OTHERS: others})
+        assert self.cleaner.status is not None
+        self.cleaner.status = replace(self.cleaner.status, progress=progress, role=role)
+
+    def finish(self) -> None:
+        """The floor passes the message's second."""
+        progress = Progress(self.due_ms, None, {OWN: 1}, floor=self.due_ms // 1000 + 1)
+        assert self.cleaner.status is not None
+        self.cleaner.status = replace(self.cleaner.status, progress=progress)
+
+    def status(self) -> ServerStatus:
+        wheels = {OWN: wheel_beat(2), OTHERS: wheel_beat(self.held)}
+        return ServerStatus(beat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
+
+    async def find(self, reference: Reference) -> Found:
+        self.asked.append(reference)
+        return self.scans.pop(0) if len(self.scans) > 1 else self.scans[0]
+
+    def leader_address(self) -> None:
+        return None
+
+    async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
+        return self.others[wanted]
+
+    async def submit(self, *_columns: object) -> object:
+        return SimpleNamespace(failed={})
+
+    async def next_word(self) -> None:
+        if not self.words:
+            await asyncio.Event().wait()
+        self.words.pop(0)()
+
+    async def cancel(
+        self, named: pb.MessageRef | None = None
+    ) -> pb.CancelOutcome.ValueType | Reason:
+        """What is answered."""
+        view = NodeView(status=self.status, cleaner=self.cleaner)
+        cancels = Cancels(
+            view,
+            cast("Queries", self),
+            cast("Writing", self),
+            cast("Passing", self),
+            ask=lambda _: None,
+            next_word=self.next_word,
+        )
+        named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
+        try:
+            return (await cancels.cancel(pb.CancelRequest(message=named), passed=False)).outcome
+        except RefusedError as error:
+            return error.refusal.reason
+
+
+def found(*cancels: Position) -> Found:
+    return Found(copies=[COPY], cancels=list(cancels))
+
+
+@pytest.mark.parametrize("others_have_none", [False, True])
+async def test_not_found_is_what_others_do_not_have_either(*, others_have_none: bool) -> None:
+    """One of two wheels with two members, of which one is enough, is not closed: both must know."""
+    site = Site([Found()], others={1: others_have_none})
+    answer = pb.CANCEL_OUTCOME_NOT_FOUND if others_have_none else Reason.NOT_UP_TO_DATE
+    assert await site.cancel() == answer
+
+
+async def test_what_is_finished_is_too_late_to_be_cancelled() -> None:
+    """Its second is deleted: what was acknowledged for it must not be said never to have been."""
+    site = Site([Found()])
+    site.finish()
+    assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
+
+
+async def test_what_was_delivered_is_said_to_be() -> None:
+    site = Site([found(), found(OWN_CANCEL)])
+    site.words.append(lambda: site.done(others=1))
+    assert await site.cancel() == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+
+
+async def test_once_found_by_its_handle_it_stays_that_message() -> None:
+    """Another due of the same id may come to lie in that second, when the cancel is written."""
+    site = Site([found(), found(OWN_CANCEL)])
+    site.scans[0].dues_ms = (site.due_ms,)
+    site.words.append(lambda: site.done(others=1))
+    slot = site.due_ms // 1000
+    handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
+    assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+    pinned = Reference(slot, bytes(16), site.due_ms, OWN)
+    assert site.asked == [replace(pinned, due_ms=None), pinned, pinned]
+
+
+async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:
+    """It lies in another wheel, and withdrew the message that is done without the own cancel."""
+    site = Site([found(), found(OWN_CANCEL), found(OWN_CANCEL, CANCEL_OF_ANOTHER)])
+    site.words.append(lambda: site.done(others=1))
+    assert await site.cancel() == Reason.CANCEL_UNKNOWN
+
+
+async def test_a_cancel_may_lie_in_what_progress_took_and_this_node_lacks() -> None:
+    site = Site([found(), found(OWN_CANCEL)], held=1)
+    site.words.append(lambda: site.done(others=2))
+    assert await site.cancel() == Reason.CANCEL_UNKNOWN
+
+
+async def test_what_is_below_the_floor_by_then_cannot_be_said_any_more() -> None:
+    site = Site([found(), found(OWN_CANCEL), Found()])
+    site.words.append(lambda: site.done(others=1))
+    assert await site.cancel() == Reason.CANCEL_UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("second", "answer"),
+    [
+        (found(), pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
+        (found(CANCEL_OF_ANOTHER), Reason.NOT_UP_TO_DATE),
+        (Found(), Reason.NOT_UP_TO_DATE),
+    ],
+    ids=["delivered", "a cancel came during the scan", "deleted meanwhile"],
+)
+async def test_before_anything_is_written_it_is_looked_at_twice_too(
+    second: Found, answer: pb.CancelOutcome.ValueType | Reason
+) -> None:
+    site = Site([found(), second])
+    site.done(others=1, role=Role.LEADING)
+    assert await site.cancel() == answer

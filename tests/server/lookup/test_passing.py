@@ -1,0 +1,299 @@
+"""Calls that only the leader's node can answer: passed on to it, once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import grpc
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
+from delaywheel_replica.core.protocol.heartbeat import Office
+from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.peers.states import (
+    Connection,
+    PeerReason,
+    PeerRefusal,
+    PeerState,
+)
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
+from support.core.values import beat
+
+NOW_MS = 50_000
+REQUEST = pb.CancelRequest(message=pb.MessageRef(handle=f"n2.1:5:{7:032x}"))
+
+
+class LeadersNode(rpc.DelayWheelServicer):
+    """Answers as it is told.
+
+    Attributes:
+        answer: what it says; None: it ends the call without a reason.
+        passed: of each call, whether it said that it was passed on.
+        delay_s: so long it thinks before it describes itself.
+    """
+
+    def __init__(self) -> None:
+        self.answer: pb.CancelOutcome.ValueType | Refusal | None = pb.CANCEL_OUTCOME_CANCELLED
+        self.passed: list[bool] = []
+        self.delay_s = 0.0
+
+    async def Cancel(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.CancelRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.CancelResponse:
+        """See the protocol."""
+        assert request == REQUEST
+        self.passed.append(was_passed(context.invocation_metadata()))
+        if self.answer is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no details")
+        if isinstance(self.answer, Refusal):
+            await abort(context, self.answer)
+        return pb.CancelResponse(outcome=self.answer)
+
+    async def GetMessage(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.GetMessageRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.GetMessageResponse:
+        """See the protocol."""
+        assert request.message == REQUEST.message
+        self.passed.append(was_passed(context.invocation_metadata()))
+        if isinstance(self.answer, Refusal):
+            await abort(context, self.answer)
+        return pb.GetMessageResponse()
+
+    async def DescribeCluster(  # noqa: N802 - gRPC's names
+        self,
+        request: pb.DescribeClusterRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> pb.DescribeClusterResponse:
+        """See the protocol."""
+        del request
+        await asyncio.sleep(self.delay_s)
+        if isinstance(self.answer, Refusal):
+            await abort(context, self.answer)
+        return pb.DescribeClusterResponse(node="n2")
+
+
+@pytest.fixture
+async def leader() -> AsyncIterator[tuple[LeadersNode, str]]:
+    node = LeadersNode()  # type: ignore[abstract]  # no other call comes
+    server = grpc.aio.server()
+    rpc.add_DelayWheelServicer_to_server(node, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield node, f"127.0.0.1:{port}"
+    await server.stop(0)
+
+
+def view_of(
+    address: str | None, *, heard_ago_ms: int = 100, leads: bool = True, is_complete: bool = True
+) -> NodeView:
+    """Node n1, which hears n2."""
+    office = Office(7) if leads else None
+    told = replace(beat("n2"), office=office, complete=is_complete)
+    other = PeerSight(told, NOW_MS - heard_ago_ms)
+    status = ServerStatus(beat("n1"), 1, NOW_MS, peers={"n2": other})
+    state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
+    return NodeView(status=lambda: status, peers=lambda: {"n2": state})
+
+
+def cancels_of(view: NodeView, passing: Passing) -> Cancels:
+    """Of a node whose cleaner does not lead: it neither looks nor writes."""
+    nothing = object.__new__(Queries), object.__new__(Writing)
+    return Cancels(view, *nothing, passing, ask=lambda _: None, next_word=None)  # type: ignore[arg-type]
+
+
+async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
+    node, address = leader
+    view = view_of(address)
+    passing = Passing(view)
+    answer = await cancels_of(view, passing).cancel(REQUEST, passed=False)
+    assert answer.outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert node.passed == [True]
+    await passing.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted", "is_complete", "have_none"),
+    [
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 1, True, True),
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 1, False, False),
+        (Refusal(Reason.MESSAGE_NOT_FOUND), 2, True, False),
+        (Refusal(Reason.NOT_UP_TO_DATE), 1, True, False),
+        (None, 1, True, False),
+        (None, 0, True, True),
+    ],
+    ids=["has none", "has forgotten", "too few", "cannot say", "has it", "nobody is asked"],
+)
+async def test_others_are_asked_whether_they_have_none(
+    leader: tuple[LeadersNode, str],
+    answer: Refusal | None,
+    wanted: int,
+    is_complete: bool,
+    have_none: bool,
+) -> None:
+    node, address = leader
+    node.answer = answer
+    passing = Passing(view_of(address, is_complete=is_complete))
+    assert await passing.others_have_none(REQUEST.message, wanted=wanted) is have_none
+    assert node.passed == ([True] if wanted else [])
+
+
+async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:
+    node, address = leader
+    passing = Passing(view_of(address))
+    for answer, reason in (
+        (Refusal(Reason.NOT_UP_TO_DATE), Reason.NOT_UP_TO_DATE),
+        (None, Reason.CANCEL_UNKNOWN),
+    ):
+        node.answer = answer
+        with pytest.raises(RefusedError) as caught:
+            await passing.cancel(address, REQUEST)
+        assert caught.value.refusal.reason is reason
+    await passing.close()
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (Reason.DRAINING, Reason.NO_LEADER),
+        (Reason.NO_WHEEL, Reason.NO_LEADER),
+        (Reason.NOT_ENOUGH_REPLICAS, Reason.NO_LEADER),
+        (Reason.DISK_FULL, Reason.NO_LEADER),
+        (Reason.WHEEL_LOST, Reason.CANCEL_UNKNOWN),
+        (Reason.INTERNAL, Reason.CANCEL_UNKNOWN),
+        (Reason.CANCEL_UNKNOWN, Reason.CANCEL_UNKNOWN),
+        (Reason.SLOT_FULL, Reason.SLOT_FULL),
+    ],
+)
+async def test_how_the_leaders_node_is_says_nothing_of_this_one(
+    leader: tuple[LeadersNode, str], there: Reason, here: Reason
+) -> None:
+    """A client leaves whoever drains: it is to leave that node, not all who pass its words on."""
+    node, address = leader
+    node.answer = Refusal(there)
+    passing = Passing(view_of(address))
+    with pytest.raises(RefusedError) as caught:
+        await passing.cancel(address, REQUEST)
+    assert caught.value.refusal.reason is here
+    if here is not there:
+        assert caught.value.refusal.detail == f"The leader's node cannot write it: {there}"
+    await passing.close()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        view_of(None),
+        view_of("127.0.0.1:1", leads=False),
+        view_of("127.0.0.1:1", heard_ago_ms=5_000),
+    ],
+    ids=["address unknown", "nobody leads", "not heard"],
+)
+def test_nobody_is_asked_whose_leadership_is_not_heard(view: NodeView) -> None:
+    assert Passing(view).leader_address() is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "passed"),
+    [(None, False), ((("user-agent", "x"),), False), ((("dw-passed", "1"),), True)],
+)
+def test_a_passed_call_is_known(metadata: tuple[tuple[str, str], ...] | None, passed: bool) -> None:
+    assert was_passed(metadata) is passed
+
+
+def peer(address: str | None, refusal: PeerRefusal | None = None) -> PeerState:
+    return PeerState(Connection.CONNECTING, 0, "peer:1", refusal=refusal, client_address=address)
+
+
+async def asked(
+    peers: dict[str, PeerState], *, within_s: float
+) -> dict[str, pb.DescribeClusterResponse | Silent]:
+    """What each of these answers to whoever asks them all."""
+    passing = Passing(NodeView(status=view_of(None).status, peers=lambda: peers))
+    try:
+        return await passing.ask_all(
+            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=s
+            ),
+            within_s=within_s,
+        )
+    finally:
+        await passing.close()
+
+
+async def test_all_are_asked_at_once_and_who_is_silent_is_told_with_why(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nowhere = f"127.0.0.1:{nobody.getsockname()[1]}"
+        refused = PeerRefusal(PeerReason.SETTINGS_DISAGREE, "min_insync: 2 here, 1 there")
+        peers = {
+            "n2": peer(address),
+            "n3": peer(nowhere),
+            "n4": peer(None),
+            "n5": peer(address, refused),
+        }
+        answers = await asked(peers, within_s=30)
+    assert answers == {
+        "n2": pb.DescribeClusterResponse(node="n2"),
+        "n3": Silent(f"nobody is reached at {nowhere}"),
+        "n4": Silent("it was never reached, so its address for callers is not known"),
+        "n5": Silent("SETTINGS_DISAGREE: min_insync: 2 here, 1 there"),
+    }
+    node.answer = Refusal(Reason.INTERNAL)
+    silent = (await asked({"n2": peer(address)}, within_s=30))["n2"]
+    assert isinstance(silent, Silent)
+    assert silent.why.startswith(f"{address} answered INTERNAL: ")
+
+
+async def test_nobody_is_waited_for_longer_than_that(leader: tuple[LeadersNode, str]) -> None:
+    node, address = leader
+    node.delay_s = 60
+    began = time.monotonic()
+    answers = await asked({"n2": peer(address), "n3": peer(address)}, within_s=0.3)
+    assert set(answers.values()) == {Silent(f"no answer from {address} within 0.3 s")}
+    assert time.monotonic() - began < node.delay_s
+
+
+async def test_who_came_back_is_found_at_once() -> None:
+    """Nothing is remembered of a time when nobody was there."""
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{place.getsockname()[1]}"
+        passing = Passing(
+            NodeView(status=view_of(None).status, peers=lambda: {"n2": peer(address)})
+        )
+
+    async def ask() -> pb.DescribeClusterResponse | Silent:
+        answers = await passing.ask_all(
+            lambda channel, s: rpc.DelayWheelStub(channel).DescribeCluster(
+                pb.DescribeClusterRequest(), timeout=s
+            ),
+            within_s=30,
+        )
+        return answers["n2"]
+
+    assert isinstance(await ask(), Silent)
+    server = grpc.aio.server()
+    rpc.add_DelayWheelServicer_to_server(LeadersNode(), server)  # type: ignore[abstract]
+    server.add_insecure_port(address)
+    await server.start()
+    assert await ask() == pb.DescribeClusterResponse(node="n2")
+    await passing.close()
+    await server.stop(0)

@@ -1,0 +1,265 @@
+"""Which message a caller means, found in the slot files of a simulated disk."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.refusals import RefusedError
+from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
+from support.core.values import beat, wheel_beat, wheel_record_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+
+A1, B1 = WheelId("a", 1), WheelId("b", 1)
+DATA = Path("/data")
+ID = message(1).id
+EARLY_MS, LATE_MS = BASE_SLOT * 1000 + 100, BASE_SLOT * 1000 + 900
+
+
+def test_a_message_is_found_though_an_index_cannot_be_opened() -> None:
+    site = Site()
+    site.write(A1, message(1, slot=BASE_SLOT))
+    site.write(B1, message(2, slot=BASE_SLOT))
+    scanner = Scanner(site.disk, DATA)
+    site.disk.faults += [Fault("open", path_part=f"{A1}/index") for _ in range(99)]
+    for number, wheel in ((1, A1), (2, B1)):
+        found = scanner.find(BASE_SLOT, message(number).id, {A1: 1, B1: 1}, None)
+        assert [(copy.wheel, copy.seq) for copy in found.copies] == [(wheel, 1)]
+
+
+class Site:
+    """Node a, with its own wheel a.1 and what it holds of b.1, which is closed.
+
+    Attributes:
+        lacking: so many frames of b.1 never came here.
+    """
+
+    def __init__(
+        self, on_damaged: Callable[[WheelId, int], None] = lambda *_: pytest.fail("damaged")
+    ) -> None:
+        self.disk = SimulatedDisk()
+        Dial(self.disk, DATA, 100)
+        self.lacking = 0
+        self.applied = {A1: 0, B1: 0}
+        self._cleaner = Cleaner()
+        view = NodeView(status=self._status, cleaner=self._cleaner)
+        self.lost = NO_FRAMES
+        self.queries = Queries(self.disk, DATA, view, Fates(), on_damaged=on_damaged)
+
+    @contextmanager
+    def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
+        meta = WheelMeta(wheel, {"a": "s"}, 1, 7200)
+        with closing(OriginWheel.create(self.disk, DATA, meta, HandleCache(self.disk, 4))) as own:
+            yield own
+            self.applied[wheel] = own.last_seq
+
+    def write(self, wheel: WheelId, *messages: Message) -> None:
+        with self.opened(wheel) as own:
+            for each in messages:
+                own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
+
+    async def due_of(self, wheel: WheelId) -> int | Reason:
+        """What the handle of a message that this wheel took leads to."""
+        try:
+            found = await self.find(wheel)
+        except RefusedError as error:
+            return error.refusal.reason
+        return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
+
+    async def find(self, wheel: WheelId) -> Found:
+        closed_at = self.applied[B1] + self.lacking
+        self._cleaner.status = CleanerStatus(
+            node="a",
+            boot="boot",
+            pid=1,
+            monotonic_ms=monotonic_ms(),
+            wall_ms=0,
+            role=Role.LEADING,
+            wheels={A1: wheel_record_of("a"), B1: wheel_record_of("a", closed_at=closed_at)},
+            lost=self.lost,
+        )
+        named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
+        return await self.queries.find(reference_of(named))
+
+    def _status(self) -> ServerStatus:
+        wheels = {wheel: wheel_beat(applied) for wheel, applied in self.applied.items()}
+        return ServerStatus(beat("a", open_=A1, wheels=wheels), 1, monotonic_ms())
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    made.queries.close()
+
+
+def sent(due_ms: int) -> Message:
+    return replace(message(1), due_ms=due_ms)
+
+
+async def test_of_one_id_with_two_dues_the_wheel_of_the_handle_decides(site: Site) -> None:
+    site.write(A1, sent(LATE_MS))
+    site.write(B1, sent(EARLY_MS))
+    assert await site.due_of(B1) == EARLY_MS
+    assert await site.due_of(A1) == LATE_MS
+
+
+async def test_a_handle_that_fits_several_messages_is_refused(site: Site) -> None:
+    site.write(A1, sent(LATE_MS))
+    site.write(B1, sent(EARLY_MS), sent(LATE_MS))
+    assert await site.due_of(B1) == Reason.HANDLE_AMBIGUOUS
+    assert await site.due_of(WheelId("c", 1)) == Reason.HANDLE_AMBIGUOUS
+    assert await site.due_of(A1) == LATE_MS
+    for due_ms in (EARLY_MS, LATE_MS):
+        found = await site.queries.find(Reference(BASE_SLOT, ID, due_ms))
+        assert [copy.wheel for copy in found.copies] == ([B1] if due_ms == EARLY_MS else [A1, B1])
+
+
+async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:
+    site.write(A1, sent(LATE_MS), sent(LATE_MS))
+    assert await site.due_of(WheelId("c", 1)) == LATE_MS
+
+
+async def test_what_this_node_lacks_may_be_what_is_meant(site: Site) -> None:
+    """The handle's own message may be in a frame that never came here: the other is not it."""
+    site.write(A1, sent(LATE_MS))
+    site.lacking = 1
+    assert await site.due_of(B1) == Reason.NOT_UP_TO_DATE
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+async def test_a_frame_of_nobody_knows_what_second_may_be_what_is_meant(*, has_file: bool) -> None:
+    """Its index row is lost; as long as its slot file is there, it is found in it."""
+    told: list[tuple[WheelId, int]] = []
+    site = Site(on_damaged=lambda *frame: told.append(frame))
+    try:
+        site.write(A1, sent(LATE_MS))
+        folder = layout.wheel_folder(DATA, A1)
+        site.disk.flip_bit(layout.index_path(folder, 0), 70)
+        if has_file:
+            assert await site.due_of(A1) == LATE_MS
+            assert told == []
+            return
+        site.disk.delete(layout.slot_path(folder, BASE_SLOT))
+        found = await site.find(A1)
+        assert (found.copies, found.complete) == ([], False)
+        assert told == [(A1, 1)]
+        site.lost = FrameSet.of([(A1, 1)])
+        assert (await site.find(A1)).complete
+    finally:
+        site.queries.close()
+
+
+async def pages_of(site: Site) -> list[list[bytes]]:
+    """The ids of a second's messages, page by page."""
+    request, pages = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4), []
+    while True:
+        page = await site.queries.get_slot(request)
+        pages.append([each.id for each in page.messages])
+        if not page.next_page_token:
+            return pages
+        request.page_token = page.next_page_token
+
+
+async def test_a_page_reads_no_more_of_a_second_than_it_needs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 24 MB: the cancels, wherever they lie, the headers, and a piece of 1 MiB of messages."""
+    value = bytes(200_000)
+    big = [message(number, value=value) for number in range(120)]
+    with site.opened(A1) as own:
+        for number, each in enumerate(big[:80]):
+            own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
+            if number % 8 == 7:
+                named = columns_of([replace(big[number - 6], value=None)])
+                own.append(named, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
+    site.write(B1, *big[80:])
+    read = 0
+    read_at = SimulatedFile.read_at
+
+    def counted(file: SimulatedFile, length: int, offset: int) -> bytes:
+        nonlocal read
+        content = read_at(file, length, offset)
+        read += len(content)
+        return content
+
+    monkeypatch.setattr(SimulatedFile, "read_at", counted)
+    first = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT, page_size=4))
+    assert [each.id for each in first.messages] == [each.id for each in big[:4]]
+    states = [each.state for each in first.messages]
+    assert states[1] == pb.MESSAGE_STATE_CANCELLED
+    assert states.count(pb.MESSAGE_STATE_PENDING) == 3
+    assert read < 3_000_000
+    pages = await pages_of(site)
+    assert [id_ for page in pages for id_ in page] == [each.id for each in big]
+    # Who comes with a token whose reading is gone gets the same page, and reads as little.
+    asked = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4)
+    for _ in range(25):
+        last, asked.page_token = (
+            asked.page_token,
+            (await site.queries.get_slot(asked)).next_page_token,
+        )
+    asked.page_token, read = last, 0
+    page = await site.queries.get_slot(asked)
+    assert page.messages[0].wheel == str(B1)
+    assert read < 3_000_000
+    assert await site.queries.get_slot(asked) == page
+
+
+async def test_looking_for_one_message_keeps_none_of_the_others(site: Site) -> None:
+    """A second may be 4 GiB long: of 24 MB little more than the piece that is read stays."""
+    messages = [message(number, value=bytes(200_000)) for number in range(120)]
+    site.write(A1, *messages)
+    tracemalloc.start()
+    try:
+        found = await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, None))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (found.seq, len(found.value)) == (78, 200_000)
+    assert most_bytes < 8_000_000
+
+
+async def test_whoever_looks_at_a_whole_second_holds_up_no_cancel(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(A1, sent(LATE_MS))
+    begun, released = threading.Event(), threading.Event()
+    frames = Scanner.frames
+
+    def held(scanner: Scanner, *given: Any, **asked: Any) -> Iterator[Frame]:
+        if threading.current_thread().name.startswith("pages"):
+            begun.set()
+            released.wait(60)
+        yield from frames(scanner, *given, **asked)
+
+    monkeypatch.setattr(Scanner, "frames", held)
+    page = asyncio.ensure_future(site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT)))
+    await asyncio.to_thread(begun.wait, 60)
+    assert await site.due_of(A1) == LATE_MS
+    assert not page.done()
+    released.set()
+    assert len((await page).messages) == 1

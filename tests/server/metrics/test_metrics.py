@@ -1,0 +1,284 @@
+"""What a scrape says of known facts, and that it says it as Prometheus wants it said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import openmetrics
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
+from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
+from delaywheel_replica.server.metrics.facts import Facts
+from delaywheel_replica.server.metrics.metric import Kind, Spec
+from delaywheel_replica.server.node.refusals import Refusal
+from support.server.facts import cleaner_status, facts, server_status
+
+_ABBREVIATIONS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb", "m", "h", "d"}
+_OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "days", "kilobytes", "percent"}
+_KINDS = {"counter", "gauge", "histogram", "summary", "untyped"}
+_SUFFIXES = {
+    Kind.COUNTER: {"_total"},
+    Kind.GAUGE: {""},
+    Kind.HISTOGRAM: {"_bucket", "_count", "_sum"},
+}
+
+UNKNOWN: dict[str, Any] = {
+    "server": None,
+    "cleaner": None,
+    "in_sync": frozenset(),
+    "processes": {},
+    "peers": {},
+}
+
+
+def text(of: Facts) -> str:
+    return generate_latest(Collected(of)).decode()
+
+
+def families(of: Facts) -> list[Metric]:
+    return list(text_string_to_metric_families(text(of)))
+
+
+def samples(of: Facts) -> dict[str, float]:
+    """By name and labels, as they are written."""
+    return {
+        name: float(value)
+        for line in text(of).splitlines()
+        if not line.startswith("#")
+        for name, _, value in [line.rpartition(" ")]
+    }
+
+
+def labelled(of: Facts, name: str) -> dict[tuple[str, ...], float]:
+    """The samples of one metric, by the values of its labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in families(of)
+        for sample in family.samples
+        if sample.name == f"delaywheel_{name}"
+    }
+
+
+# --- the rules of promtool, and our own
+
+
+@pytest.mark.parametrize("spec", METRICS, ids=lambda spec: spec.name)
+def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
+    assert re.fullmatch(r"delaywheel_[a-z][a-z_]*[a-z]", spec.name)
+    assert spec.name.endswith("_total") == (spec.kind is Kind.COUNTER)
+    words = spec.name.removesuffix("_total").split("_")
+    assert not set(words) & (_ABBREVIATIONS | _OTHER_UNITS | _KINDS)
+    for unit in ("seconds", "bytes"):
+        assert unit not in words[:-1], "a unit is the last word"
+    assert not spec.name.endswith(("_bucket", "_count", "_sum", "_created"))
+    assert (spec.kind is Kind.HISTOGRAM) <= (words[-1] == "seconds")
+    assert spec.text.endswith(".")
+    assert "\n" not in spec.text
+    assert set(spec.labels) <= {
+        "call", "cluster", "horizon", "node", "peer", "process", "reason", "role", "state",
+        "version",
+    }  # fmt: skip
+
+
+def test_no_name_twice_nor_within_a_histogram() -> None:
+    names = [spec.name for spec in METRICS]
+    for spec in METRICS:
+        if spec.kind is Kind.HISTOGRAM:
+            names += [spec.name + suffix for suffix in _SUFFIXES[Kind.HISTOGRAM]]
+    assert len(names) == len(set(names))
+
+
+def test_everything_is_told_when_everything_is_known() -> None:
+    told = families(facts(refusal=Refusal(Reason.DRAINING)))
+    suffixed = {f.name + ("_total" if f.type == "counter" else ""): f for f in told}
+    assert list(suffixed) == [spec.name for spec in METRICS]
+    for spec in METRICS:
+        family = suffixed[spec.name]
+        assert family.type == spec.kind.value
+        assert family.documentation == spec.text
+        base = spec.name.removesuffix("_total")
+        assert {s.name for s in family.samples} == {base + end for end in _SUFFIXES[spec.kind]}
+        labels = {frozenset(sample.labels) - {"le"} for sample in family.samples}
+        assert labels == {frozenset(spec.labels)}
+
+
+@pytest.mark.parametrize("of", [facts(), facts(**UNKNOWN)], ids=["known", "unknown"])
+def test_no_sample_twice(of: Facts) -> None:
+    lines = [line.rpartition(" ")[0] for line in text(of).splitlines() if line[0] != "#"]
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize("of", [facts(), facts(**UNKNOWN)], ids=["known", "unknown"])
+def test_openmetrics_can_be_parsed_too(of: Facts) -> None:
+    """Its parser is the strict one: units, ascending buckets, counters not below 0."""
+    told = generate_openmetrics(Collected(of)).decode()  # type: ignore[no-untyped-call]
+    assert openmetrics.exposition.CONTENT_TYPE_LATEST.startswith("application/openmetrics-text")
+    parsed = list(parse_openmetrics(told))  # type: ignore[no-untyped-call]
+    assert {family.name for family in parsed} == {family.name for family in families(of)}
+    for family in parsed:
+        last = family.name.rpartition("_")[2]
+        assert family.unit == (last if last in {"seconds", "bytes"} else "")
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    """No made up 0: a missing sample is seen, a wrong one is believed."""
+    told = samples(facts(**UNKNOWN))
+    assert told["delaywheel_ready"] == 1
+    for part in ("forwarded", "lateness", "role", "in_sync_members", "peer", "wheels", "complete"):
+        assert not [name for name in told if name.startswith(f"delaywheel_{part}")], part
+
+
+# --- the values
+
+
+def test_what_was_accepted_acknowledged_and_refused() -> None:
+    told = samples(facts())
+    assert told["delaywheel_accepted_messages_total"] == 40
+    assert told["delaywheel_acknowledged_messages_total"] == 40
+    assert told["delaywheel_accepted_cancels_total"] == 2
+    assert told["delaywheel_written_groups_total"] == 3
+    assert told["delaywheel_written_frames_total"] == 9
+    assert told["delaywheel_written_bytes_total"] == 4_096
+    assert told["delaywheel_in_flight_bytes"] == 77
+    refused = labelled(facts(), "refused_messages_total")
+    assert {"TOPIC_UNKNOWN", "WHEEL_LOST", "TOO_MANY_MESSAGES"} <= {name for (name,) in refused}
+    never = {"CANCEL_UNKNOWN", "NODE_LEADS", "SET_BACK_UNKNOWN", "PAGE_TOKEN_INVALID", "DUE_PASSED"}
+    assert not never & {name for (name,) in refused}
+    assert {reason: n for (reason,), n in refused.items() if n} == {
+        "DUE_TOO_OLD": 1,
+        "NO_WHEEL": 5,
+    }
+    assert labelled(facts(), "refused_calls_total") == {("DelayProduce", "NO_WHEEL"): 1}
+
+
+def test_ready_or_why_not() -> None:
+    assert samples(facts())["delaywheel_ready"] == 1
+    assert labelled(facts(), "refusing") == {}
+    full = facts(refusal=Refusal(Reason.DISK_FULL, "3 bytes are free"))
+    assert samples(full)["delaywheel_ready"] == 0
+    assert labelled(full, "refusing") == {("DISK_FULL",): 1}
+
+
+def test_wheels_watermark_and_peers() -> None:
+    told = samples(facts())
+    assert labelled(facts(), "wheels") == {
+        ("open",): 1,
+        ("spare",): 1,
+        ("left",): 1,
+        ("mirror",): 1,
+    }
+    assert told["delaywheel_high_watermark_lag_frames"] == 3
+    assert told["delaywheel_lacking_frames"] == 2
+    assert labelled(facts(), "peer_lag_frames") == {("b",): 2}
+    assert labelled(facts(), "mirror_lag_frames") == {("b",): 7}, "its prefix ends before a gap"
+    assert labelled(facts(), "peer_heard_age_seconds") == {("b",): 1.0}
+    assert labelled(facts(), "peer_connected") == {("b",): 1, ("c",): 0}
+    assert labelled(facts(), "peer_refused") == {("c", "WRONG_CLUSTER"): 1}
+    assert labelled(facts(), "peer_dropped_messages_total") == {("b",): 1, ("c",): 1}
+    assert told["delaywheel_in_sync_members"] == 2
+    assert told["delaywheel_min_in_sync_members"] == 2
+    assert told["delaywheel_in_sync_changes_total"] == 4
+
+
+def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> None:
+    status = server_status()
+    for sight in status.peers.values():
+        sight.beat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
+    assert labelled(facts(server=status), "peer_lag_frames") == {("b",): 20}
+    assert labelled(facts(server=status), "mirror_lag_frames") == {}
+
+
+def test_forwarding() -> None:
+    told = samples(facts())
+    assert told["delaywheel_forwarded_messages_total"] == 1_000
+    assert told["delaywheel_dead_letters_total"] == 2
+    assert told["delaywheel_cancelled_messages_total"] == 0, "known, though nothing was counted"
+    assert told["delaywheel_commits_total"] == 30
+    assert told["delaywheel_elections_total"] == 1
+    assert told["delaywheel_leader_epoch"] == 7
+    assert told["delaywheel_kafka_error"] == 0
+    assert told["delaywheel_overdue_seconds"] == 0.29
+    assert labelled(facts(), "registered_wheels") == {("open",): 1, ("closed",): 1}
+    assert labelled(facts(), "role") == {
+        ("standby",): 0,
+        ("candidate",): 0,
+        ("resting",): 0,
+        ("leading",): 1,
+    }
+
+
+def test_a_histogram_is_cumulative_in_seconds() -> None:
+    buckets = labelled(facts(), "lateness_seconds_bucket")
+    assert buckets["0.005",] == 2
+    assert buckets["0.03",] == 2
+    assert buckets["0.05",] == 3
+    assert buckets["3600.0",] == 3
+    assert buckets["+Inf",] == 4
+    assert len(buckets) == len(LATENESS_BOUNDS_US) + 1
+    told = samples(facts())
+    assert told["delaywheel_lateness_seconds_count"] == 4
+    assert told["delaywheel_lateness_seconds_sum"] == pytest.approx(7_200.049)
+
+
+def test_a_silent_cleaner_shows_its_age_and_no_role() -> None:
+    silent = facts(cleaner=cleaner_status(monotonic_ms=20_000))
+    assert labelled(silent, "row_age_seconds") == {("server",): 0.1, ("cleaner",): 30}
+    assert set(labelled(silent, "role").values()) == {0}
+    told = samples(silent)
+    assert told["delaywheel_forwarded_messages_total"] == 1_000
+    assert told["delaywheel_overdue_seconds"] == 30.25
+
+
+def test_processes_and_machine() -> None:
+    told = samples(facts())
+    assert labelled(facts(), "process_start_time_seconds") == {
+        ("server",): 1_699_999_000.5,
+        ("cleaner",): 1_699_999_910.0,
+    }
+    assert labelled(facts(), "process_open_fds") == {("server",): 40, ("cleaner",): 50}
+    assert labelled(facts(), "process_open_sockets") == {("server",): 30, ("cleaner",): 20}
+    assert told["delaywheel_max_caller_connections"] == 4_096
+    assert labelled(facts(), "process_max_fds") == {("server",): 1_024}
+    assert labelled(facts(), "process_cpu_seconds_total") == {("server",): 1.5, ("cleaner",): 2.5}
+    assert told["delaywheel_loop_lag_max_seconds"] == 0.0012
+    assert told["delaywheel_disk_free_bytes"] == 600
+    assert told["delaywheel_open_slot_files"] == 5
+
+
+def test_pending_by_horizon() -> None:
+    told = labelled(facts(), "pending_messages")
+    assert told["overdue",] == 0
+    assert told["beyond",] == 7
+    assert labelled(facts(), "pending_bytes")["1h",] == 500
+
+
+def test_two_scrapes_of_the_same_say_the_same() -> None:
+    assert text(facts()) == text(facts())
+
+
+def test_the_ledger_and_how_long_it_has_failed() -> None:
+    told = {
+        name: labelled(facts(), f"ledger_{name}")[()]
+        for name in (
+            "lag_frames",
+            "failing_seconds",
+            "files_total",
+            "messages_total",
+            "gaps_total",
+            "gap_messages_total",
+        )
+    }
+    assert list(told.values()) == [5, 4.5, 3, 70, 1, 20]
+    well = replace(facts().books, failure=None, failing_since_ms=None)
+    assert labelled(facts(books=well), "ledger_failing_seconds") == {(): 0}

@@ -1,0 +1,285 @@
+"""Metrics, health and readiness, asked for over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.status_file import RowWriter
+from delaywheel.storage.writing.dial import Dial
+from delaywheel_replica.config_sources import ConfigError
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.listening import ListenError
+from delaywheel_replica.server.metrics.facts import Sources
+from delaywheel_replica.server.metrics.processes import look_at
+from delaywheel_replica.server.monitoring import Monitoring
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.node_view import monotonic_ms
+from delaywheel_replica.server.node.pulse import EVERY_S, Pulse
+from delaywheel_replica.server.node.refusals import Refusal
+from support.server.facts import cleaner_status, server_status
+from support.server.server_process import config_for
+from support.wheels.messages import columns_of, message
+from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
+
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass
+class Node:
+    """What a server would have, and the port under test."""
+
+    data: Path
+    refusal: Refusal | None = None
+    in_sync: frozenset[str] = frozenset("a")
+    cleaner: CleanerStatus | None = None
+    counts: Counts = field(default_factory=Counts)
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        self.disk = PosixDisk()
+        self.dial = Dial(self.disk, self.data, 10)
+
+    def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
+        sources = Sources(
+            refusal=lambda: self.refusal,
+            in_sync=lambda: self.in_sync,
+            in_flight_bytes=lambda: 5,
+            cleaner=lambda: self.cleaner,
+            handles=HandleCache(self.disk, 100),
+            counts=self.counts,
+            books=lambda: BooksState("/books"),
+            max_caller_connections=64,
+        )
+        return Monitoring(config_for(self.data, metrics_listen=listen), sources)
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str, str]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{self.address}{path}", headers=headers) as answer,
+        ):
+            return answer.status, answer.headers["Content-Type"], await answer.text()
+
+    async def samples(self) -> dict[str, float]:
+        _, _, text = await self.get("/metrics")
+        return {
+            sample.name + "".join(f"/{value}" for value in sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(tmp_path)
+    monitoring = made.monitoring()
+    address = await monitoring.start()
+    assert address is not None
+    made.address = address
+    yield made
+    await monitoring.stop()
+
+
+async def test_ready_until_messages_are_refused(node: Node) -> None:
+    assert await node.get("/readyz") == (200, "text/plain; charset=utf-8", "ok\n")
+    node.refusal = Refusal(Reason.NO_WHEEL, "Kafka: Timed out")
+    status, _, text = await node.get("/readyz")
+    assert status == 503
+    assert text.startswith("NO_WHEEL: Kafka: Timed out. ")
+    assert (await node.get("/healthz"))[::2] == (200, "ok\n"), "alive all the same"
+    assert (await node.samples())["delaywheel_refusing/NO_WHEEL"] == 1
+
+
+async def test_the_format_is_what_is_asked_for(node: Node) -> None:
+    node.cleaner = cleaner_status()
+    _, content_type, text = await node.get("/metrics")
+    assert content_type == PLAIN
+    assert text.endswith("\n")
+    # What Prometheus itself sends.
+    accept = (
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    )
+    _, content_type, text = await node.get("/metrics", Accept=accept)
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert list(parse_openmetrics(text))  # type: ignore[no-untyped-call]
+    assert text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics/x", "/debug"])
+async def test_nothing_else_is_there(node: Node, path: str) -> None:
+    assert (await node.get(path))[0] == 404
+
+
+async def test_nothing_can_be_changed(node: Node) -> None:
+    async with aiohttp.ClientSession() as session:
+        for method in ("POST", "PUT", "DELETE"):
+            async with session.request(method, f"http://{node.address}/metrics") as answer:
+                assert answer.status == 405
+
+
+async def test_many_scrapes_at_once(node: Node) -> None:
+    answers = await asyncio.gather(*[node.get("/metrics") for _ in range(20)])
+    assert {status for status, _, _ in answers} == {200}
+
+
+async def test_what_this_process_is(node: Node) -> None:
+    told = await node.samples()
+    assert told["delaywheel_build_info/test/n1/0.1.0"] == 1
+    assert abs(told["delaywheel_process_start_time_seconds/server"] - time.time()) < 60
+    assert told["delaywheel_process_open_fds/server"] > 3
+    assert told["delaywheel_process_resident_memory_bytes/server"] > 10 << 20
+    assert told["delaywheel_max_slot_files"] == 100
+    assert 0 < told["delaywheel_disk_free_bytes"] <= told["delaywheel_disk_size_bytes"]
+    again = await node.samples()
+    cpu = "delaywheel_process_cpu_seconds_total/server"
+    assert again[cpu] >= told[cpu] > 0
+
+
+async def test_its_own_row_counts_only_if_this_process_wrote_it(node: Node) -> None:
+    row = RowWriter(node.data / "server.row")
+    document = server_status().to_json() | {"monotonic_ms": monotonic_ms()}
+    row.write(document)  # of process 1
+    assert "delaywheel_wheels/open" not in await node.samples()
+    row.write(document | {"pid": os.getpid()})
+    told = await node.samples()
+    assert told["delaywheel_wheels/open"] == 1
+    assert told["delaywheel_row_age_seconds/server"] < 20
+    row.write({"of": "another release"})
+    assert "delaywheel_wheels/open" not in await node.samples()
+
+
+async def test_a_cleaner_that_is_silent_is_not_looked_for(node: Node) -> None:
+    node.cleaner = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() + 60_000)
+    told = await node.samples()
+    assert told["delaywheel_process_open_fds/cleaner"] > 3
+    assert told["delaywheel_role/leading"] == 1
+    node.cleaner = cleaner_status(pid=os.getpid(), monotonic_ms=monotonic_ms() - 60_000)
+    told = await node.samples()
+    assert "delaywheel_process_open_fds/cleaner" not in told
+    assert told["delaywheel_forwarded_messages_total"] == 1_000
+
+
+async def test_pending_messages_are_those_that_progress_has_not_passed(node: Node) -> None:
+    now_slot = int(time.time())
+    wheel = new_wheel(node.disk, node.data, dial=node.dial)
+    for number, slot in enumerate((now_slot - 5, now_slot - 3, now_slot + 86_400 * 2)):
+        wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
+    told = await node.samples()
+    assert told["delaywheel_pending_messages/overdue"] == 2, "nothing is known to be done"
+    for due_ms, overdue in (
+        ((now_slot - 5) * 1000 + 998, 2),
+        ((now_slot - 5) * 1000 + 999, 1),
+        ((now_slot - 2) * 1000, 0),
+    ):
+        node.cleaner = cleaner_status(progress=Progress(due_ms, None, {}, 0))
+        told = await node.samples()
+        assert told["delaywheel_pending_messages/overdue"] == overdue
+    assert told["delaywheel_pending_messages/beyond"] == 1
+
+
+async def test_a_loop_that_stands_still_shows(node: Node) -> None:
+    await node.get("/healthz")  # its timer runs by now
+    time.sleep(0.3)  # noqa: ASYNC251 - it is to stand still
+    told = await node.samples()
+    assert told["delaywheel_loop_lag_max_seconds"] > 0.15
+    at_once = told["delaywheel_loop_lag_seconds_bucket/0.1"]
+    assert at_once < told["delaywheel_loop_lag_seconds_count"]
+
+
+async def test_changes_of_who_is_in_sync_are_counted() -> None:
+    sets = [""]
+    pulse = Pulse(lambda: frozenset(sets[-1]))
+    for in_sync in ("a", "", "ab", "ab", "", "a"):
+        pulse.look(0)
+        sets.append(in_sync)
+    pulse.look(0)
+    assert pulse.in_sync_changes == 2
+
+
+async def test_the_greatest_lag_is_forgotten_after_a_minute() -> None:
+    pulse = Pulse(frozenset)
+    assert pulse.greatest_lag_us == 0
+    pulse.look(5_000)
+    for _ in range(round(60 / EVERY_S) - 1):
+        pulse.look(10)
+    assert pulse.greatest_lag_us == 5_000
+    pulse.look(10)
+    assert pulse.greatest_lag_us == 10
+    assert sum(pulse.lags.read().counts) == 601, "the histogram keeps it"
+
+
+async def test_a_port_that_another_has_is_refused_by_name(node: Node) -> None:
+    with pytest.raises(ListenError, match=rf"metrics_listen {node.address}: .*in use"):
+        await node.monitoring(node.address).start()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "256.1.1.1:7422"])
+async def test_an_address_that_is_none_is_refused_by_name(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ListenError, match=f"metrics_listen {re.escape(address)}: "):
+        await Node(tmp_path).monitoring(address).start()
+
+
+async def test_ipv6(tmp_path: Path) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    node = Node(tmp_path)
+    monitoring = node.monitoring("[::1]:0")
+    try:
+        address = await monitoring.start()
+    except ListenError as error:
+        pytest.skip(str(error))
+    assert address is not None
+    node.address = address
+    assert (await node.get("/healthz"))[0] == 200
+    await monitoring.stop()
+
+
+async def test_it_ends_with_a_connection_kept_open(node: Node, tmp_path: Path) -> None:
+    other = Node(tmp_path / "other")
+    monitoring = other.monitoring()
+    other.address = str(await monitoring.start())
+    async with aiohttp.ClientSession() as session:
+        url = f"http://{other.address}/healthz"
+        async with session.get(url) as answer:
+            assert answer.status == 200
+        await asyncio.wait_for(monitoring.stop(), 30)
+        with pytest.raises(aiohttp.ClientError):
+            await session.get(url)
+    assert (await node.get("/healthz"))[0] == 200, "the other one goes on"
+
+
+def test_nowhere_by_default(tmp_path: Path) -> None:
+    assert config_for(tmp_path).metrics_listen is None
+    for wrong in ("7422", "localhost", ":7422"):
+        with pytest.raises(ConfigError, match="metrics_listen"):
+            config_for(tmp_path, metrics_listen=wrong)
+
+
+async def test_without_an_address_nothing_listens(tmp_path: Path) -> None:
+    monitoring = Node(tmp_path).monitoring(None)
+    assert await monitoring.start() is None
+    await monitoring.stop()
+
+
+def test_a_process_that_is_gone() -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+    assert look_at(pid) is None

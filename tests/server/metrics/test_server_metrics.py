@@ -1,0 +1,185 @@
+"""A real server's metrics follow what its callers do; its port is told by name when it is taken."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from delaywheel import Client, TimedOutError
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.status_files import Role
+from local.loopback.kafka import free_ports
+from support.server.fake_cleaner import FakeCleaner
+from support.server.server_process import ServerProcess, wait_to_hold, wait_until
+
+
+class Node:
+    """A server process with its metrics."""
+
+    def __init__(self, data: Path) -> None:
+        self.http = f"127.0.0.1:{free_ports(1)[0]}"
+        # Slot files take all of the descriptors but for the least number of connections.
+        self.server = ServerProcess(data, metrics_listen=self.http, open_files=1 << 20)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def samples(self) -> dict[str, float]:
+        _, text = self.get("/metrics")
+        return {
+            "/".join([sample.name.removeprefix("delaywheel_"), *sample.labels.values()]): (
+                sample.value
+            )
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "n1")
+    with made.server:
+        yield made
+
+
+def row(ahead_s: float = 300, **fields: object) -> pb.DelayedMessage:
+    due_ms = int((time.time() + ahead_s) * 1000)
+    given = {"topic": "orders", "value": b"v", "deliver_at_ms": due_ms, **fields}
+    return pb.DelayedMessage(**given)  # type: ignore[arg-type]
+
+
+def test_what_callers_do_is_counted(node: Node) -> None:
+    server = node.server
+    server.wait_accepting()
+    server.cleaner.tell_topics("absent")
+    results = server.produce(*[row(), row(ahead_s=1_800), row(topic="absent"), row(ahead_s=-500)])
+    assert [result.HasField("error") for result in results] == [False, False, True, True]
+    with pytest.raises(grpc.RpcError):
+        server.stub.DelayProduce(pb.DelayProduceRequest(), timeout=30)
+    with pytest.raises(grpc.RpcError):
+        server.stub.Cancel(pb.CancelRequest(message=pb.MessageRef(handle="x")), timeout=30)
+    (answer,) = server.stub.DelayProduceStream(
+        iter([pb.DelayProduceRequest(messages=[row()] * 10_001)]), timeout=60
+    )
+    assert answer.error.reason == "TOO_MANY_MESSAGES"
+    told = node.samples()
+    assert told["accepted_messages_total"] == told["acknowledged_messages_total"] == 2
+    assert told["written_groups_total"] == 1
+    assert told["written_frames_total"] == 2
+    assert told["written_bytes_total"] > 100
+    assert told["refused_messages_total/TOPIC_UNKNOWN"] == 1
+    assert told["refused_messages_total/DUE_TOO_OLD"] == 1
+    assert told["refused_messages_total/TOO_MANY_MESSAGES"] == 10_001
+    assert told["refused_calls_total/DelayProduce/REQUEST_MALFORMED"] == 1
+    assert told["refused_calls_total/Cancel/HANDLE_INVALID"] == 1
+    assert told["refused_calls_total/DelayProduceStream/TOO_MANY_MESSAGES"] == 1
+    assert told["pending_messages/10m"] == told["pending_messages/1h"] == 1
+    assert told["open_slot_files"] == 2
+    assert told["in_sync_members"] == 1
+    assert told["role/leading"] == 1
+    assert told["row_age_seconds/server"] < 10
+
+    def settled() -> None:
+        """The spare is registered some time after the server accepts; its row tells of both."""
+        told = node.samples()
+        assert told["high_watermark_lag_frames"] == 0
+        assert told["wheels/open"] == told["wheels/spare"] == 1
+
+    wait_to_hold(settled)
+
+
+def test_ready_says_what_health_checkers_hear(node: Node) -> None:
+    server = node.server
+    server.wait_accepting()
+    assert node.get("/readyz") == (200, "ok\n")
+
+    def refused(cleaner: FakeCleaner) -> None:
+        cleaner.role = Role.STANDBY
+        cleaner.kafka_error = "no brokers"
+        cleaner.registers = False
+
+    server.kill()
+    other = Node(server.data.parent / "n2")
+    other.server.start(prepare=refused)
+    try:
+        status, text = wait_until(
+            "its cleaner is heard",
+            lambda: found if "no brokers" in (found := other.get("/readyz"))[1] else None,
+        )
+        assert status == 503
+        assert text.startswith("NO_WHEEL: Kafka: no brokers")
+        assert other.get("/healthz") == (200, "ok\n")
+        told = other.samples()
+        assert told["ready"] == 0
+        assert told["refusing/NO_WHEEL"] == 1
+        assert told["kafka_error"] == 1
+    finally:
+        other.server.kill()
+
+
+def test_counters_begin_anew_with_the_process(node: Node) -> None:
+    server = node.server
+    server.wait_accepting()
+    server.produce(row(), row())
+    before = node.samples()
+    server.kill()
+    server.start()
+    server.wait_accepting()
+    after = node.samples()
+    assert before["accepted_messages_total"] == 2
+    assert after["accepted_messages_total"] == 0
+    start = "process_start_time_seconds/server"
+    assert after[start] > before[start]
+    assert sum(after[f"pending_messages/{horizon}"] for horizon in ("1m", "10m")) == 2
+
+
+def test_it_ends_cleanly_while_it_is_watched(node: Node) -> None:
+    node.server.wait_accepting()
+    with socket.create_connection(tuple(node.http.split(":"))):  # type: ignore[arg-type]
+        assert node.server.terminate() == 0
+    with pytest.raises(OSError, match="refused"):
+        node.get("/healthz")
+
+
+def test_a_port_that_another_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        server = ServerProcess(tmp_path / "d", metrics_listen=address)
+        with pytest.raises(AssertionError, match=f"ended: {os.EX_CONFIG}"):
+            server.start()
+        server.kill()
+    assert f"metrics_listen {address}: " in capfd.readouterr().err
+
+
+def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:
+    node.server.wait_accepting()
+    told = node.samples()
+    most = int(told["max_caller_connections"])
+    address = node.server.address
+    assert address is not None
+    host, port = address.split(":")
+    with ExitStack() as stack:
+        for _ in range(most):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        wait_until("they are seen", lambda: node.samples()["process_open_sockets/server"] >= most)
+        client = stack.enter_context(Client(address))
+        with pytest.raises(TimedOutError, match="all the connections that it takes") as refused:
+            client.produce("orders", b"v", delay=timedelta(minutes=5), timeout=2)
+        assert refused.value.outcome_known
+    with Client(address) as client:
+        assert client.produce("orders", b"v", delay=timedelta(minutes=5))

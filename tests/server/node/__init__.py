@@ -1,0 +1,1 @@
+"""Settings, the link, defects, and what every part of the server uses."""

@@ -1,0 +1,1 @@
+"""The server process as a whole: starts, calls, ends, and trouble."""

@@ -1,0 +1,343 @@
+"""The supervisor with children that do what the test says, and no more."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delaywheel_replica import node as supervisor
+from delaywheel_replica.node import NodeInUseError, Supervisor, main
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
+from support.server.server_process import wait_until
+
+# Each child notes its pid, lives as the file <name>.does says, and ends with the supervisor; that
+# it was asked to end it notes in <name>.asked.
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+from delaywheel_replica.process.inheritance import exit_with_supervisor, tell_ready
+from delaywheel_replica.link import Link
+
+name, folder = sys.argv[1], Path(sys.argv[2])
+does = (folder / f"{name}.does").read_text()
+if does != "outlive":
+    exit_with_supervisor()
+link = Link.inherited()
+with (folder / f"{name}.lives").open("a") as lives:
+    lives.write(f"{os.getpid()} {os.environ.get('DELAYWHEEL_ADDRESS')}\\n")
+if does.startswith("exit"):
+    sys.exit(int(does.split()[1]))
+asked = []
+def ask(*_):
+    asked.append(True)
+    (folder / f"{name}.asked").touch()
+signal.signal(signal.SIGTERM, ask)
+if name == "server":
+    tell_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
+while True:
+    time.sleep(0.01)
+    if does != "obey":
+        continue
+    if name == "cleaner" and (folder / "drained").exists():
+        sys.exit(0)
+    if asked:
+        (folder / "drained").touch()
+        try:
+            list(link.receive())
+        except EOFError:  # its cleaner has ended, and so has all that it could be told
+            sys.exit(0)
+"""
+# The first processes cannot be started.
+SHORT = """
+import errno, os
+from delaywheel_replica import node
+start, left = node.subprocess.Popen, [None] * 3
+def short(*arguments, **options):
+    if left:
+        left.pop()
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return start(*arguments, **options)
+node.subprocess.Popen = short
+"""
+SUPERVISOR = """
+import json, sys
+from pathlib import Path
+from delaywheel_replica.node import Supervisor
+sys.exit(Supervisor(Path(sys.argv[1]), json.loads(sys.argv[2])).run())
+"""
+
+
+class Node:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process: subprocess.Popen[bytes]
+        for name in ("server", "cleaner"):
+            self.tell(name, "obey")
+
+    def tell(self, name: str, does: str) -> None:
+        (self.folder / f"{name}.does").write_text(does)
+
+    def start(self, before: str = "") -> None:
+        commands = {
+            name: [sys.executable, "-c", CHILD, name, str(self.folder)]
+            for name in ("server", "cleaner")
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", before + SUPERVISOR, str(self.folder), json.dumps(commands)]
+        )
+
+    def run_file(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads((self.folder / "node.run").read_text())
+        except FileNotFoundError:
+            return {}
+        return content
+
+    def up(self) -> dict[str, Any]:
+        def all_run() -> dict[str, Any] | None:
+            content = self.run_file()
+            lives = [self.lives("server")[-1:], self.lives("cleaner")[-1:]]
+            named = [content.get("server_pid"), content.get("cleaner_pid")]
+            runs = content.get("address") and [[pid] for pid in named] == lives
+            return content if runs else None
+
+        return wait_until("both children run", all_run)
+
+    def lives(self, name: str) -> list[int]:
+        try:
+            lines = (self.folder / f"{name}.lives").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [int(line.split()[0]) for line in lines]
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.process.kill()
+    node.process.wait()
+    for pid in node.lives("server") + node.lives("cleaner"):
+        if is_alive(pid):  # told to outlive, in a test that failed
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the second, when it ends while it is read
+        return False
+
+
+def test_a_disk_that_refuses_the_run_file_does_not_end_the_node(node: Node) -> None:
+    node.start()
+    first = node.up()
+    (node.folder / "node.tmp").mkdir()  # where the file is written before it takes its place
+    os.kill(first["cleaner_pid"], signal.SIGKILL)
+    wait_until("its next life", lambda: len(node.lives("cleaner")) == 2)
+    assert node.process.poll() is None
+    (node.folder / "node.tmp").rmdir()
+    assert node.end() == 0
+
+
+def test_it_tells_who_runs_and_where(node: Node) -> None:
+    node.start()
+    run = node.up()
+    assert run["pid"] == node.process.pid
+    assert run["address"] == "127.0.0.1:1001"
+    assert is_alive(run["server_pid"])
+    assert is_alive(run["cleaner_pid"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_it_cleanly(node: Node, number: signal.Signals) -> None:
+    node.start()
+    run = node.up()
+    assert node.end(number) == 0
+    assert (node.folder / "drained").exists()
+    assert not is_alive(run["server_pid"])
+    assert not is_alive(run["cleaner_pid"])
+    assert not (node.folder / "node.run").exists()
+
+
+def test_a_hangup_ends_nobody(node: Node) -> None:
+    node.start()
+    before = node.up()
+    for _ in range(3):
+        node.process.send_signal(signal.SIGHUP)
+    os.kill(before["cleaner_pid"], signal.SIGKILL)
+    wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
+    assert node.up()["server_pid"] == before["server_pid"]
+    assert node.end() == 0
+
+
+def test_a_node_whose_terminal_is_gone_ends(node: Node) -> None:
+    node.start(
+        "from delaywheel_replica import node\n"
+        "there = [True]\n"
+        "node._has_terminal = lambda: bool(there and there.pop())\n"
+    )
+    node.up()
+    assert node.end(signal.SIGHUP) == 0
+    assert (node.folder / "drained").exists()
+
+
+def test_a_dead_cleaner_is_started_again_alone(node: Node) -> None:
+    node.start()
+    before = node.up()
+    os.kill(before["cleaner_pid"], signal.SIGKILL)
+    wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
+    after = node.up()
+    assert after["server_pid"] == before["server_pid"]
+    assert after["cleaner_pid"] != before["cleaner_pid"]
+
+
+def test_with_a_dead_server_both_are_started_again(node: Node) -> None:
+    node.start()
+    before = node.up()
+    os.kill(before["server_pid"], signal.SIGKILL)
+    wait_until("a new server", lambda: len(node.lives("server")) == 2)
+    after = node.up()
+    assert not is_alive(before["cleaner_pid"])
+    assert after["cleaner_pid"] != before["cleaner_pid"]
+    assert after["address"] == "127.0.0.1:1002"
+    # The new one was told where the old one listened.
+    assert (node.folder / "server.lives").read_text().splitlines()[1].endswith("127.0.0.1:1001")
+
+
+@pytest.mark.parametrize("name", ["server", "cleaner"])
+def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
+    node.tell(name, "exit 3")
+    node.start()
+    assert node.process.wait(60) == 1
+    assert len(node.lives(name)) == 5
+    assert not any(is_alive(pid) for each in ("server", "cleaner") for pid in node.lives(each))
+
+
+def test_what_is_hopeless_is_not_tried_again(node: Node) -> None:
+    node.tell("server", "exit 78")
+    node.start()
+    assert node.process.wait(60) == 78
+    assert len(node.lives("server")) == 1
+    assert not any(is_alive(pid) for pid in node.lives("cleaner"))
+
+
+def test_killing_the_supervisor_leaves_no_orphans(node: Node) -> None:
+    node.start()
+    run = node.up()
+    assert node.end(signal.SIGKILL) == -signal.SIGKILL
+    wait_until("the children ended", lambda: not is_alive(run["server_pid"]))
+    wait_until("the children ended", lambda: not is_alive(run["cleaner_pid"]))
+
+
+def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Path) -> None:
+    node.tell("cleaner", "outlive")
+    node.start()
+    run = node.up()
+    node.end(signal.SIGKILL)
+    wait_until("the server ended", lambda: not is_alive(run["server_pid"]))
+    rival = Node(tmp_path)  # its own cleaner obeys
+    rival.start()
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            rival.process.wait(1)
+        assert len(node.lives("server")) == 1
+        os.kill(run["cleaner_pid"], signal.SIGKILL)
+        wait_until("the second one's turn", lambda: len(node.lives("server")) == 2)
+    finally:
+        rival.process.kill()
+        rival.process.wait()
+
+
+def test_a_second_signal_hurries(node: Node) -> None:
+    node.tell("server", "ignore")
+    node.tell("cleaner", "ignore")
+    node.start()
+    run = node.up()
+    node.process.send_signal(signal.SIGTERM)
+    wait_until("the first is heard", (node.folder / "server.asked").exists)  # two at once are one
+    assert is_alive(run["server_pid"])
+    assert node.end() == 1
+    assert not is_alive(run["server_pid"])
+    assert not is_alive(run["cleaner_pid"])
+
+
+def test_a_folder_has_one_node(node: Node, tmp_path: Path) -> None:
+    node.start()
+    first = node.up()
+    rival = Node(tmp_path)
+    rival.start()
+    try:
+        # As long as any process of the first node lives, the second one waits, and gives up.
+        with pytest.raises(subprocess.TimeoutExpired):
+            rival.process.wait(1)
+        assert node.lives("server") == [first["server_pid"]]
+        assert node.end() == 0
+        (node.folder / "drained").unlink()  # or the second one's cleaner would not stay
+        wait_until("the second one's turn", lambda: len(node.lives("server")) == 2)
+        rival.up()
+        assert rival.end() == 0
+    finally:
+        rival.process.kill()
+        rival.process.wait()
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_the_supervisor_speaks_in_the_format_of_the_node(
+    log_format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"log_format": log_format}))
+    supervisor._say("the cleaner ended")
+    line = capsys.readouterr().err
+    if log_format == "json":
+        told = json.loads(line)
+        assert (told["event"], told["process"], told["level"]) == (
+            "the cleaner ended",
+            "node",
+            "warning",
+        )
+    else:
+        assert line == "delaywheel node: the cleaner ended\n"
+
+
+def test_a_machine_that_is_short_of_something_is_tried_again(node: Node) -> None:
+    node.start(SHORT)
+    node.up()
+    assert node.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.ENOSPC, "full"), 1),
+        (OSError(errno.EMFILE, "too many"), 1),
+        (OSError(errno.EIO, "error"), 1),
+        (NodeInUseError("another node runs"), 1),
+        (PermissionError(errno.EACCES, "not yours"), 78),
+        (NotADirectoryError(errno.ENOTDIR, "a file"), 78),
+    ],
+)
+def test_only_a_wrong_setting_is_not_worth_a_restart(
+    error: Exception, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Supervisor) -> int:
+        raise error
+
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(tmp_path)}))
+    monkeypatch.setattr(Supervisor, "run", run)
+    assert main() == code

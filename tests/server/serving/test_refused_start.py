@@ -1,0 +1,31 @@
+"""What no restart mends ends the server process with 78, after one line that says what it is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.writing.wheel import list_wheels
+from support.server.server_process import ServerProcess
+
+
+def test_an_address_that_another_has(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = ServerProcess(tmp_path / "d", listen=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(AssertionError, match="ended: 78"):
+            server.start()
+        server.kill()
+
+
+def test_a_wheel_that_does_not_say_who_it_is(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path / "d")
+    with server:
+        server.wait_accepting()
+    (wheel,) = list_wheels(PosixDisk(), server.data)
+    (server.data / "wheels" / str(wheel) / "meta.json").write_text("{}")
+    with pytest.raises(AssertionError, match="ended: 78"):
+        server.start()
+    server.kill()

@@ -1,0 +1,56 @@
+"""A server process whose data folder is gone, until the operator says that the new one counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.link import NodeStorage
+from support.server.server_process import ServerProcess, wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path / "n1")
+    server.start()
+    server.wait_accepting()
+    yield server
+    server.kill()
+
+
+def test_an_emptied_node_accepts_again_once_it_is_replaced(server: ServerProcess) -> None:
+    assert server.produce(pb.DelayedMessage(topic="orders", delay_ms=60_000))[0].handle
+    server.wait_spare()  # both wheels are at risk
+    before = server.cleaner.state.nodes["n1"].storage
+    server.kill()
+    server.data.rename(server.data.with_name("lost"))
+    server.start()
+    refused = wait_until("it is told", lambda: _replaced(server)).refusing
+    assert refused.reason == "NO_WHEEL"
+    assert f"STORAGE_REPLACED: node n1 runs on storage {_storage(server)}" in refused.message
+    assert {row.state for row in server.describe().wheels} == {pb.WHEEL_STATE_FENCED}
+
+    request = pb.ReplaceNodeRequest(node="n1", dry_run=True)
+    told = server.admin.ReplaceNode(request, timeout=20).change
+    assert (told.storage_before, told.storage) == (before, _storage(server))
+    assert [row.wheel for row in told.wheels] == ["n1.1", "n1.2"]
+    assert _replaced(server), "a dry run changes nothing"
+    request = pb.ReplaceNodeRequest(node="n1", storage=told.storage)
+    assert server.admin.ReplaceNode(request, timeout=20).change.storage == told.storage
+    assert set(server.cleaner.received) >= {NodeStorage("n1", told.storage)}
+    server.wait_accepting()
+    after = server.describe()
+    assert not after.HasField("refusing")
+    assert not after.members[0].storage_replaced
+
+
+def _replaced(server: ServerProcess) -> pb.DescribeClusterResponse | None:
+    answer = server.describe()
+    return answer if answer.members[0].storage_replaced else None
+
+
+def _storage(server: ServerProcess) -> str:
+    return wait_until("it tells of itself", server.cleaner.beat).storage

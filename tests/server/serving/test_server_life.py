@@ -1,0 +1,432 @@
+"""The server process through its lives: kill -9, no Kafka, draining, fences, the floor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow.parquet as pq
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.node_file import load_node_state
+from delaywheel.storage.frames.format import Frame, decode_header
+from delaywheel.storage.reading.reader import WheelReader
+from delaywheel.storage.writing.wheel import WheelState, list_wheels, load_meta
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.control import unregister_records
+from delaywheel_replica.core.protocol.heartbeat import WheelBeat
+from delaywheel_replica.link import AskTopic
+from delaywheel_replica.server import serving
+from support.server.server_process import ServerProcess, wait_until
+from support.wheels.wheels import mark_wheel
+
+ONE, TWO, THREE = (WheelId("n1", number) for number in (1, 2, 3))
+CLEANER_STOP_S = serving._CLEANER_STOP_S
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def row(id_: bytes | None = None, *, due_ms: int | None = None) -> pb.DelayedMessage:
+    return pb.DelayedMessage(
+        topic="orders",
+        value=b"v",
+        id=id_ if id_ is not None else os.urandom(16),
+        deliver_at_ms=due_ms if due_ms is not None else now_ms() + 60_000,
+    )
+
+
+def stored_ids(data: Path) -> list[bytes]:
+    disk = PosixDisk()
+    ids = []
+    for wheel in list_wheels(disk, data):
+        reader = WheelReader(disk, data, wheel)
+        for seq in range(1, reader.last_seq() + 1):
+            frame = reader.frame(seq)
+            assert isinstance(frame, Frame)
+            ids += [id_.tobytes() for id_ in frame.columns.ids]
+        reader.close()
+    return ids
+
+
+def last_seq(data: Path, wheel: WheelId) -> int:
+    reader = WheelReader(PosixDisk(), data, wheel)
+    try:
+        return reader.last_seq()
+    finally:
+        reader.close()
+
+
+def published(data: Path) -> list[bytes]:
+    files = (data / "ledger" / "published").rglob("*.parquet")
+    ids: list[bytes] = []
+    for file in files:
+        ids += pq.read_table(file)["id"].to_pylist()  # type: ignore[arg-type]  # never null here
+    return ids
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(tmp_path / "n1", late_window_seconds="1")
+    server.start()
+    server.wait_accepting()
+    yield server
+    server.kill()
+
+
+def state(server: ServerProcess) -> Any:
+    return load_node_state(PosixDisk(), server.data)
+
+
+def test_what_was_acknowledged_is_there_after_kill_9(server: ServerProcess) -> None:
+    acknowledged: list[str] = []
+    ended = threading.Event()
+
+    def caller() -> None:
+        while not ended.is_set():
+            try:
+                results = server.produce(*[row() for _ in range(20)])
+            except grpc.RpcError:
+                return
+            acknowledged.extend(result.handle for result in results)
+
+    callers = [threading.Thread(target=caller) for _ in range(3)]
+    for thread in callers:
+        thread.start()
+    wait_until("some are acknowledged", lambda: len(acknowledged) > 500)
+    server.process.send_signal(signal.SIGKILL)
+    ended.set()
+    for thread in callers:
+        thread.join()
+    server.kill()
+    server.start()
+    server.wait_accepting()
+    ids = stored_ids(server.data)
+    assert len(ids) == len(set(ids))
+    assert {handle.rpartition(":")[2] for handle in acknowledged} <= {id_.hex() for id_ in ids}
+    # They are answered for by the new life, and their wheel is closed behind the last of them.
+    got = server.stub.GetMessage(
+        pb.GetMessageRequest(message=pb.MessageRef(handle=acknowledged[-1])), timeout=20
+    )
+    assert got.message.wheel == "n1.1"
+    wait_until("closed", lambda: server.cleaner.state.wheels[ONE].closed_at is not None)
+    disk = PosixDisk()
+    wait_until("noted", lambda: load_meta(disk, server.data, ONE).final_seq is not None)
+    (new,) = server.produce(row())
+    assert new.handle.startswith("n1.2:")
+    # The same port: callers that knew the node find it again.
+    assert server.describe().members[0].address == server.address
+
+
+def test_a_spare_accepts_while_kafka_is_away(server: ServerProcess) -> None:
+    wait_until("a spare", lambda: state(server).spare is not None)
+    assert state(server).starts == 1
+    server.kill()
+    server.start(leads=False)
+    (result,) = server.produce(row())
+    assert result.handle.startswith("n1.2:")
+    assert not server.describe().HasField("leader")
+
+    def told_again() -> bool:
+        """Its row may still be that of the life before."""
+        beat = server.cleaner.beat()
+        return beat is not None and (beat.start, beat.count > 1) == (2, True)
+
+    wait_until("it tells", told_again)
+    # A second restart without Kafka finds no spare: refused, and nothing is opened twice.
+    server.kill()
+    server.start(leads=False)
+    with pytest.raises(grpc.RpcError, match="no open wheel"):
+        server.produce(row())
+    server.kill()
+    server.start()
+    server.wait_accepting()
+    (result,) = server.produce(row())
+    assert result.handle.startswith("n1.3:")
+
+
+def test_draining_answers_those_who_wait_and_refuses_the_rest(server: ServerProcess) -> None:
+    wait_until("a spare", lambda: state(server).spare is not None)
+    server.cleaner.answers_topics = False
+    waits = [row(), pb.DelayedMessage(topic="in-doubt", delay_ms=60_000)]
+    slow = server.stub.DelayProduce.future(pb.DelayProduceRequest(messages=waits), timeout=20)
+    wait_until("it waits", lambda: AskTopic("in-doubt") in server.cleaner.received)
+    reasons: list[str] = []
+    ended = threading.Event()
+
+    def caller() -> None:
+        while not ended.is_set():
+            try:
+                server.produce(row())
+            except grpc.RpcError as error:
+                reasons.append(str(error))
+                return
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    server.cleaner.hears = False  # it drains until its cleaner has heard of it
+    server.process.send_signal(signal.SIGTERM)
+    wait_until("it refuses", lambda: reasons)
+    server.cleaner.hears = True
+    code = server.process.wait(60)
+    ended.set()
+    thread.join()
+    server.kill()
+    assert code == 0
+    assert all(result.handle for result in slow.result().results)
+    assert "The node is stopping" in reasons[0]
+    # The wheel is closed with all that was acknowledged, and its spare is kept for the next start.
+    assert server.cleaner.state.wheels[ONE].closed_at == last_seq(server.data, ONE)
+    assert server.cleaner.state.wheels[TWO].closed_at is None
+    assert (state(server).open, state(server).spare.wheel) == (None, TWO)
+    assert set(published(server.data)) == set(stored_ids(server.data))
+
+
+def test_a_cleaner_that_was_busy_hears_of_a_clean_stop(server: ServerProcess) -> None:
+    """Kafka is slow: the link is full of wake-ups, and nobody reads it for a while."""
+    server.produce(row())  # from now on it is known that there is such a topic
+    server.cleaner.hears = False
+    sent = [server.produce(row(due_ms=now_ms() + 100)) for _ in range(400)]
+    taken = sum(bool(result.handle) for (result,) in sent)  # but for those that came too late
+    assert taken > 300
+    server.process.send_signal(signal.SIGTERM)
+    wait_until("it has left its wheel", lambda: state(server).open is None)
+    time.sleep(2)  # longer than one try to be heard may take
+    server.cleaner.hears = True
+    wait_until("stopped", server.cleaner.stopped.is_set)
+    assert server.process.wait(60) == 0
+    assert server.cleaner.state.wheels[ONE].closed_at == 1 + taken
+
+
+def test_a_clean_stop_without_a_cleaner_ends_all_the_same(server: ServerProcess) -> None:
+    server.cleaner.stop()
+    started = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - started < CLEANER_STOP_S, "it waited for one that is gone"
+
+
+def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
+    server: ServerProcess,
+) -> None:
+    server.produce(row())
+    wait_until("a spare", lambda: state(server).spare is not None)
+    server.cleaner.fence("n1", 1)
+    answer = wait_until("the promise", lambda: server.cleaner.fenced("n1", 1))
+    assert (answer.applied, answer.is_complete(ONE)) == ({ONE: 1}, True)
+    assert state(server).fenced == {"n1": 1}
+    wait_until("the spare is open", lambda: state(server).open == TWO)
+    server.wait_accepting()
+    (result,) = server.produce(row())
+    assert result.handle.startswith("n1.2:")
+    # A promise about another node's wheels is kept as well, for ever the highest.
+    server.cleaner.fence("n9", 4)
+    assert wait_until("the promise", lambda: server.cleaner.fenced("n9", 4)).applied == {}
+    server.cleaner.fence("n9", 3)
+    assert wait_until("the same", lambda: server.cleaner.fenced("n9", 3)).fence.upto == 4
+    assert state(server).fenced == {"n1": 1, "n9": 4}
+
+
+def test_below_the_floor_everything_goes(server: ServerProcess) -> None:
+    due = now_ms() + 20_000
+    server.produce(row(due_ms=due), row(due_ms=due + 60_000))
+    files = {file.stem: file for file in (server.data / "wheels").rglob("*.slot")}
+    first, second = str(due // 1000), str(due // 1000 + 60)
+    assert set(files) == {first, second}
+    server.cleaner.commit_progress(floor=due // 1000 + 1)
+    wait_until("deleted", lambda: not files[first].exists())
+    assert files[second].exists()
+    listed = wait_until(
+        "off the dial",
+        lambda: [
+            row.slot
+            for row in server.stub.ListSlots(pb.ListSlotsRequest()).slots
+            if not files[first].exists()
+        ],
+    )
+    wait_until(
+        "off the dial",
+        lambda: (
+            [row.slot for row in server.stub.ListSlots(pb.ListSlotsRequest()).slots]
+            == [due // 1000 + 60]
+        ),
+    )
+    assert int(second) in listed
+    # A restart knows the floor from the cleaner's row, though Kafka is away.
+    server.kill()
+    server.start(leads=False)
+    rows = server.stub.ListSlots(pb.ListSlotsRequest(), wait_for_ready=True).slots
+    assert [row.slot for row in rows] == [due // 1000 + 60]
+
+
+def test_a_wheel_that_is_unregistered_is_deleted(server: ServerProcess) -> None:
+    due = now_ms() + 20_000
+    server.produce(row(due_ms=due))
+    server.kill()
+    server.start()
+    wait_until("closed", lambda: server.cleaner.state.wheels[ONE].closed_at == 1)
+    folder = server.data / "wheels" / "n1.1"
+    wait_until("published", lambda: len(published(server.data)) == 1)
+    server.cleaner.commit(lambda state: state.apply_all(unregister_records(state, ONE)))
+    server.cleaner.commit_progress(floor=due // 1000 + 1)
+    wait_until("deleted", lambda: not folder.exists())
+    wait_until("its rows too", lambda: not (server.data / "ledger" / "rows" / "n1.1").exists())
+    assert len(published(server.data)) == 1
+
+
+def test_the_spares_seal_moves_and_is_durable_when_told(server: ServerProcess) -> None:
+    server.cleaner.passes_time = True
+    wait_until("a spare", lambda: state(server).spare is not None)
+
+    def told() -> int | None:
+        beat = server.cleaner.beat()
+        spare = beat.wheels.get(TWO) if beat is not None else None
+        return spare.seal_slot if spare is not None and spare.seal_slot else None
+
+    first = wait_until("a seal", told)
+    assert state(server).spare.seal_slot >= first
+    later = wait_until("it moves", lambda: (seal := told()) and seal > first and seal)
+    assert state(server).spare.seal_slot >= later
+    assert later <= now_ms() // 1000 - 1
+
+
+def test_a_seal_is_told_of_the_open_wheel_with_its_last_seq(server: ServerProcess) -> None:
+    server.produce(row())
+    server.cleaner.passes_time = True
+
+    def sealed() -> bool:
+        beat = server.cleaner.beat()
+        return (
+            beat is not None and beat.wheels[ONE].seal_slot > 0 and beat.wheels[ONE].seal_seq == 1
+        )
+
+    wait_until("a seal", sealed)
+
+
+def test_the_ledger_is_published_and_told(server: ServerProcess) -> None:
+    ids = [os.urandom(16) for _ in range(20)]
+    for id_ in ids:
+        server.produce(row(id_))
+
+    def told() -> bool:
+        beat = server.cleaner.beat()
+        return beat is not None and beat.wheels[ONE].ledger_seq == 20
+
+    wait_until("published", told)
+    assert sorted(published(server.data)) == sorted(ids)
+    # Killed before the next seal: the rows are read from the frames by the next life.
+    more = os.urandom(16)
+    server.produce(row(more))
+    server.kill()
+    for file in (server.data / "ledger" / "rows").rglob("*.rows"):
+        file.unlink()
+    server.start()
+    wait_until("published", lambda: more in published(server.data))
+    assert sorted(published(server.data)) == sorted([*ids, more])
+
+
+def test_after_a_crash_of_the_machine_the_node_says_what_it_may_lack(
+    server: ServerProcess,
+) -> None:
+    server.produce(row())
+    server.kill()
+    _change_boot(server)
+    server.start(leads=False)
+    assert state(server).all_incomplete
+    assert state(server).boot_id != "another"
+    assert not server.describe().members[0].complete
+    # A restart does not forget it; the registry, and the end of each old wheel, heal it.
+    server.kill()
+    server.start(leads=False)
+    assert state(server).all_incomplete
+    server.kill()
+    server.start()
+    wait_until("complete", lambda: server.describe().members[0].complete)
+    assert (state(server).all_incomplete, state(server).incomplete) == (False, ())
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothing(
+    server: ServerProcess, *, noted: bool
+) -> None:
+    """The node alone held them: waiting for somebody to bring them would be for ever."""
+    for _ in range(3):
+        server.produce(row())
+    server.kill()
+    server.start()  # with the next wheel; the first is closed at 3
+    wait_until("closed", lambda: _final_seq(server) == 3)
+    server.kill()
+    folder = server.data / "wheels" / "n1.1"
+    (folder / "checkpoint").unlink(missing_ok=True)
+    (folder / "index.0").write_bytes((folder / "index.0").read_bytes()[:16])
+    for file in (folder / "slots").rglob("*.slot"):
+        _cut_behind_the_first_frame(file)
+    shutil.rmtree(server.data / "ledger")  # not published yet
+    if not noted:
+        mark_wheel(PosixDisk(), server.data, ONE, WheelState.FENCED)
+    _change_boot(server)
+    server.start()
+    wait_until("they are lost", lambda: {(ONE, 2), (ONE, 3)} <= server.cleaner.state.lost)
+    wait_until("nothing is waited for", lambda: not _told(server).lacking)
+    wait_until("its end is noted", lambda: _final_seq(server) == 3)
+    wait_until("the books go on", lambda: _is_published(server, 3))
+
+
+def test_another_nodes_folder_is_refused_for_good(server: ServerProcess) -> None:
+    server.kill()
+    other = ServerProcess(server.data, node_id="n2")
+    with pytest.raises(AssertionError, match="78"):
+        other.start()
+    other.kill()
+
+
+def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
+    os.close(server.life_write)
+    server.life_write = -1
+    assert server.process.wait(60) == 111
+
+
+def test_the_progress_that_is_committed_is_told(server: ServerProcess) -> None:
+    server.cleaner.commit_progress(due_ms=5_000, seqs={ONE: 0})
+
+    wait_until("progress", lambda: server.describe().progress.due_ms == 5_000)
+
+
+def _change_boot(server: ServerProcess) -> None:
+    """The machine starts anew, as far as the node can tell."""
+    file = server.data / "node.json"
+    document = json.loads(file.read_text())
+    document["boot_id"] = "another"
+    file.write_text(json.dumps(document))
+    (server.data / "cleaner.row").unlink()  # it would be of that boot, too
+
+
+def _cut_behind_the_first_frame(slot_file: Path) -> None:
+    content = slot_file.read_bytes()
+    header = decode_header(content, available_bytes=len(content))
+    slot_file.write_bytes(content[: header.length_bytes] if header.seq == 1 else b"")
+
+
+def _final_seq(server: ServerProcess) -> int | None:
+    return load_meta(PosixDisk(), server.data, ONE).final_seq
+
+
+def _is_published(server: ServerProcess, seq: int) -> bool:
+    beat = server.cleaner.beat()
+    return beat is not None and beat.wheels[ONE].ledger_seq == seq
+
+
+def _told(server: ServerProcess) -> WheelBeat:
+    beat = server.cleaner.beat()
+    assert beat is not None
+    return beat.wheels[ONE]

@@ -1,0 +1,1 @@
+"""The simulation: whole clusters on simulated time, disks, networks and Kafka."""

@@ -1,0 +1,134 @@
+"""What callers know of their messages: the book against which everything is checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from delaywheel.storage.frames.columns import Columns, content_starts
+from sim.checking.truth import Key
+from sim.machine.clocks import EPOCH_MS
+from sim.plans.plan import Draft
+
+TOPICS = ("orders", "mails")
+MORE_TOPICS = tuple(f"topic-{number}" for number in range(12))
+"""Only drills send to these."""
+
+
+class Fate(StrEnum):
+    """What its producer knows of a message."""
+
+    UNSENT = "not sent yet"
+    UNKNOWN = "perhaps accepted"
+    REFUSED = "never accepted"
+    ACKNOWLEDGED = "acknowledged"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One message.
+
+    Attributes:
+        number: of the message in the plan.
+        key: id and due.
+        record_key: its Kafka key.
+        value: its Kafka value.
+        topic: where it goes.
+        fate: what its producer knows.
+        sent_us: when it was first sent.
+        acknowledged_us: when its producer heard that.
+        cancelled: a caller was told so.
+        cancel_tried: somebody asked to cancel it: perhaps a cancel was written.
+        visible_us: when a copy of it became visible.
+    """
+
+    number: int
+    key: Key
+    record_key: bytes | None
+    value: bytes | None
+    topic: str
+    fate: Fate = Fate.UNSENT
+    sent_us: int = -1
+    acknowledged_us: int = -1
+    cancelled: bool = False
+    cancel_tried: bool = False
+    visible_us: int = -1
+
+    @property
+    def due_ms(self) -> int:
+        """Its due."""
+        return self.key[1]
+
+    @property
+    def slot(self) -> int:
+        """Its second."""
+        return self.key[1] // 1000
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether consumers can read it."""
+        return self.visible_us >= 0
+
+    def __str__(self) -> str:
+        return f"m{self.number}(due {(self.due_ms - EPOCH_MS) / 1000:.3f}, {self.fate})"
+
+
+@dataclass(slots=True)
+class Book:
+    """All messages of a run.
+
+    Attributes:
+        entries: by number in the plan.
+        by_key: by id and due.
+    """
+
+    entries: dict[int, Entry] = field(default_factory=dict)
+    by_key: dict[Key, Entry] = field(default_factory=dict)
+
+    def enter(self, draft: Draft, at_ms: int) -> Entry:
+        """A message that is sent now for the first time; its due is fixed from now on."""
+        id_ = draft.number.to_bytes(16, "big")
+        due_ms = EPOCH_MS + at_ms + draft.delay_ms
+        value = None if draft.length_bytes < 0 else _content(draft.number, draft.length_bytes)
+        entry = Entry(
+            number=draft.number,
+            key=(id_, due_ms),
+            record_key=str(draft.number).encode() if draft.keyed else None,
+            value=value,
+            topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
+        )
+        self.entries[draft.number] = entry
+        self.by_key[entry.key] = entry
+        return entry
+
+
+def _content(number: int, length_bytes: int) -> bytes:
+    return (number.to_bytes(4, "big") * (length_bytes // 4 + 1))[:length_bytes]
+
+
+def columns_of(entries: list[Entry]) -> Columns:
+    """A request as the server decodes it."""
+    parts = [(entry.record_key or b"") + (entry.value or b"") for entry in entries]
+    lengths = np.array([len(part) for part in parts], dtype=np.int64)
+    topics = tuple(dict.fromkeys([*TOPICS, *(entry.topic for entry in entries)]))
+    return Columns(
+        due_ms=np.array([entry.due_ms for entry in entries], dtype=np.int64),
+        ids=np.frombuffer(b"".join(entry.key[0] for entry in entries), dtype=np.uint8).reshape(
+            -1, 16
+        ),
+        topics=topics,
+        topic_numbers=np.array([topics.index(entry.topic) for entry in entries], dtype=np.uint32),
+        key_lengths=_lengths([entry.record_key for entry in entries]),
+        value_lengths=_lengths([entry.value for entry in entries]),
+        headers_lengths=np.zeros(len(entries), dtype=np.int32),
+        partitions=np.full(len(entries), -1, dtype=np.int32),
+        timestamps_ms=np.full(len(entries), -1, dtype=np.int64),
+        blob=b"".join(parts),
+        starts=content_starts(lengths),
+    )
+
+
+def _lengths(values: list[bytes | None]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array([-1 if value is None else len(value) for value in values], dtype=np.int32)

@@ -1,0 +1,120 @@
+"""Checks 7 and 9: copies are equal, and everything has its bound. Looked at from time to time."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel_replica.cleaner.due.unreadable import TOLD_RANGES
+from delaywheel_replica.core.protocol.heartbeat import MAX_LACKING, MAX_SOUGHT
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from sim.checking.truth import FrameTruth, index_of, row_on
+from sim.nodes.node import CLEANER, SERVER
+
+if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
+    from sim.nodes.world import World
+
+MACHINE_BYTES = 40_000
+"""What a member machine of five nodes may keep when nothing is left to do."""
+
+
+OPEN_INDEXES = 2
+"""Segments of indexes that one thread has open; so few that runs reach it."""
+
+READING_THREADS = {SERVER: 2, CLEANER: 2}
+"""Who reads wheels: the store and callers' questions; the main thread and who loads ahead."""
+
+OTHER_FILES = 5
+"""The open wheel's own (`writing`, its index, and that being read), and two in use for a moment.
+
+One is being synced, which may take long, and one is rewritten or looked at meanwhile.
+"""
+
+ROW_BYTES = 3_000
+"""A row without wheels, nodes and what is told of lost and lacking frames."""
+
+ROW_BYTES_A_NODE = 300
+"""Of each node that is heard."""
+
+ROW_BYTES_A_WHEEL = 150
+"""Of each node that tells of it."""
+
+
+def out_of_bounds(world: World) -> Iterator[str]:
+    """What is too large, or not a copy."""
+    for node in world.living():
+        if node.server is not None:
+            yield from _too_many(world, node)
+            yield from _not_copies(world, node)
+
+
+def too_large_at_the_end(world: World) -> Iterator[str]:
+    """What is kept of what is done."""
+    for node in world.living():
+        assert node.server is not None
+        length = len(pickle.dumps(node.server.machine))
+        if length > MACHINE_BYTES:
+            yield f"{node.name}'s machine keeps {length} bytes"
+
+
+def _too_many(world: World, node: SimNode) -> Iterator[str]:
+    assert node.server is not None
+    handles = len(node.server.store.handles)
+    if handles > world.settings.handles:
+        yield f"{node.name} has {handles} slot files open"
+    for process, threads in READING_THREADS.items():
+        files = node.disk.open_files[process]
+        slot_files = world.settings.handles if process == SERVER else 0
+        if files > slot_files + threads * OPEN_INDEXES + OTHER_FILES:
+            yield f"{node.name}'s {process} has {files} files open"
+    row, cleaner = node.server.row, node.server.cleaner_row
+    if row is not None:
+        yield from _too_much_told(world, node.name, row)
+    most = 2 * TOLD_RANGES + MAX_SOUGHT
+    if cleaner is not None:
+        ranges = len([*cleaner.unreadable.ranges()])
+        if ranges > most * (len(cleaner.wheels) + 1):
+            yield f"{node.name} tells {ranges} ranges of unreadable frames"
+
+
+def _too_much_told(world: World, name: str, row: ServerStatus) -> Iterator[str]:
+    nodes = len(world.nodes)
+    beats = [row.beat, *(sight.beat for sight in row.peers.values())]
+    length, wheels = len(json.dumps(row.to_json())), max(len(beat.wheels) for beat in beats)
+    if length > ROW_BYTES + nodes * (ROW_BYTES_A_NODE + wheels * ROW_BYTES_A_WHEEL):
+        yield f"{name}'s row of {wheels} wheels has {length} bytes"
+    if len(row.answers) > nodes * nodes:
+        yield f"{name} tells {len(row.answers)} answers"
+    for wheel, told in row.beat.wheels.items():
+        spans = len(told.lacking.spans)
+        if spans > MAX_LACKING:
+            yield f"{name} tells {spans} spans of {wheel} to be lacking"
+
+
+def _not_copies(world: World, node: SimNode) -> Iterator[str]:
+    """Frames that are not what their origin wrote, and that no fault damaged."""
+    assert node.server is not None
+    copies = node.server.store.held_wheels()
+    for frame in world.truth.live(world.checks.floor):
+        if frame.wheel in node.server.store.unverified:
+            continue
+        if node.damaged and not node.damaged.isdisjoint((frame.path, index_of(frame.wheel))):
+            continue
+        row = row_on(node.disk, frame.wheel, frame.seq)
+        is_lost = (frame.wheel, frame.seq) in world.checks.given_up
+        if not row or row == HOLE_ROW or is_lost:
+            continue
+        held = copies.get(frame.wheel)
+        if held is not None and frame.seq in held.lacking:
+            continue
+        if not _is_copy(node, frame, row):
+            yield f"{node.name} has another {frame.wheel}/{frame.seq} than its origin wrote"
+
+
+def _is_copy(node: SimNode, frame: FrameTruth, row: bytes) -> bool:
+    finished = row == bytes(len(row)) or frame.slot < (node.server.floor if node.server else 0)
+    return finished or frame.is_on(node.disk, with_row=True)

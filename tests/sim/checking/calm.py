@@ -1,0 +1,92 @@
+"""What a cluster must not do while nothing is done to it: the checks of undisturbed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.quorum import required_answers
+from sim.plans.plan import Action, Plan
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
+"""None of these gives a node a reason to stand, or to leave a wheel."""
+
+CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
+
+SLOW_CANDIDACIES = 2
+"""Epochs beyond the first: a candidacy that ends somebody's transaction takes two of them."""
+
+
+FULL_DISK = frozenset({"lost_answers", "disk_full"})
+"""While nothing else happens to one node alone, the cluster goes on deleting."""
+
+FLOOR_BEHIND_S = 15
+"""The floor follows the late window by less: transactions, seals, the books, and a leader's end."""
+
+
+def is_calm(plan: Plan) -> bool:
+    """Whether nothing is done to the cluster that it would notice."""
+    return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
+
+
+def is_slow(plan: Plan) -> bool:
+    """Whether nothing is done to it, but that the brokers take their time with commits."""
+    harms = [step for step in plan.steps if isinstance(step, Action) and step.kind not in HARMLESS]
+    return all(
+        step.kind == "kafka_faults" and step.arguments["changes"].keys() == {"commit_us"}
+        for step in harms
+    )
+
+
+def is_calm_when_set_back(plan: Plan) -> bool:
+    """Whether all that is done to it is over when w is set back last, but that clocks change."""
+    actions = [step for step in plan.steps if isinstance(step, Action)]
+    last_ms = max((step.at_ms for step in actions if step.kind == "set_back"), default=-1)
+    return all(
+        step.kind in CLOCKS_ALONE or step.at_ms + step.arguments.get("ms", 0) < last_ms
+        for step in actions
+    )
+
+
+def wrong_closes(world: World, wheel: WheelId) -> Iterator[str]:
+    """A wheel is closed: nobody had a reason to leave it."""
+    if is_calm(world.plan):
+        yield f"{wheel} is closed, and nothing was done to {wheel.node}"
+
+
+def has_one_full_disk(plan: Plan) -> bool:
+    """Whether all that happens is that the disk of one node fills, which the others can spare."""
+    actions = [step for step in plan.steps if isinstance(step, Action)]
+    full = {str(step.arguments["node"]) for step in actions if step.kind == "disk_full"}
+    others = len(plan.settings.nodes) - len(full)
+    return (
+        all(step.kind in FULL_DISK for step in actions)
+        and len(full) <= 1
+        and others >= max(plan.settings.min_insync, 1)
+    )
+
+
+def resting_floor(world: World) -> Iterator[str]:
+    """The cluster does not delete what is finished, though at most one disk is full."""
+    if world.checks.floor and has_one_full_disk(world.plan):
+        now_s = min(node.clock.wall_ms() for node in world.living()) // 1000
+        behind_s = now_s - world.settings.late_window_s - world.checks.floor
+        if behind_s > FLOOR_BEHIND_S:
+            yield f"the floor {world.checks.floor} is {behind_s} s behind the late window"
+
+
+def wrong_candidacies(world: World) -> Iterator[str]:
+    """A run is over: whoever stood first leads, and nobody else has stood.
+
+    Where R is 1 nobody asks for votes: two may stand at the same time. Brokers that become slow end
+    one office: who stands then learns by its marks how long it has to wait.
+    """
+    asks = required_answers(len(world.members), world.min_insync) > 1
+    if asks and is_calm(world.plan) and world.kafka.last_epoch > 0:
+        yield f"{world.kafka.last_epoch + 1} candidacies, and no reason for a second one"
+    if asks and is_slow(world.plan) and world.kafka.last_epoch > SLOW_CANDIDACIES:
+        yield f"candidacies up to epoch {world.kafka.last_epoch}, for no more than slow commits"

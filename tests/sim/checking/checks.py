@@ -1,0 +1,595 @@
+"""What must hold, looked at as soon as it can be.
+
+The numbers are those of docs/PROTOCOL.md:
+
+| | must hold | looked at |
+|---|---|---|
+| 1 | acknowledged, not cancelled: visible exactly once | each commit; when all is drained |
+| 2 | nothing goes out before its due, by the leader's clock | each produce |
+| 3 | never acknowledged: at most once | each commit |
+| 4 | the same bytes | each commit |
+| 5 | progress never goes back, nor ahead of what is visible | each progress record |
+| 6 | one epoch commits at a time | each progress record |
+| 7 | copies are equal | each start; when all is drained |
+| 8 | deleted = below the committed floor = finished | each floor, write and deletion |
+| 9 | everything has its bound | each second |
+| 10 | everything drains | when all is healed |
+| 11 | an acknowledged cancel is never delivered | each commit and answer |
+| 12 | once w was set back: at its due, in wheels that take what is due | each commit and refusal |
+
+Beyond these, as early signs: W disks hold what is acknowledged; a committed end T covers what was
+acknowledged; a frame is committed to be lost only when nobody has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.cleaner.outside.ports import IDS
+from delaywheel_replica.core.election.eligibility import CLOCKS
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
+from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.status_files import Role
+from sim.checking.book import Entry, Fate
+from sim.checking.calm import is_calm_when_set_back, wrong_candidacies, wrong_closes
+from sim.checking.letters import wrong_letter
+from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
+from sim.kafka.log import Entry as LogEntry
+from sim.kafka.log import Transaction
+from sim.machine.clocks import EPOCH_MS, true_wall_ms
+from sim.machine.scheduler import US_PER_MS
+from sim.nodes.waiting import GROUP_US, HELD_FILES
+
+if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
+    from sim.nodes.world import World
+
+OWN_HEADERS = ("dw-id", "dw-due", "dw-accepted", "dw-wheel")
+EARLY_MS = 12_000
+"""A leader whose clock is further ahead than this differs from Kafka's, which is right."""
+
+NEW_WHEELS_US = 10_000 * US_PER_MS
+"""When w was set back, each node has other wheels by then, if nothing else happens."""
+
+LATE_US = 5_000 * US_PER_MS
+"""No message is later, when w was set back and nothing else happens."""
+
+LOST = "it lost its end"
+
+HEARD_US = 10 * US_PER_MS
+"""So long an answer is on its way at most."""
+
+
+class Checks:
+    """Watches one run.
+
+    Attributes:
+        control: what is committed, in the order of the log.
+        outcomes: of each message what the outcomes topic says.
+        lost: frames told as lost there.
+        closed_at: the committed T of every wheel that ever had one.
+        registered: every wheel that ever was.
+        given_up: frames that were ever committed to be lost.
+        floor: the committed one; it can be read a little later.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._truth = world.truth
+        self._book = world.book
+        self.control = ControlState()
+        self.outcomes: defaultdict[Key, list[str]] = defaultdict(list)
+        self.lost = NO_FRAMES
+        self.closed_at: dict[WheelId, int] = {}
+        self.registered: dict[WheelId, WheelRecord] = {}
+        self.given_up = NO_FRAMES
+        self.floor = 0
+        self._told: dict[tuple[str, str, WheelId], Held] = {}  # the newest, as keyed in Truth.had
+        self._opened: set[WheelId] = set()
+        self._high_watermarks: Counter[WheelId] = Counter()
+        self._delivered: Counter[Key] = Counter()
+        self._marks: dict[int, Transaction] = {}
+        self._elected: dict[str, int] = {}
+        self._taken: Counter[WheelId] = Counter()
+        self._unregistered: set[WheelId] = set()
+        self._undone: list[tuple[int, Key, FrameName]] = []
+        self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
+        self._set_back_us = 0  # when w was set back last
+
+    # --- what nodes do
+
+    def opened(self, node: SimNode, wheel: WheelId) -> None:
+        """A wheel is opened once, ever."""
+        if wheel in self._opened:
+            self._fail(f"{node.name} opens {wheel}, which was opened before")
+        if wheel not in self.registered:
+            self._fail(f"{node.name} opens {wheel}, which is not registered")
+        self._opened.add(wheel)
+
+    def written(self, node: SimNode, wheel: WheelId) -> None:
+        """An origin has appended to its wheel."""
+        for frame in self._look(node, wheel):
+            if frame.slot < self.floor:
+                self._fail(f"{wheel}/{frame.seq} is for {frame.slot}, below floor {self.floor}")
+        storage = node.storage
+        if storage is not None:
+            self._truth.held(storage, node.boot, wheel, self._truth.last_seq(wheel))
+
+    def looked(self, node: SimNode) -> None:
+        """A server has died: what it still wrote counts."""
+        for wheel in _own_wheels(node):
+            self._look(node, wheel)
+
+    def started(self, node: SimNode) -> None:
+        """A server has looked into its folder."""
+        self.looked(node)
+        self.disturbed()
+
+    def verified(self, node: SimNode, held: Held) -> None:
+        """A server has made a wheel whole that it had found there."""
+        self.held(node, held)
+        try:
+            self._truth.check_again(node.disk, held.card.wheel)
+        except RewrittenError as error:
+            self._fail(str(error))
+
+    def held(self, node: SimNode, held: Held) -> None:
+        """A node holds a wheel so far; it may not have heard yet that a frame is given up."""
+        storage = node.storage
+        if storage is not None:
+            place = storage, node.boot, held.card.wheel
+            self._told[place] = held
+            self._truth.held(*place, self._prefix(held))
+
+    def _prefix(self, held: Held) -> int:
+        """Up to where it holds a wheel; a frame that is given up is not lacking."""
+        wheel = held.card.wheel
+        lacking = held.lacking - self.given_up.seqs(wheel)
+        return lacking.first - 1 if lacking else held.applied
+
+    def turned(self, node: SimNode, role: Role) -> None:
+        """A cleaner has turned: it does not stand before its own server has told anything."""
+        if role is not Role.STANDBY and node.server_row() is None:
+            self._fail(f"{node.name} is {role} while its server starts")
+
+    def tells(self, node: SimNode, error: str | None) -> None:
+        """A cleaner says why it does not lead: it takes nobody's newer word for a loss."""
+        if error is not None and LOST in error and not self._world.kafka.has_lost_end:
+            self._fail(f"{node.name} tells that {error}, and Kafka has it all")
+
+    def held_up(self, node: SimNode, us: int) -> None:
+        """A group of callers waited so long for other work of its node."""
+        file_us = node.longest_disk_wait_us(self._world.scheduler.now_us - us)
+        if us > HELD_FILES * file_us + GROUP_US and not self._world.settings.sync_groups:
+            self._fail(f"{node.name} holds up a group for {us // US_PER_MS} ms")
+
+    def acknowledged(self, node: SimNode, wheel: WheelId, seq: int) -> None:
+        """An origin acknowledges: W members hold it, as far as it can know; no end lies before."""
+        if seq <= self._high_watermarks[wheel]:
+            return
+        self._high_watermarks[wheel] = seq
+        record = self.registered[wheel]
+        holders = [
+            name
+            for name, storage in record.members.items()
+            if self._had(node, name, storage, wheel) >= seq
+        ]
+        if len(holders) < record.min_insync:
+            self._fail(f"{node.name} acknowledges {wheel}/{seq}, held by {holders} alone")
+        if self.closed_at.get(wheel, seq) < seq:
+            self._fail(f"{node.name} acknowledges {wheel}/{seq}, beyond {self.closed_at[wheel]}")
+
+    def _had(self, origin: SimNode, member: str, storage: str, wheel: WheelId) -> int:
+        """What a member held in the boots that its origin may know: the last, or the one heard."""
+        sim = self._world.nodes[member]
+        row = origin.server_row()
+        heard = None if row is None else row.beat.heard.get(member)
+        boots = {sim.boot, sim.boot if heard is None else heard.boot}
+        return max(self._truth.had[storage, boot, wheel] for boot in boots)
+
+    def deletes(self, node: SimNode, path: Path) -> None:
+        """A node is about to delete a file."""
+        slot = layout.slot_of_name(path.name)
+        if slot is None or slot < self.floor:
+            return
+        wheel = WheelId.parse(path.parts[-4])
+        record = self.control.wheels.get(wheel)
+        if record is None:
+            return
+        end = self._truth.last_seq(wheel) if record.closed_at is None else record.closed_at
+        for frame in self._truth.of_wheel(wheel):
+            if frame.slot == slot and frame.seq <= end and frame.is_on(node.disk, with_row=True):
+                self._fail(f"{node.name} deletes {path} with {wheel}/{frame.seq} in it")
+
+    def disturbed(self) -> None:
+        """Something was done to disks: what nobody has any more is gone."""
+        nodes = [node for node in self._world.nodes.values() if not node.is_gone]
+        for frame in self._truth.live(self.floor):
+            if not frame.gone and not any(_has(node, frame) for node in nodes):
+                frame.gone = True
+                self._world.trace.add("truth", "gone from all disks", f"{frame.wheel}/{frame.seq}")
+
+    def produces(self, node: SimNode, due_ms: int, wall_ms: int) -> None:
+        """A leader hands a message to Kafka; its clock showed this at most."""
+        if wall_ms < due_ms:
+            self._fail(f"{node.name} forwards what is due {due_ms} at {wall_ms}")
+        true_ms = true_wall_ms(self._world.scheduler)
+        can_know = len(self._world.members) < CLOCKS and not self._world.kafka.has_wrong_clock
+        if true_ms + EARLY_MS < due_ms and can_know:
+            self._fail(
+                f"{node.name} forwards what is due {due_ms} at {true_ms}: early by its clock"
+            )
+
+    def refused_as_sealed(self, node: SimNode, slot: int, seal_slot: int) -> None:
+        """A message is refused for a seal, which is wrong when its second is still to come.
+
+        Where there are too few clocks to find the wrong one, w itself may have gone ahead, and
+        the seals with it; when it was set back, each node gets other wheels.
+        """
+        if seal_slot <= self.floor:
+            return
+        progress = self.control.progress
+        done_ms = 0 if progress is None else progress.due_ms
+        if progress is not None and progress.ahead_ms is not None and self._may_be_old():
+            done_ms = progress.ahead_ms
+        if slot > max(node.clock.wall_ms(), done_ms) // 1000:
+            self._fail(f"{node.name} refuses slot {slot}, still to come, as sealed at {seal_slot}")
+
+    def _may_be_old(self) -> bool:
+        """Whether nodes may still use wheels of before w was set back."""
+        since_us = self._world.scheduler.now_us - self._set_back_us
+        return since_us < NEW_WHEELS_US or not is_calm_when_set_back(self._world.plan)
+
+    # --- what callers hear
+
+    def caller_acknowledged(self, entry: Entry) -> None:
+        """A producer heard that its message is accepted."""
+        if not self._truth.copies[entry.key]:
+            self._fail(f"{entry} is acknowledged and was never written")
+        if entry.slot < self.floor:
+            self._finished(entry)
+        else:
+            self._unfinished[entry.slot].append(entry)
+
+    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of a cancel."""
+        if decision is CancelDecision.CANCELLED:
+            entry.cancelled = True
+            if self._delivered[entry.key] and not self._gone(self._truth.cancels[entry.key]):
+                self._fail(f"{entry} is told to be cancelled after it was delivered")
+        elif decision is CancelDecision.ALREADY_DELIVERED:
+            if not self._delivered[entry.key] and not self._excused(entry.key):
+                self._fail(f"{entry} is told to be delivered and is not")
+        elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
+            self._fail(f"{entry} is told not to be found")
+
+    def _is_known(self, entry: Entry) -> bool:
+        """Whether it was acknowledged before that was decided, and was not lost."""
+        return (
+            entry.fate is Fate.ACKNOWLEDGED
+            and entry.acknowledged_us < self._world.scheduler.now_us - HEARD_US
+            and not self._excused(entry.key)
+        )
+
+    # --- what is committed
+
+    def decided(self, transaction: Transaction) -> None:
+        """A transaction is committed, or aborted."""
+        if not transaction.committed:
+            return
+        names = self._world.names
+        for entry in transaction.entries:
+            if entry.topic == names.outcomes:
+                self._outcome(entry)
+            elif entry.topic == names.dead:
+                self._dead(entry)
+            elif entry.topic != names.control:
+                self._deliver(entry)
+            else:
+                self._committed(ControlState().apply(entry.key, entry.value, entry.offset))
+        last = transaction.entries[-1] if transaction.entries else None
+        if last is not None and last.key != b"progress" and not _is_mark(last):
+            self._fail(f"a transaction of {transaction.node} is committed without its progress")
+
+    def _committed(self, news: ControlState) -> None:
+        """One control record counts, though nobody can read it yet."""
+        for wheel, record in news.wheels.items():
+            self.registered.setdefault(wheel, record)
+        if news.lost:
+            self._give_up(news.lost)
+        if news.progress is not None:
+            self.floor = max(self.floor, news.progress.floor)
+
+    def _give_up(self, lost: FrameSet) -> None:
+        """Frames are given up: who lacks nothing else holds more than it could say so far."""
+        self.given_up |= lost
+        wheels = {wheel for wheel, _ in lost.items()}
+        for place, held in self._told.items():
+            if held.card.wheel in wheels:
+                self._truth.held(*place, self._prefix(held))
+
+    def visible(self, entries: list[LogEntry]) -> None:
+        """Records can be read, in the order of their logs."""
+        for entry in entries:
+            if entry.topic == self._world.names.control:
+                self._control(entry)
+
+    def _deliver(self, log_entry: LogEntry) -> None:
+        own = {name: value or b"" for name, value in log_entry.headers[-len(OWN_HEADERS) :]}
+        if tuple(own) != OWN_HEADERS:
+            self._fail(f"a record with headers {log_entry.headers}")
+            return
+        key = bytes.fromhex(own["dw-id"].decode()), int(own["dw-due"])
+        entry = self._book.by_key.get(key)
+        if entry is None:
+            self._fail(f"a record that nobody sent: {own}")
+            return
+        entry.visible_us = self._world.scheduler.now_us
+        self._world.trace.add("kafka", "delivers", f"m{entry.number}", own["dw-wheel"].decode())
+        self._delivered[key] += 1
+        copies, cancels = self._truth.copies[key], self._truth.cancels[key]
+        if self._delivered[key] > 1 and not self._any_gone(copies):
+            self._fail(f"{entry} is delivered twice")
+        if entry.cancelled and not self._gone(cancels):
+            self._fail(f"{entry} is delivered after it was cancelled")
+        if entry.fate is Fate.UNSENT:
+            self._fail(f"{entry} is delivered before it was sent")
+        self._check_time(entry)
+        content = log_entry.topic, log_entry.key, log_entry.value, log_entry.headers[:-4]
+        if content != (entry.topic, entry.record_key, entry.value, []):
+            self._fail(f"{entry} is delivered with other bytes: {content}")
+
+    def _check_time(self, entry: Entry) -> None:
+        """What is accepted after w was set back is forwarded at its due."""
+        if not (self._set_back_us and is_calm_when_set_back(self._world.plan)):
+            return
+        if entry.acknowledged_us > self._set_back_us:
+            due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
+            late_us = entry.visible_us - max(due_us, entry.acknowledged_us)
+            if late_us > LATE_US:
+                self._fail(f"{entry} is delivered {late_us // US_PER_MS} ms after its due")
+
+    def _dead(self, log_entry: LogEntry) -> None:
+        """A dead letter is the one end of its message, as a delivery would be."""
+        told = dict(log_entry.headers)
+        key = bytes.fromhex((told["dw-id"] or b"").decode()), int(told["dw-due"] or 0)
+        entry = self._book.by_key.get(key)
+        if entry is None:
+            self._fail(f"a dead letter that nobody sent: {told}")
+            return
+        self._world.trace.add("kafka", "dead letter", f"m{entry.number}")
+        entry.visible_us = self._world.scheduler.now_us
+        self._delivered[key] += 1
+        if self._delivered[key] > 1 and not self._any_gone(self._truth.copies[key]):
+            self._fail(f"{entry} is delivered twice, as a dead letter")
+        wrong = wrong_letter(self._world, log_entry)
+        if wrong is not None:
+            self._fail(f"{entry}: {wrong}")
+
+    def _outcome(self, log_entry: LogEntry) -> None:
+        assert log_entry.value is not None
+        told = json.loads(log_entry.value)
+        outcome = told["outcome"]
+        if outcome == "lost":
+            wheel, first, last = WheelId.parse(told["wheel"]), told["seq"], told["last_seq"]
+            frames = FrameSet([FrameRange(wheel, first, last)])
+            if frames & self.lost:
+                self._fail(f"{frames & self.lost} are told as lost twice")
+            self.lost |= frames
+            for seq in range(first, last + 1):
+                self._world.trace.add("kafka", "tells lost", f"{wheel}/{seq}")
+            return
+        key = bytes.fromhex(told["id"]), told["due_ms"]
+        entry = self._book.by_key.get(key)
+        if entry is None:
+            self._fail(f"an outcome of what nobody sent: {told}")
+            return
+        self._world.trace.add("kafka", f"tells {outcome}", f"m{entry.number}")
+        self.outcomes[key].append(outcome)
+        if outcome == "cancelled" and not entry.cancel_tried:
+            self._fail(f"{entry} counts as cancelled, and nobody asked for it")
+
+    def _control(self, log_entry: LogEntry) -> None:
+        before = self.control
+        self.control = before.apply(log_entry.key, log_entry.value, log_entry.offset)
+        kind, _, rest = (log_entry.key or b"").decode().partition("/")
+        if kind == "leader":
+            self._marked(int(rest), log_entry.transaction)
+        elif kind == "wheel":
+            self._wheel(before, WheelId.parse(rest))
+        elif kind == "lost" and log_entry.value is not None:
+            for frame in self.control.lost - before.lost:
+                self._committed_lost(*frame)
+        elif kind == "progress":
+            self._check_epoch(log_entry.transaction)
+            assert self.control.progress is not None
+            self._progress(before, self.control.progress)
+
+    def _marked(self, index: int, transaction: Transaction) -> None:
+        """A candidacy whose marks are the newest with every id is the one that may commit.
+
+        It stays so while another one has overtaken it with some ids: with those it is fenced.
+        """
+        self._marks[index] = transaction
+        tokens = {mark.token for mark in self.control.leaders.values()}
+        if len(self._marks) == IDS and len(tokens) == 1:
+            self._elected = {m.transactional_id: m.epoch for m in self._marks.values()}
+
+    def _check_epoch(self, transaction: Transaction) -> None:
+        if self._elected.get(transaction.transactional_id) != transaction.epoch:
+            self._fail(
+                f"{transaction.node} commits with {transaction.transactional_id} epoch"
+                f" {transaction.epoch}, elected is {self._elected}, and the leaders are"
+                f" {dict(self.control.leaders)}"
+            )
+
+    def _wheel(self, before: ControlState, wheel: WheelId) -> None:
+        record, known = self.control.wheels.get(wheel), before.wheels.get(wheel)
+        if record is None:
+            if known is None:
+                self._fail(f"{wheel} is unregistered and was not registered")
+            elif known.closed_at is None:
+                self._fail(f"{wheel} is unregistered and was not closed")
+            self._unregistered.add(wheel)
+            return
+        if wheel in self._unregistered:
+            self._fail(f"{wheel} comes back, though it was unregistered")
+        if record.closed_at is None or (known is not None and known.closed_at is not None):
+            return
+        final_seq = self.closed_at[wheel] = record.closed_at
+        self._world.trace.add("kafka", "closes", wheel, f"at {final_seq}")
+        self._fail_all(wrong_closes(self._world, wheel))
+        kept = (seq for seq in range(final_seq, 0, -1) if (wheel, seq) not in self.given_up)
+        last_kept = next(kept, 0)
+        holders = sum(
+            self._truth.ever_had(storage, wheel) >= last_kept
+            for storage in self.control.remaining(record).values()
+        )
+        if holders < min(record.min_insync, len(self.control.remaining(record))):
+            self._fail(f"{wheel} is closed at {final_seq}, which {holders} alone ever held")
+        cut = range(final_seq + 1, self._high_watermarks[wheel] + 1)
+        left = [seq for seq in cut if not self._gone([(wheel, seq)])]
+        if left:
+            self._fail(f"{wheel} is closed at {final_seq}; acknowledged were {left}")
+        taken = 0 if self.control.progress is None else self.control.progress.seq(wheel)
+        if taken > final_seq:
+            self._fail(f"{wheel} is closed at {final_seq}; taken were {taken}")
+
+    def _committed_lost(self, wheel: WheelId, seq: int) -> None:
+        frame = self._truth.frames.get((wheel, seq))
+        record = self.control.wheels.get(wheel)
+        if record is None:
+            self._fail(f"{wheel}/{seq} is committed to be lost, and {wheel} is not registered")
+        if frame is None or frame.gone or record is None:
+            return
+        holders = [
+            name
+            for name, storage in record.members.items()
+            if (node := self._world.nodes.get(name)) is not None
+            and node.storage == storage
+            and _has(node, frame)
+        ]
+        if holders:
+            self._fail(f"{wheel}/{seq} is committed to be lost; {holders} have it")
+        elif any(frame.is_in_deleted_file(node.disk) for node in self._world.nodes.values()):
+            # Its origin had the file open, and went on in it after somebody had deleted it.
+            frame.gone = True
+
+    def _progress(self, before: ControlState, after: Progress) -> None:
+        if before.progress is not None:
+            leaving = [w for w in before.progress.seqs if w not in self.control.wheels]
+            for found in violations(before.progress, after, leaving):
+                self._fail(f"progress: {found}")
+            if after.set_backs > before.progress.set_backs:
+                self._set_back_us = self._world.scheduler.now_us
+                self._world.trace.add("kafka", "w is set back to", after.due_ms - EPOCH_MS)
+        for wheel, seq in after.seqs.items():
+            self._take(wheel, seq)
+        while self._undone and self._undone[0][0] <= after.due_ms:
+            _, key, name = heappop(self._undone)
+            entry = self._book.by_key[key]
+            if not (self._is_done(entry) or name in self.given_up):
+                self._fail(f"progress is ahead of {entry} in {name[0]}/{name[1]}")
+        if before.progress is None or after.floor > before.progress.floor:
+            for slot in sorted(slot for slot in self._unfinished if slot < after.floor):
+                for entry in self._unfinished.pop(slot):
+                    self._finished(entry)
+
+    def _take(self, wheel: WheelId, upto: int) -> None:
+        for seq in range(self._taken[wheel] + 1, upto + 1):
+            frame = self._truth.frames.get((wheel, seq))
+            if frame is None:
+                if (wheel, seq) not in self.given_up:
+                    self._fail(f"V has {wheel}/{seq}, which nobody wrote")
+            elif frame.kind is Kind.MESSAGES:
+                for key in frame.keys:
+                    heappush(self._undone, (key[1], key, (wheel, seq)))
+        self._taken[wheel] = max(upto, self._taken[wheel])
+
+    def _finished(self, entry: Entry) -> None:
+        """The floor is above an acknowledged message."""
+        if not (self._is_done(entry) or self._excused(entry.key)):
+            self._fail(f"floor {self.floor} is above {entry}")
+
+    # --- what is known of a message
+
+    def _is_done(self, entry: Entry) -> bool:
+        return bool(self._delivered[entry.key]) or "cancelled" in self.outcomes[entry.key]
+
+    def _excused(self, key: Key) -> bool:
+        """Whether no disk has any copy of it any more."""
+        return self._gone(self._truth.copies[key])
+
+    def is_finished(self, entry: Entry) -> bool:
+        """Whether an acknowledged message is done, or cannot be."""
+        return self._is_done(entry) or self._excused(entry.key)
+
+    def check_at_the_end(self) -> None:
+        """When everything has drained: every message has its one end, and losses are told."""
+        for entry in self._book.entries.values():
+            if entry.fate is not Fate.ACKNOWLEDGED or self._is_done(entry):
+                continue
+            copies = self._truth.copies[entry.key]
+            if not self._excused(entry.key):
+                self._fail(f"{entry} was never delivered")
+            for wheel, seq in copies:
+                if seq <= self.closed_at.get(wheel, seq) and (wheel, seq) not in self.lost:
+                    self._fail(f"{entry} went with {wheel}/{seq}, and that was never told")
+        self._fail_all(wrong_candidacies(self._world))
+        for node in self._world.living():
+            self._check_copies(node)
+
+    def _check_copies(self, node: SimNode) -> None:
+        for wheel in _wheels(node):
+            try:
+                self._truth.check_again(node.disk, wheel)
+            except RewrittenError as error:
+                self._fail(str(error))
+
+    def _gone(self, names: list[FrameName]) -> bool:
+        return all(name in self._truth.frames and self._truth.frames[name].gone for name in names)
+
+    def _any_gone(self, names: list[FrameName]) -> bool:
+        return any(self._truth.frames[name].gone for name in names)
+
+    def _look(self, node: SimNode, wheel: WheelId) -> list[FrameTruth]:
+        try:
+            return self._truth.look(node.disk, wheel)
+        except RewrittenError as error:
+            self._fail(str(error))
+            return []
+
+    def _fail_all(self, found: Iterable[str]) -> None:
+        for what in found:
+            self._fail(what)
+
+    def _fail(self, what: str) -> None:
+        self._world.violation(what)
+
+
+def _has(node: SimNode, frame: FrameTruth) -> bool:
+    return frame.is_on(node.disk, with_row=node.recovered)
+
+
+def _wheels(node: SimNode) -> list[WheelId]:
+    """Those of which a node has a folder."""
+    return [WheelId.parse(name) for name in node.disk.list_quietly(layout.wheels_folder(node.data))]
+
+
+def _own_wheels(node: SimNode) -> list[WheelId]:
+    return [wheel for wheel in _wheels(node) if wheel.node == node.name]
+
+
+def _is_mark(entry: LogEntry) -> bool:
+    return entry.key is not None and entry.key.startswith(b"leader/")

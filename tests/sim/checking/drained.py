@@ -1,0 +1,108 @@
+"""Check 10: when everything works again, everything comes to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
+from delaywheel_replica.core.protocol.heartbeat import Beat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from sim.checking.book import Fate
+
+if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
+    from sim.nodes.world import World
+
+
+def why_not_drained(world: World) -> list[str]:
+    """What is not done yet; empty: everything is."""
+    why = list(_messages_left(world)) or list(_leader_missing(world))
+    if why:
+        return why
+    for node in world.living():
+        row = node.server_row()
+        if row is None:
+            return [f"{node.name} is not up"]
+        why += _node_left(world, node, row.beat)
+    return why or list(_control_left(world))
+
+
+def _messages_left(world: World) -> Iterator[str]:
+    if world.clients.busy:
+        yield f"{world.clients.busy} callers are waiting"
+    checks = world.checks
+    left = [
+        entry
+        for entry in world.book.entries.values()
+        if entry.fate is Fate.ACKNOWLEDGED and not checks.is_finished(entry)
+    ]
+    if left:
+        yield f"{len(left)} messages are pending, the first {left[0]}"
+
+
+def _leader_missing(world: World) -> Iterator[str]:
+    leaders = [node.name for node in world.living() if _leads(_cleaner_row(node))]
+    if len(leaders) != 1:
+        yield f"leaders are {leaders}"
+
+
+def _node_left(world: World, node: SimNode, beat: Beat) -> Iterator[str]:
+    """What a node has still to do."""
+    name = node.name
+    if beat.open is None or beat.spare is None:
+        yield f"{name} has open {beat.open}, spare {beat.spare}"
+    if not beat.complete:
+        yield f"{name} is incomplete"
+    lacking = {str(wheel): told.lacking for wheel, told in beat.wheels.items() if told.lacking}
+    if lacking:
+        yield f"{name} lacks {lacking}"
+    foreign = sorted(
+        str(wheel) for wheel in beat.wheels if wheel not in world.checks.control.wheels
+    )
+    if foreign:
+        yield f"{name} keeps {foreign}, which are not registered"
+    slots = [
+        file
+        for file in node.disk.file_names()
+        if (slot := layout.slot_of_name(file)) is not None and slot < world.checks.floor
+    ]
+    if slots:
+        yield f"{name} keeps slots {slots} below floor {world.checks.floor}"
+
+
+def _control_left(world: World) -> Iterator[str]:
+    """What the leader has still to do."""
+    control = world.checks.control
+    named: set[WheelId] = set()
+    beats = {node.name: row.beat for node in world.living() if (row := node.server_row())}
+    for beat in beats.values():
+        named.update(beat.named)
+    left = sorted(str(wheel) for wheel in control.wheels if wheel not in named)
+    if left:
+        yield f"wheels {left} are registered and not in use"
+    if control.lost:
+        yield f"lost frames are kept: {sorted(map(str, control.lost))}"
+    for beat in beats.values():
+        if beat.open is None:
+            continue
+        last = beat.wheels[beat.open].applied
+        behind = [
+            other.node
+            for other in beats.values()
+            if last and (beat.open not in other.wheels or other.wheels[beat.open].prefix < last)
+        ]
+        if behind:
+            yield f"{behind} do not hold {beat.open} up to {last}"
+    last_slot = max((frame.slot for frame in world.truth.live(world.checks.floor)), default=None)
+    if last_slot is not None:
+        yield f"floor {world.checks.floor} is not above slot {last_slot}"
+
+
+def _cleaner_row(node: SimNode) -> CleanerStatus | None:
+    return None if node.server is None else node.server.cleaner_row
+
+
+def _leads(status: CleanerStatus | None) -> bool:
+    return status is not None and status.role is Role.LEADING

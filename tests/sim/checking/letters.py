@@ -1,0 +1,95 @@
+"""What must hold of dead letters, and of topics in trouble that hold up the messages for others.
+
+A message may become a dead letter only where its topic was in the trouble that the letter names,
+not long before; and topics in trouble may hold up others no longer than troubles.py says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S, PATIENCE_S, REGAIN_S
+from delaywheel_replica.cleaner.due.rows import DueRows
+from sim.kafka.topic_troubles import TopicTrouble
+from sim.machine.scheduler import US_PER_S
+from sim.plans.plan import Action
+
+if TYPE_CHECKING:
+    from sim.kafka.log import Entry as LogEntry
+    from sim.nodes.world import World
+
+TOLD_LATE_US = 15 * US_PER_S
+"""An answer of Kafka's may be two seconds old, and a commit may take nine."""
+PROBED_LATE_US = round((LAST_PROBE_S + 15) * US_PER_S)
+"""What only probes tell is told later."""
+SLACK_S = 2.5
+"""A turn, within which a commit may be waited for."""
+
+_BY_KAFKA = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK, TopicTrouble.DENIED)
+_REFUSING = ("refused_batch", "lost_request", "lost_reply")
+"""Faults that make trials lie: no topic is to blame, and only a request of it is lost."""
+
+
+def wrong_letter(world: World, entry: LogEntry) -> str | None:
+    """Why a message must not have become this dead letter."""
+    told = {name: (value or b"").decode() for name, value in entry.headers}
+    topic, reason = told["dw-dead-topic"], DeadReason(told["dw-dead-reason"])
+    if _is_justified(world, topic, reason):
+        return None
+    return f"a dead letter of {topic}, which is well: {reason} {told.get('dw-dead-detail', '')}"
+
+
+def _is_justified(world: World, topic: str, reason: DeadReason) -> bool:
+    troubles, now_us = world.kafka.troubles, world.scheduler.now_us
+    if any(fault in _faults(world) for fault in _REFUSING):
+        return True
+    if reason is DeadReason.TOPIC_MISSING:
+        return troubles.lately(topic, [TopicTrouble.MISSING], now_us - TOLD_LATE_US)
+    if reason is not DeadReason.TOPIC_UNAVAILABLE:
+        return False
+    told = troubles.lately(topic, _BY_KAFKA, now_us - TOLD_LATE_US)
+    probed = (TopicTrouble.SILENT, *TopicTrouble)
+    return told or troubles.lately(topic, probed, now_us - PROBED_LATE_US)
+
+
+def _faults(world: World) -> Iterator[str]:
+    for step in world.plan.steps:
+        if isinstance(step, Action) and step.kind == "kafka_faults":
+            yield from step.arguments["changes"]
+
+
+class WatchedDeadLetters(DeadLetters):
+    """The real one, with a look at how long it holds everything up."""
+
+    def __init__(self, world: World, *ports: Any, **rest: Any) -> None:
+        super().__init__(*ports, **rest)
+        self._world = world
+        self._clock: Callable[[], float] = rest["monotonic"]
+        self._began = self._at = self._clock()
+        self._holding = False
+        self._held_s = 0.0
+
+    def begin_office(self) -> None:
+        """A look at each office by itself."""
+        super().begin_office()
+        self._began = self._at = self._clock()
+        self._holding, self._held_s = False, 0.0
+
+    def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
+        """See `DeadLetters`."""
+        now = self._clock()
+        if self._holding:
+            self._held_s += now - self._at
+            allowed_s = PATIENCE_S + (now - self._began) * PATIENCE_S / REGAIN_S
+            allowed_s += ANSWER_S * len(rows.topic_names()) + SLACK_S
+            if self._held_s > allowed_s:
+                self._world.violation(
+                    f"topics in trouble held up everything for {self._held_s:.1f} s"
+                )
+                self._held_s = 0.0
+        plan = super().plan(rows, ahead)
+        self._at, self._holding = now, isinstance(plan, Hold) and plan.for_topics
+        return plan

@@ -1,0 +1,240 @@
+"""What was ever written, and who holds it: the truth, read from the disks behind everybody's back.
+
+Nothing of this is known to the nodes. A frame is `gone` when no disk of the cluster has its bytes
+any more, which happens only by what the run did to disks: then, and only then, its messages may
+be lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame, FrameDamaged, Kind, decode_frame, index_row_of
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
+from sim.machine.disk import SimulatedDisk
+
+DATA = Path("/data")
+"""The data folder of every node."""
+
+PAGE_BYTES = 4096
+"""Of an index, so much is a hole at once."""
+
+Key = tuple[bytes, int]
+"""Id and due of a message."""
+
+FrameName = tuple[WheelId, int]
+"""Wheel and seq."""
+
+
+@dataclass(slots=True)
+class FrameTruth:
+    """One frame as its origin wrote it.
+
+    Attributes:
+        wheel: with `seq` its name.
+        seq: see `wheel`.
+        slot: its second.
+        offset: where it lies in the slot file of everyone who holds it.
+        path: the slot file.
+        row: its index row.
+        content: its bytes.
+        kind: messages or cancels.
+        keys: of its messages, or of those that it cancels.
+        gone: no disk has it any more.
+    """
+
+    wheel: WheelId
+    seq: int
+    slot: int
+    offset: int
+    path: Path
+    row: bytes
+    content: bytes
+    kind: Kind
+    keys: tuple[Key, ...]
+    gone: bool = False
+
+    def is_on(self, disk: SimulatedDisk, *, with_row: bool) -> bool:
+        """Whether a disk has it, whole and in its place.
+
+        Args:
+            disk: whose.
+            with_row: the folder was recovered, so that only what its index tells is found.
+
+        Bytes that the medium cannot read are not held: nobody gets at them, until they are written
+        again.
+        """
+        file, end = disk.peek(self.path), self.offset + len(self.content)
+        if file is None or file[self.offset : end] != self.content:
+            return False
+        if not disk.is_readable(self.path, self.offset, end):
+            return False
+        if not with_row:
+            return True
+        is_told = self.row == row_on(disk, self.wheel, self.seq)
+        return is_told and _is_row_readable(disk, self.wheel, self.seq)
+
+    def is_in_deleted_file(self, disk: SimulatedDisk) -> bool:
+        """Whether a disk has it in a file that somebody deleted, where nobody reads it."""
+        file = disk.peek_unlinked(self.path)
+        return (
+            file is not None and file[self.offset : self.offset + len(self.content)] == self.content
+        )
+
+
+@lru_cache(maxsize=1024)
+def index_of(wheel: WheelId) -> Path:
+    """The first segment of a wheel's index; it is never full in a run."""
+    return layout.index_path(layout.wheel_folder(DATA, wheel), 0)
+
+
+def row_on(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bytes:
+    """The index row of a frame; empty when there is none."""
+    index = disk.peek(index_of(wheel))
+    end = seq * INDEX_ROW_LENGTH_BYTES
+    if index is None or len(index) < end:
+        return b""
+    return bytes(index[end - INDEX_ROW_LENGTH_BYTES : end])
+
+
+def _is_row_readable(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bool:
+    """A page of the index with a bad sector is holes, for who reads more of it than one row."""
+    begin = (seq - 1) * INDEX_ROW_LENGTH_BYTES // PAGE_BYTES * PAGE_BYTES
+    return disk.is_readable(index_of(wheel), begin, begin + PAGE_BYTES)
+
+
+def rows_on(disk: SimulatedDisk, wheel: WheelId) -> int:
+    """How many whole rows an index has."""
+    index = disk.peek(index_of(wheel))
+    return 0 if index is None else len(index) // INDEX_ROW_LENGTH_BYTES
+
+
+class RewrittenError(Exception):
+    """One seq of a wheel was written twice, with different bytes."""
+
+
+class Truth:
+    """All frames.
+
+    Attributes:
+        frames: by wheel and seq.
+        copies: of each message the frames that hold it.
+        cancels: of each message the frames that cancel it.
+        had: (storage, boot, wheel) -> the greatest seq up to which that disk held the wheel while
+            its machine ran under that boot id.
+    """
+
+    def __init__(self) -> None:
+        self.frames: dict[FrameName, FrameTruth] = {}
+        self.copies: defaultdict[Key, list[FrameName]] = defaultdict(list)
+        self.cancels: defaultdict[Key, list[FrameName]] = defaultdict(list)
+        self.had: defaultdict[tuple[str, str, WheelId], int] = defaultdict(int)
+        self._last: defaultdict[WheelId, int] = defaultdict(int)
+        self._live: dict[FrameName, FrameTruth] = {}
+
+    def look(self, disk: SimulatedDisk, wheel: WheelId) -> list[FrameTruth]:
+        """Takes note of the frames that an origin has written since the last look.
+
+        Raises:
+            RewrittenError: a frame is another one than it was.
+        """
+        known, last = self._last[wheel], rows_on(disk, wheel)
+        new = []
+        for seq in range(known + 1, last + 1):
+            frame = _read(disk, wheel, seq)
+            if frame is not None:
+                self._add(frame)
+                new.append(frame)
+        self._last[wheel] = max(known, last)
+        return new
+
+    def check_again(self, disk: SimulatedDisk, wheel: WheelId) -> None:
+        """Makes sure that what can be read of a wheel is what was written first.
+
+        Raises:
+            RewrittenError: it is not.
+        """
+        for seq in range(1, rows_on(disk, wheel) + 1):
+            known = self.frames.get((wheel, seq))
+            if known is None or row_on(disk, wheel, seq) == known.row:
+                continue
+            frame = _read(disk, wheel, seq)
+            if frame is not None and frame.content != known.content:
+                raise RewrittenError(f"{wheel}/{seq} is another frame")
+
+    def held(self, storage: str, boot: str, wheel: WheelId, prefix: int) -> None:
+        """A disk holds a wheel up to here."""
+        place = storage, boot, wheel
+        self.had[place] = max(self.had[place], prefix)
+
+    def ever_had(self, storage: str, wheel: WheelId) -> int:
+        """The greatest seq up to which a disk ever held a wheel."""
+        places = (place for place in self.had if place[0] == storage and place[2] == wheel)
+        return max((self.had[place] for place in places), default=0)
+
+    def last_seq(self, wheel: WheelId) -> int:
+        """The last that was ever written."""
+        return self._last[wheel]
+
+    def live(self, floor: int) -> Collection[FrameTruth]:
+        """Frames whose slots are not below the floor."""
+        finished = [name for name, frame in self._live.items() if frame.slot < floor]
+        for name in finished:
+            del self._live[name]
+        return self._live.values()
+
+    def of_wheel(self, wheel: WheelId) -> Iterator[FrameTruth]:
+        """Its frames, in order."""
+        for seq in range(1, self._last[wheel] + 1):
+            frame = self.frames.get((wheel, seq))
+            if frame is not None:
+                yield frame
+
+    def _add(self, frame: FrameTruth) -> None:
+        name = frame.wheel, frame.seq
+        self.frames[name] = self._live[name] = frame
+        places = self.copies if frame.kind is Kind.MESSAGES else self.cancels
+        for key in frame.keys:
+            places[key].append(name)
+
+
+def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:
+    """A frame as a disk has it; None: it cannot be read."""
+    row = decode_rows(row_on(disk, wheel, seq))[0]
+    if int(row["length"]) == 0:
+        return None
+    slot, offset = int(row["slot"]), int(row["offset"])
+    path = layout.slot_path(layout.wheel_folder(DATA, wheel), slot)
+    for file in (disk.peek(path), disk.peek_unlinked(path)):
+        if file is None:
+            continue
+        content = bytes(file[offset : offset + int(row["length"])])
+        try:
+            frame = decode_frame(content, wheel=wheel, slot=slot, seq=seq)
+        except FrameDamaged:
+            continue
+        return _truth(frame, offset, path, content)
+    return None
+
+
+def _truth(frame: Frame, offset: int, path: Path, content: bytes) -> FrameTruth:
+    columns = frame.columns
+    return FrameTruth(
+        wheel=frame.wheel,
+        seq=frame.seq,
+        slot=frame.slot,
+        offset=offset,
+        path=path,
+        row=index_row_of(frame, offset),
+        content=content,
+        kind=frame.kind,
+        keys=tuple(
+            (columns.ids[row].tobytes(), int(columns.due_ms[row])) for row in range(len(columns))
+        ),
+    )

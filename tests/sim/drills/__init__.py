@@ -1,0 +1,1 @@
+"""Drills: short plans that lead straight to one rare situation."""

@@ -1,0 +1,16 @@
+"""All drills: short plans that lead straight to one rare situation.
+
+They are run by name like the profiles of `profiles.py`.
+"""
+
+from __future__ import annotations
+
+from sim.drills.clocks import CLOCKS
+from sim.drills.closing import CLOSING
+from sim.drills.delivery import DELIVERY
+from sim.drills.office import OFFICE
+from sim.drills.script import Situation
+from sim.drills.topics import TOPICS
+from sim.drills.verifying import VERIFYING
+
+DRILLS: dict[str, Situation] = {**CLOCKS, **CLOSING, **DELIVERY, **OFFICE, **TOPICS, **VERIFYING}

@@ -1,0 +1,104 @@
+"""Drills about clocks that are ahead together, and w that is set back."""
+
+from __future__ import annotations
+
+from sim.drills.script import Drills, Script
+
+CLOCKS = Drills()
+
+HALF_AN_HOUR_MS = 1_800_000
+
+
+def ahead_without_b(script: Script, at_ms: int, ms: int, *, step_ms: int = HALF_AN_HOUR_MS) -> None:
+    """The clocks of node a and of the brokers are ahead, and nobody hears b: so a leads ahead."""
+    script.do(at_ms - 500, "absence", node="b", ms=script.about(6_000))
+    script.do(at_ms, "clocks_ahead", nodes=("a",), step_ms=step_ms, ms=ms)
+    script.do(at_ms, "kill_server", node="a")
+
+
+def both(script: Script, *, delay_ms: int) -> tuple[int, int]:
+    """Something is pending, accepted by a and by b."""
+    script.cluster("ab", 2)
+    mine = script.send(3_000, "a", delay_ms=delay_ms, count=3)
+    return mine, script.send(3_300, "b", delay_ms=delay_ms, count=2)
+
+
+@CLOCKS(
+    r"clocks_ahead",
+    r"delivers m1 ",
+    r"w is set back",
+    r"hears of a m1:acknowledged",
+    r"hears of m2: already delivered",
+    r"hears of b m\d+:acknowledged",
+    r"tells duplicate m1$",
+)
+def set_back(script: Script) -> None:
+    """What was done ahead is sent again and cancelled; more is sent for the same time."""
+    mine, other = both(script, delay_ms=45_000)
+    ahead_without_b(script, 6_000, script.about(14_000))
+    script.do(script.about(28_000), "set_back")
+    script.send_again(script.about(31_000, 3_000), mine, "ab", count=3)
+    script.send_again(script.about(31_000, 3_000), other, "ba", count=2)
+    script.cancel(script.about(31_000, 3_000), mine + 1, "a")
+    script.flow(35_000, 42_000, 300, "ab", delay_ms=1_500, patience_ms=4_000)
+    script.flow(35_000, 42_000, 450, "ba", delay_ms=12_000, patience_ms=4_000)
+    script.until_ms = 56_000
+
+
+@CLOCKS(r"clocks_ahead", r"delivers m1 ", r"(server|cleaner) died", r"w is set back", r"delivers")
+def set_back_and_crash(script: Script) -> None:
+    """The same while processes die around the operator's word."""
+    mine, other = both(script, delay_ms=45_000)
+    ahead_without_b(script, 6_000, script.about(14_000))
+    at_ms = script.about(28_000)
+    for _ in range(script.random.randrange(2, 6)):
+        what = script.random.choice(("kill_cleaner", "kill_server", "kill_at_effect"))
+        rest = {"effects": script.random.randrange(30)} if what == "kill_at_effect" else {}
+        script.do(script.about(at_ms - 1_500, 4_500), what, node=script.random.choice("ab"), **rest)
+    script.do(at_ms, "set_back")
+    script.send_again(script.about(29_000, 6_000), mine, "ab", count=3)
+    script.send_again(script.about(29_000, 6_000), other, "ba", count=2)
+    script.flow(29_000, 40_000, 300, "ab", delay_ms=4_000, patience_ms=6_000)
+    script.until_ms = 56_000
+
+
+@CLOCKS(r"w is set back", r"clocks_ahead", r"w is set back", r"tells duplicate m1$", r"delivers")
+def set_back_twice(script: Script) -> None:
+    """A clock is ahead again before w has come to where the first one was."""
+    mine, other = both(script, delay_ms=59_500)
+    ahead_without_b(script, 6_000, script.about(14_000))
+    script.do(script.about(28_000), "set_back")
+    later = script.send(32_000, "ab", delay_ms=40_000, count=3, patience_ms=4_000)
+    ahead_without_b(script, 38_000, script.about(6_000), step_ms=HALF_AN_HOUR_MS // 2)
+    script.do(script.about(54_000), "set_back")
+    for first, count in ((mine, 3), (other, 2), (later, 3)):
+        script.send_again(script.about(57_000, 3_000), first, "ab", count=count)
+    script.flow(62_000, 66_000, 300, "ab", delay_ms=1_500, patience_ms=4_000)
+    script.until_ms = 80_000
+
+
+@CLOCKS(r"clocks_ahead", r"delivers m1 ", r"w is set back", r"delivers m\d+ b", r"delivers m\d+ a")
+def set_back_short(script: Script) -> None:
+    """It was not far ahead: w comes to what was done ahead, and beyond."""
+    mine, other = both(script, delay_ms=32_000)
+    ahead_without_b(script, 6_000, script.about(10_000), step_ms=script.about(25_000, 5_000))
+    script.do(script.about(24_000), "set_back")
+    script.send_again(script.about(27_000, 3_000), mine, "ab", count=3)
+    script.send_again(script.about(27_000, 3_000), other, "ba", count=2)
+    script.flow(28_000, 46_000, 400, "ab", delay_ms=1_500, patience_ms=4_000)
+    script.flow(28_000, 46_000, 700, "ba", delay_ms=6_000, patience_ms=4_000)
+    script.until_ms = 54_000
+
+
+@CLOCKS(r"clocks_ahead", r"delivers m\d+ ", r"w is set back", r"delivers m60 ", r"tells duplicate")
+def set_back_in_a_millisecond(script: Script) -> None:
+    """A clock is corrected while the messages of one millisecond go out, some at a time."""
+    script.cluster("ab", 2, first_cap_messages=4, cap_messages=8, max_frame_messages=3)
+    first = script.send(3_000, "b", delay_ms=40_000, count=60)
+    script.do(5_000, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=8_000)
+    ahead_without_b(script, 6_000, script.about(2_200, 800))
+    script.do(script.about(24_000), "set_back")
+    for number in range(0, 60, 7):
+        script.send_again(script.about(28_000, 10_000), first + number, "ab")
+    script.flow(30_000, 34_000, 500, "ab", delay_ms=3_000, patience_ms=4_000)
+    script.until_ms = 50_000

@@ -1,0 +1,244 @@
+"""Drills about fences, closes and what was lost before them."""
+
+from __future__ import annotations
+
+from sim.drills.script import FOREVER_MS, Drills, Script
+
+CLOSING = Drills()
+
+
+@CLOSING(r"closes c\.1 at", r"c +-> b Frames", r"b +-> c Refused")
+def forgetful(script: Script) -> None:
+    """A member promises, its answer counts, and it starts again; the origin finds only it."""
+    script.flow(2_500, 3_300, 40, "c")
+    script.cut(3_000, "c", "a")
+    script.cut(3_000, "c", "b", ms=script.about(11_300))
+    for node in "bc":
+        script.do(12_000, "kafka_cut", node=node, ms=FOREVER_MS)
+    if script.random.random() < 0.5:
+        script.do(12_500, "slow_disk", node="b", us=script.about(300_000, 500_000), ms=1_500)
+    script.do(script.about(13_300, 300), "kill_server", node="b")
+    script.until_ms = 20_000
+
+
+@CLOSING(r"c +left c\.1", r"c +-> a Promise")
+def self_fenced(script: Script) -> None:
+    """An origin hears that it is fenced, and then finds a mirror that does not."""
+    script.mute(12_800, "Gossip", "a", "b")
+    script.mute(12_800, "Gossip", "c", "ab")
+    script.cut(3_000, "c", "ab", ms=script.about(10_200, 200))
+    script.cut(14_500, "c", "ab")
+    script.flow(2_500, 14_400, 50, "c", delay_ms=40_000)
+    script.until_ms = 26_000
+
+
+@CLOSING(r"a +does Save.*fenced=.*d: 2", r"closes d\.1 at")
+def third_party(script: Script) -> None:
+    """A frame that one member has not fenced is fetched by another one that has."""
+    script.cluster("abcd", 3)
+    script.block(3_000, "d", "ab")
+    script.block(3_000, "a", "d")
+    script.mute(3_000, "Gossip", "b", "d")
+    script.mute(3_000, "Gossip", "c", "d")
+    script.flow(3_020, 3_300, 40, "d")
+    script.block(3_400, "d", "c")
+    script.cut(3_400, "a", "c")
+    for node in "bcd":
+        script.do(10_000, "kafka_cut", node=node, ms=FOREVER_MS)
+    script.mute(2_900, "Fetch", "b", "c", ms=script.about(10_800, 800))
+    script.until_ms = 20_000
+
+
+@CLOSING(r"c +starts", r"closes c\.1 at")
+def left_behind(script: Script) -> None:
+    """An origin starts again; the leader lacks its last frames, and hears no other answer."""
+    at_ms = script.about(5_000, 400)
+    script.flow(2_500, at_ms, 15, "c", delay_ms=30_000)
+    script.block(2_500, "a", "c")
+    script.mute(at_ms - 150, "Frames", "c", "a", ms=2_000)
+    script.mute(at_ms - 150, "Fetch", "a", "bc", ms=2_000)
+    script.mute(at_ms - 150, "Promise", "b", "a", ms=script.random.choice((100, 900)))
+    script.mute(at_ms - 150, "Promise", "c", "a", ms=script.random.choice((100, 900)))
+    script.do(at_ms, "kill_server", node="c")
+    script.until_ms = 8_000
+
+
+@CLOSING(r"c +starts", r"closes c\.1 at")
+def last_frames(script: Script) -> None:
+    """An origin starts again; nobody else has its last frames, and it tells of them."""
+    at_ms = script.about(5_000, 400)
+    script.flow(2_500, at_ms, 20, "c", delay_ms=30_000)
+    script.mute(at_ms - 100, "Frames", "c", "ab", ms=2_500)
+    for node in "ab":
+        script.mute(at_ms - 100, "Fetch", node, "abc", ms=2_500)
+    script.mute(at_ms - 100, "Promise", "b", "a", ms=1_000)
+    script.do(at_ms, "kill_server", node="c")
+    script.until_ms = 9_000
+
+
+@CLOSING(
+    r"a +<- b Promise",
+    r"init .* epoch 1",
+    r"b +does Mirror",
+    r"d +does Acknowledge",
+    r"init .* epoch 2",
+)
+def told_fill(script: Script) -> None:
+    """One leader has a member fill up a fenced wheel, the next one has that member's old answer.
+
+    d writes frames that only c gets, and hears nobody's beats any more. a asks for promises, gets
+    b's, and loses Kafka; c leads, and has b fill up from it; c loses Kafka, and a leads again.
+    """
+    script.cluster("abcd", 3)
+    script.mute(2_900, "Fetch", "b", "c", ms=29_500)
+    script.mute(2_900, "Fetch", "a", "bcd")
+    script.mute(2_900, "Frames", "b", "a")
+    script.mute(2_900, "Frames", "c", "a")
+    script.mute(2_900, "Promise", "c", "a")
+    script.mute(2_900, "Promise", "a", "c")
+    script.mute(2_950, "Gossip", "d", "c")
+    script.block(3_000, "d", "ab")
+    script.block(3_000, "a", "d")
+    for node in "bc":
+        script.mute(3_000, "Gossip", node, "d")
+    script.flow(3_020, 3_200, 40, "d", delay_ms=60_000)
+    script.block(3_400, "d", "c")
+    script.do(10_000, "kafka_cut", node="b", ms=FOREVER_MS)
+    script.do(10_000, "kafka_cut", node="d", ms=FOREVER_MS)
+    script.mute(12_500, "Promise", "b", "a", ms=1_800)
+    script.do(script.about(14_000), "kafka_cut", node="a", ms=21_000)
+    script.mute(15_600, "Promise", "b", "a")
+    script.do(script.about(36_000), "kafka_cut", node="c", ms=FOREVER_MS)
+    script.until_ms = 56_000
+
+
+@CLOSING(r"c +does Acknowledge", r"b +starts .*all_incomplete", r"a +does Save.*fenced=.*c: 2")
+def crash_behind(script: Script) -> None:
+    """Interleaving 5: two hold what a third lacks; one loses it, the other is cut off."""
+    _two_hold(script)
+    script.do(5_150, "crash_machine", node="b", ms=400)
+    script.until_ms = 24_000
+
+
+@CLOSING(r"c +does Acknowledge", r"operator +replaces b", r"a +does Save.*fenced=.*c: 2")
+def wiped_behind(script: Script) -> None:
+    """The same, and the one that loses it loses everything, and is replaced."""
+    _two_hold(script)
+    script.do(5_150, "wipe", node="b", ms=400, replaced_ms=4_000)
+    script.until_ms = 24_000
+
+
+def _two_hold(script: Script) -> None:
+    """With Kafka away, so that nothing of it is taken account of."""
+    script.do(2_500, "kafka_down", ms=4_500)
+    script.do(2_600, "absence", node="a", ms=3_400)
+    script.flow(2_700, 5_100, 20, "c", delay_ms=40_000)
+    script.cut(script.about(5_100, 30), "c", "ab")
+
+
+@CLOSING(r"b +starts .*all_incomplete", r"c +does Acknowledge", r"a +does Save.*fenced=.*c: 2")
+def old_answers(script: Script) -> None:
+    """Interleaving 5a: a mirror's word outlives what it held, and the origin does not know."""
+    _lagging_third(script)
+    script.block(3_090, "b", "c")
+    script.cut(4_600, "c", "a")
+    script.block(4_600, "c", "b")
+    script.until_ms = 20_000
+
+
+@CLOSING(r"b +starts .*all_incomplete")
+def old_boots(script: Script) -> None:
+    """The same, and the origin does know."""
+    _lagging_third(script)
+    script.mute(3_090, "Frames", "c", "b", ms=2_000)
+    script.mute(3_090, "Fetch", "b", "ac", ms=2_000)
+    script.until_ms = 6_000
+
+
+def _lagging_third(script: Script) -> None:
+    """Frames wait for a third mirror while the second one, which has answered, crashes."""
+    script.do(2_500, "kafka_down", ms=4_000)
+    script.mute(2_900, "Frames", "c", "a", ms=5_000)
+    script.mute(2_900, "Fetch", "a", "bc", ms=5_000)
+    script.flow(3_000, 3_060, 10, "c", delay_ms=30_000, timeout_ms=4_000)
+    script.do(script.about(3_100, 60), "crash_machine", node="b", ms=200)
+
+
+@CLOSING(r"operator +replaces b")
+def empty_disk(script: Script) -> None:
+    """Interleaving 5b: a replaced mirror is all that an origin has left."""
+    script.block(2_500, "a", "c")
+    script.flow(3_000, 9_000, 60, "c")
+    script.do(script.about(4_000), "wipe", node="b", ms=300, replaced_ms=700)
+    script.until_ms = 10_000
+
+
+@CLOSING(r"b +does Mirror", r"c +does Acknowledge")
+def slow_mirror(script: Script) -> None:
+    """A mirror whose disk takes its time is all that an origin has."""
+    script.block(2_500, "a", "c")
+    script.do(4_000, "slow_disk", node="b", us=script.about(20_000, 80_000), ms=3_000)
+    script.flow(3_000, 6_500, 60, "c")
+    script.until_ms = 7_000
+
+
+@CLOSING(r"b +starts .*all_incomplete", r"init .* epoch 1", r"closes c\.1 at")
+def power_cut(script: Script) -> None:
+    """Interleaving 6: all machines crash at once; one of them comes back with an empty disk."""
+    script.flow(2_500, 4_500, 30, "abc", delay_ms=script.random.choice((100, 9_000)))
+    script.do(script.about(4_200, 300), "crash_all", ms=400)
+    if script.random.random() < 0.5:
+        script.do(4_600, "wipe", node="c", ms=300, replaced_ms=1_500)
+    script.until_ms = 14_000
+
+
+@CLOSING(r"operator +replaces c", r"c +does OpenWheel\(spare=c\.[3-9]")
+def old_names(script: Script) -> None:
+    """Interleaving 7: a node with an empty disk asks for wheels under its old name."""
+    script.flow(2_500, 9_000, 100, "cab", delay_ms=500)
+    script.do(script.about(4_000), "wipe", node="c", ms=300, replaced_ms=1_500)
+    script.until_ms = 10_000
+
+
+@CLOSING(r"change_members", r"closes c\.1 at", r"c +server died", r"closes c\.[3-9] at")
+def more_members(script: Script) -> None:
+    """Interleaving 8: there are more nodes than ever saw the wheel that is closed."""
+    script.flow(2_500, 9_000, 100, "cab", delay_ms=500, patience_ms=4_000)
+    nodes = ("a", "b", "c", "d", "e")
+    script.do(script.about(4_000), "change_members", nodes=nodes, min_insync=3)
+    script.do(script.about(8_000, 1_000), "kill_server", node="c")
+    script.until_ms = 12_000
+
+
+@CLOSING(r"closes c\.1 at", r"c +starts", r"init .* epoch 1")
+def quick_restarts(script: Script) -> None:
+    """Interleaving 11: restarts, a leader that goes in between, and no wheel is left behind."""
+    at_ms = script.about(4_000)
+    script.flow(2_500, 9_000, 60, "c", delay_ms=500, patience_ms=300)
+    script.do(at_ms, "kill_server", node="c")
+    script.do(script.about(at_ms + 450, 100), "kill_server", node="c")
+    script.do(script.about(at_ms + 500, 500), "kill_cleaner", node="a")
+    script.do(script.about(at_ms + 600, 800), "kafka_cut", node=script.random.choice("abc"), ms=900)
+    script.do(script.about(at_ms + 1_500, 500), "kill_server", node="c")
+    script.until_ms = 10_000
+
+
+@CLOSING(r"closes a\.1 at", r"operator +replaces a", r"tells lost a\.1/")
+def nobody_left(script: Script) -> None:
+    """A wheel is closed, and then the disk of the only node that had it is replaced."""
+    script.cluster("a", 1)
+    script.flow(2_500, 3_500, 50, "a")
+    script.do(script.about(4_000), "kill_server", node="a")
+    script.do(6_900, "kafka_down", ms=3_000)
+    script.do(script.about(7_000), "wipe", node="a", ms=300, replaced_ms=700)
+    script.until_ms = 20_000
+
+
+@CLOSING(r"init .* epoch 1", r"operator +takes out a", r"closes b\.1 at")
+def taken_out(script: Script) -> None:
+    """With W = 1 every wheel waits for all members; one is taken out, as the leader's list says."""
+    script.cluster("abc", 1)
+    script.flow(3_000, 11_000, 100, "bc", delay_ms=1_500, patience_ms=4_000)
+    script.do(script.about(2_500), "kill_server", node="a")
+    script.do(script.about(5_000, 1_000), "change_members", nodes=("b", "c"), min_insync=2)
+    script.until_ms = 14_000

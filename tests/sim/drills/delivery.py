@@ -1,0 +1,281 @@
+"""Drills about seals, the floor, copies and cancels: each message once, and in time."""
+
+from __future__ import annotations
+
+from sim.drills.script import FOREVER_MS, Drills, Script
+
+DELIVERY = Drills()
+
+
+@DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
+def deaf_spare(script: Script) -> None:
+    """Interleaving 9: a wheel that nothing was written to, of a node that hears no leader."""
+    script.mute(2_600, "Gossip", "a", "c")
+    script.mute(2_600, "Gossip", "b", "c")
+    script.do(2_700, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
+    script.flow(2_500, 15_000, 500, "a", delay_ms=200)
+    for at_ms in range(11_000, 16_000, 500):
+        script.send(at_ms, "c", delay_ms=-script.random.randrange(6_500, 9_000), patience_ms=300)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"clock_step node=c", r"c +starts", r"client +hears of c .*DUE_TOO_OLD")
+def spare_after_a_step(script: Script) -> None:
+    """Interleaving 10: a spare has told its seal; it is opened under a clock set back."""
+    at_ms = script.about(12_000, 1_000)
+    script.flow(2_500, 13_000, 500, "a", delay_ms=200)
+    script.do(at_ms, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
+    script.do(at_ms + 10, "kill_server", node="c")
+    for later_ms in range(100, 2_000, 60):
+        delay_ms = -script.random.randrange(6_500, 11_000)
+        script.send(at_ms + later_ms, "c", delay_ms=delay_ms, patience_ms=50)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"clock_step node=c", r"client +hears of c .*acknowledged")
+def clock_ahead(script: Script) -> None:
+    """Interleaving 17: an origin's clock runs ahead of everybody's for a while."""
+    script.do(2_500, "clock_step", node="c", step_ms=60_000, ms=script.about(1_000, 3_000))
+    script.flow(3_000, 9_000, 100, "c", delay_ms=2_000)
+    script.until_ms = 10_000
+
+
+@DELIVERY(r"clock_step node=a", r"client +hears of a .*acknowledged")
+def leader_ahead(script: Script) -> None:
+    """The same with the leader's clock."""
+    script.do(2_500, "clock_step", node="a", step_ms=60_000, ms=script.about(1_000, 3_000))
+    script.flow(3_000, 9_000, 100, "a", delay_ms=2_000)
+    script.until_ms = 10_000
+
+
+@DELIVERY(r"c +does Acknowledge", r"delivers")
+def slow_mirrors(script: Script) -> None:
+    """Frames that nobody but their origin holds until long after their due."""
+    script.mute(2_900, "Frames", "c", "ab", ms=script.about(10_000, 2_000))
+    script.mute(2_900, "Fetch", "a", "bc", ms=12_000)
+    script.mute(2_900, "Fetch", "b", "ac", ms=12_000)
+    script.flow(3_000, 3_600, 60, "c", delay_ms=800, timeout_ms=25_000, patience_ms=30_000)
+    script.until_ms = 17_000
+
+
+@DELIVERY(r"delivers m\d+ c\.1", r"closes c\.1 at", r"delivers|wrote a")
+def sent_again(script: Script) -> None:
+    """The wheel that a message went out of is closed when its copy comes."""
+    for at_ms in range(2_500, 4_000, 100):
+        script.send(at_ms, "ca", delay_ms=script.random.randrange(100, 1_500), again=True)
+    script.do(script.about(4_000, 300), "kill_server", node="c")
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"delivers m\d+ a\.1", r"init .* epoch 1", r"wrote c\.1")
+def new_leader(script: Script) -> None:
+    """Interleaving 21: a new leader lacks what the last one has forwarded, and gets the copy."""
+    at_ms = script.about(4_000)
+    script.mute(at_ms, "Frames", "a", "c", ms=4_000)
+    script.mute(at_ms, "Fetch", "c", "ab", ms=4_000)
+    script.do(at_ms, "lost_answers", share=1.0, ms=400)
+    script.flow(at_ms + 10, at_ms + 150, 20, "ac", delay_ms=50, timeout_ms=700, patience_ms=4_000)
+    script.do(at_ms + 350, "pause", node="b", part="cleaner", ms=8_000)
+    script.do(at_ms + 400, "absence", node="a", ms=12_000)
+    script.until_ms = 14_000
+
+
+@DELIVERY(r"a bit flipped", r"cleaner died")
+def one_millisecond(script: Script) -> None:
+    """Interleaving 19: a millisecond is split, one of its frames goes bad, the leader changes."""
+    script.cluster("a", 1, first_cap_messages=4, cap_messages=8, max_frame_messages=3)
+    script.send(2_500, "a", delay_ms=1_500, count=60)
+    slow = {"way_us": (20_000, 30_000)}
+    script.do(3_500, "kafka_faults", changes=slow, ms=3_000)
+    script.do(script.about(4_150, 500), "bit_flip", node="a", what="slot", choice=script.about(0))
+    script.do(script.about(4_250, 500), "kill_cleaner", node="a")
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"client +cancels", r"delivers")
+def late_cancel(script: Script) -> None:
+    """A cancel lies behind late messages, of which a leader takes a few at a time."""
+    script.cluster("abc", 2, first_cap_messages=4, cap_messages=6, max_frame_messages=3)
+    for at_ms in (3_000, 6_000, 9_000):
+        for node in "bc":
+            script.mute(at_ms, "Applied Gossip", node, "a", ms=650)
+        firsts = [
+            script.send(at_ms + 10 * n, "a", delay_ms=400, count=3, patience_ms=500)
+            for n in range(1, 12)
+        ]
+        for first in firsts[:3]:
+            script.cancel(script.about(at_ms + 150), first, "a")
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"client +cancels", r"delivers")
+def slow_cancel(script: Script) -> None:
+    """Interleaving 2: a cancel is mirrored slowly while the cleaner takes its message."""
+    script.do(2_500, "kafka_faults", changes={"way_us": (30_000, 60_000)}, ms=9_000)
+    for at_ms in range(3_000, 10_000, 1_500):
+        first = script.send(at_ms, "cb", delay_ms=500)
+        script.cancel(script.about(at_ms + 150), first, "a")
+        for node in "bc":
+            script.mute(at_ms + 100, "Applied Gossip", node, "a", ms=script.about(400, 250))
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"hears of c .*acknowledged", r"client +cancels m\d+ at a", r"client +hears of m\d+:")
+def unheard_of(script: Script) -> None:
+    """What the leader's node is asked to cancel, others have only just acknowledged without it.
+
+    It fetches everything, and holds what it hears of; but its origin waits for it no more.
+    """
+    script.mute(2_500, "Frames", "c", "a")
+    script.mute(2_500, "Applied Gossip", "a", "c")
+    script.flow(2_600, 5_000, 200, "c")
+    for at_ms in range(5_000, 10_000, 250):
+        number = script.send(at_ms, "c", delay_ms=20_000, patience_ms=500)
+        script.cancel(script.about(at_ms + 10, 70), number, "a")
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"delivers m1 ", r"does Sweep", r"client +cancels m1 at", r"hears of m1: too late")
+def long_done(script: Script) -> None:
+    """A cancel that comes when its message's second is deleted everywhere."""
+    for number in range(1, 4):
+        script.send(2_000 + 200 * number, "abc", delay_ms=300)
+        script.cancel(script.about(22_000, 2_000), number, script.random.choice("abc"))
+    script.flow(5_000, 22_000, 1_000, "b", delay_ms=200)
+    script.until_ms = 26_000
+
+
+@DELIVERY(r"a bit flipped", r"a +does Repair")
+def bad_copy(script: Script) -> None:
+    """A frame goes bad in one place, before it is due."""
+    script.flow(2_500, 4_000, 60, "c", delay_ms=4_000)
+    for at_ms in (4_200, 4_700, 5_200):
+        choice = script.random.randrange(1 << 30)
+        script.do(at_ms, "bit_flip", node="a", what="slot", choice=choice)
+    script.mute(4_000, "Fetch", "a", "bc", ms=3_000)
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"a bad sector in index", r"a +does Repair", r"a bad sector in slot", r"a +starts")
+def bad_sectors(script: Script) -> None:
+    """The medium of one node cannot read parts of indexes and slot files, before and in a start."""
+    script.flow(2_500, 4_400, 60, "c", delay_ms=5_000)
+    script.flow(2_500, 4_400, 90, "a", delay_ms=5_000)
+    for at_ms, what in ((3_600, "index"), (4_450, "index"), (4_500, "slot"), (4_550, "slot")):
+        choice = script.random.randrange(1 << 30)
+        script.do(at_ms, "bad_sector", node="a", what=what, choice=choice)
+    script.do(script.about(4_700), "kill_server", node="a")
+    script.until_ms = 11_000
+
+
+@DELIVERY(r"a +starts .*all_incomplete", r"closes a\.1 at")
+def lone(script: Script) -> None:
+    """A node alone loses what it has forwarded."""
+    script.cluster("a", 1)
+    script.flow(1_500, 14_000, 100, "a", delay_ms=300)
+    for at_ms in (4_000, 8_000, 12_000):
+        script.do(script.about(at_ms, 2_000), "crash_machine", node="a", ms=300)
+    script.until_ms = 15_000
+
+
+@DELIVERY(r"absence node=c", r"delivers m\d+ c\.1", r"c +starts", r"c +does Sweep")
+def long_absence(script: Script) -> None:
+    """Interleaving 12: a node comes back with files of slots that are long finished."""
+    script.flow(2_500, 4_000, 60, "cab", delay_ms=script.random.randrange(2_000, 9_000))
+    script.do(script.about(4_000), "absence", node="c", ms=26_000)
+    script.flow(5_000, 28_000, 500, "ab", delay_ms=200)
+    script.until_ms = 36_000
+
+
+@DELIVERY(r"a slot file is gone", r"b +does LeaveWheel\(wheel=b\.1\)", r"closes b\.1 at")
+def deleted_slot(script: Script) -> None:
+    """A slot file that its origin has closed is deleted, and then written to again."""
+    script.cluster("abc", 2, handles=2)
+    seconds = [at_ms + script.random.randrange(900) for at_ms in (16_000, 17_000, 18_000)]
+    for at_ms in range(3_000, 4_200, 100):
+        due_ms = seconds[(at_ms - 3_000) // 400]
+        script.send(at_ms, "b", delay_ms=due_ms - at_ms)
+    script.do(script.about(4_300), "slot_gone", node="b", choice=script.random.randrange(1_000))
+    for number, due_ms in enumerate(seconds):
+        script.send(4_500 + 200 * number, "bca", delay_ms=due_ms - 4_500 - 200 * number)
+    script.until_ms = 12_000
+
+
+@DELIVERY(r"delivers m1 a\.1", r"a slot file is gone", r"tells lost a\.\d/")
+def deleted_open(script: Script) -> None:
+    """A node alone goes on in a slot file that is deleted while it is open, and loses that too."""
+    script.cluster("a", 1)
+    due_ms = script.about(11_000, 900)
+    script.send(2_400, "a", delay_ms=300)
+    for at_ms in range(2_500, 4_500, 100):
+        script.send(at_ms, "a", delay_ms=due_ms - at_ms)
+    script.do(script.about(3_500), "slot_gone", node="a", choice=0)
+    script.until_ms = 18_000
+
+
+@DELIVERY(r"a slot file is gone", r"a +does Repair", r"delivers m\d+ c\.1")
+def deleted_copy(script: Script) -> None:
+    """The leader's copy of a slot file is deleted while it is open, and is put back."""
+    due_ms = script.about(6_000, 900)
+    for at_ms in range(2_500, 3_500, 100):
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    choice = script.random.randrange(1_000)
+    script.do(script.about(3_600), "slot_gone", node="a", choice=choice)
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"a bit flipped in index", r"a slot file is gone", r"a +does Repair", r"delivers m1 c\.1")
+def row_and_file(script: Script) -> None:
+    """The leader's disk loses a frame's row and its slot file: nothing says of which second it is.
+
+    Others in the same second may be told by their rows; the one frame must be missed all the same.
+    """
+    due_ms = script.about(9_000, 900)
+    for number in range(script.random.choice((1, 1, 3))):
+        at_ms = 2_600 + 100 * number
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    script.do(3_600, "bit_flip", node="a", what="index", choice=script.random.randrange(1 << 30))
+    script.do(script.about(3_650), "slot_gone", node="a", choice=0)
+    script.until_ms = 14_000
+
+
+@DELIVERY(r"a bit flipped in index", r"server died", r"tells lost a\.1/", r"closes a\.1 at")
+def torn_behind_a_loss(script: Script) -> None:
+    """A node alone lost a row of its index, and dies while it writes the rows of its last group."""
+    script.cluster("a", 1, max_frame_messages=5)
+    script.flow(3_500, 4_250, 25, "a", delay_ms=9_000)
+    for _ in range(4):  # one of them behind the checkpoint: a start looks at no other rows
+        choice = script.random.randrange(1 << 30)
+        script.do(4_260, "bit_flip", node="a", what="index", choice=choice)
+    at_ms = script.about(4_320, 60)
+    # It is announced which slot files are made and written; then the rows get through in part.
+    script.do(at_ms, "kill_at_write", node="a", effects=5, torn=0.7)
+    for delay_ms in (20_000, 24_000):
+        script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
+    script.until_ms = 9_000
+
+
+@DELIVERY(r"disk_full", r"disk +DISK_OUT", r"does Sweep", r"does Sweep", r"does Sweep")
+def full_disk(script: Script) -> None:
+    """The disk of one node fills, and stays full: the others go on, and go on deleting."""
+    node = script.random.choice("abc")
+    others = "".join(other for other in "abc" if other != node)
+    script.flow(2_500, 50_000, 300, others, delay_ms=script.about(300, 3_000))
+    spare_bytes = script.random.randrange(2_000)
+    script.do(script.about(5_000, 2_000), "disk_full", node=node, spare_bytes=spare_bytes,
+              ms=FOREVER_MS)  # fmt: skip
+    script.until_ms = 55_000
+
+
+@DELIVERY(r"slow_files", r"does CloseWheel", r"does Sweep", r"does DeleteWheel")
+def slow_files(script: Script) -> None:
+    """Files take their time, on every node; callers are not held up by what is done beside."""
+    script.cluster("abc", 2, max_frame_messages=5)
+    for node in "abc":
+        script.flow(script.about(2_500), 24_000, 450, node, delay_ms=script.about(2_000, 4_000))
+    for node in "abc":
+        script.do(4_000, "slow_files", node=node, operations=("open", "sync", "delete"),
+                  us=50_000, ms=FOREVER_MS)  # fmt: skip
+    script.do(script.about(9_000, 1_000), "kafka_down", ms=8_000)
+    script.do(script.about(7_000, 2_000), "kill_server", node=script.random.choice("abc"))
+    script.until_ms = 29_000

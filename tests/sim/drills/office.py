@@ -1,0 +1,158 @@
+"""Drills about who leads, and Kafka."""
+
+from __future__ import annotations
+
+from sim.drills.script import FOREVER_MS, Drills, Script
+
+OFFICE = Drills()
+
+
+@OFFICE(r"init .* epoch 3")
+def candidates(script: Script) -> None:
+    """Interleaving 1: inits and marks take so long that candidates overtake each other."""
+    script.cluster("ab", 2)
+    slow = {"init_us": (20_000, 1_500_000), "way_us": (20_000, 250_000)}
+    script.do(100, "kafka_faults", changes=slow, ms=FOREVER_MS)
+    for at_ms in range(5_000, 50_000, 3_000):
+        script.do(script.about(at_ms, 2_000), "kill_cleaner", node=script.random.choice("ab"))
+    script.until_ms = 50_000
+
+
+@OFFICE(r"init .* epoch 0", r"delivers")
+def first_leader(script: Script) -> None:
+    """Interleaving 22: a candidate takes its time, and nobody disturbs it."""
+    script.do(10, "slow_first_init", us=script.about(400_000, 300_000))
+    script.flow(3_000, 4_000, 200, "abc", delay_ms=300, patience_ms=4_000)
+    script.until_ms = 4_000
+
+
+@OFFICE(r"init .* epoch 1", r"init .* epoch 2")
+def repeated_ends(script: Script) -> None:
+    """Interleaving 20: the library sends the end of a transaction twice."""
+    changes = {"retried_end": 0.5, "late_us": (5_000, 300_000), "way_us": (3_000, 9_000)}
+    script.do(2_500, "kafka_faults", changes=changes, ms=6_000)
+    script.flow(2_500, 8_000, 15, "abc", delay_ms=script.random.randrange(50, 300))
+    script.until_ms = 9_000
+
+
+@OFFICE(r"kafka_cut node=a", r"init .* epoch 1", r"delivers")
+def without_kafka(script: Script) -> None:
+    """Interleaving 14: a leader is cut from Kafka, and not from its peers."""
+    script.do(script.about(4_000), "kafka_cut", node="a", ms=12_000)
+    script.flow(3_000, 12_000, 100, "abc", delay_ms=500)
+    script.until_ms = 16_000
+
+
+@OFFICE(r"block src=b dst=a", r"init .* epoch 1", r"delivers")
+def deaf_leader(script: Script) -> None:
+    """Interleaving 14: a leader is heard, and hears nobody."""
+    script.block(script.about(4_000), "b", "a", ms=12_000)
+    script.block(script.about(4_000), "c", "a", ms=12_000)
+    script.flow(3_000, 12_000, 100, "bc", delay_ms=500)
+    script.until_ms = 16_000
+
+
+@OFFICE(r"cut one=a other=c", r"delivers m\d+ c\.1", r"delivers m\d+ c\.1")
+def through_another(script: Script) -> None:
+    """Interleaving 15: a leader does not hear an origin, and another node hears both."""
+    script.cut(3_000, "a", "c", ms=12_000)
+    script.flow(script.about(3_500), 12_000, 200, "c", delay_ms=1_500)
+    script.until_ms = 15_000
+
+
+@OFFICE(r"pause node=a", r"init .* epoch 1", r"delivers")
+def dead_server(script: Script) -> None:
+    """Interleaving 16: the leader's server stands still, and its cleaner does not."""
+    script.do(script.about(4_000), "pause", node="a", part="server", ms=script.about(3_000, 6_000))
+    script.flow(3_000, 10_000, 100, "bc", delay_ms=500)
+    script.until_ms = 14_000
+
+
+@OFFICE(r"kafka_faults", r"init .* epoch 1", r"delivers")
+def slow_commits(script: Script) -> None:
+    """Interleaving 18: a commit takes longer than anybody waits for a leader at first."""
+    way_us = (550_000, 650_000)
+    script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
+    script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 54_000
+
+
+@OFFICE(r"clock_step node=a", r"init .* epoch 1", r"delivers")
+def clock_wrong_at_start(script: Script) -> None:
+    """A node alone starts with a clock that is ahead by half an hour, which is corrected later."""
+    script.cluster("a", 1)
+    script.do(1, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
+    script.flow(20_000, 24_000, 200, "a", delay_ms=3_000, patience_ms=4_000)
+    script.until_ms = 30_000
+
+
+@OFFICE(r"clock_step node=a", r"starts", r"delivers")
+def clock_wrong_at_a_restart(script: Script) -> None:
+    """The same when messages are pending: they would all go out at once."""
+    script.cluster("a", 1)
+    script.flow(3_000, 6_000, 200, "a", delay_ms=40_000, patience_ms=4_000)
+    script.do(8_000, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
+    script.do(8_000, "kill_server", node="a")
+    script.until_ms = 50_000
+
+
+@OFFICE(r"kafka_faults", r"delivers")
+def slow_ends(script: Script) -> None:
+    """The brokers take so long for the end of a transaction that the leader's main thread waits."""
+    us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)
+    commit_us = (us, us + 150_000)
+    script.do(script.about(3_000), "kafka_faults", changes={"commit_us": commit_us}, ms=FOREVER_MS)
+    script.flow(4_000, 50_000, 5_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 60_000
+
+
+@OFFICE(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")
+def after_an_office(script: Script) -> None:
+    """A wheel is unregistered in an office so long that nothing is left of that, and a leads again.
+
+    The others are cut off from Kafka whenever a is to lead; it has read the wheel before.
+    """
+    script.do(6_000, "kafka_cut", node="a", ms=2_000)
+    script.flow(4_000, 11_000, 500, "c", delay_ms=1_000)
+    _only_a_reaches_kafka(script, 12_000, ms=4_000)
+    script.do(script.about(17_000), "kill_server", node="c")
+    script.do(script.about(62_000), "kafka_cut", node="a", ms=3_000)
+    _only_a_reaches_kafka(script, 61_500, ms=9_000)
+    script.flow(68_000, 72_000, 500, "ab", delay_ms=1_000, patience_ms=4_000)
+    script.until_ms = 74_000
+
+
+@OFFICE(r"kill_server node=c", r"kafka_cut node=b", r"kafka_cut node=a", r"init .* epoch 1")
+def long_cut_off(script: Script) -> None:
+    """A standby hears nothing of Kafka for so long, and then leads."""
+    script.flow(4_000, 8_000, 500, "c", delay_ms=1_000)
+    script.do(script.about(8_000), "kill_server", node="c")
+    script.do(script.about(11_000), "kafka_cut", node="b", ms=45_000)
+    for node in "ac":
+        script.do(58_000, "kafka_cut", node=node, ms=6_000)
+    script.flow(58_000, 62_000, 500, "ab", delay_ms=1_000, patience_ms=4_000)
+    script.until_ms = 64_000
+
+
+def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
+    for node in "bc":
+        script.do(at_ms, "kafka_cut", node=node, ms=ms)
+
+
+@OFFICE(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
+def lost_end(script: Script) -> None:
+    """The control topic loses less than a second: what was forwarded then would go out again."""
+    script.flow(2_500, 30_000, 40, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
+    lost_ms = script.about(350, 500)
+    script.do(script.about(8_000, 1_000), "lose_end", lost_ms=lost_ms, ms=script.about(12_000))
+    script.until_ms = 32_000
+
+
+@OFFICE(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
+def slow_starts(script: Script) -> None:
+    """A server takes its time to start, and all that its cleaner finds is from an earlier boot."""
+    script.cluster(*script.random.choice((("a", 1), ("ab", 1))))
+    script.flow(2_500, 12_000, 300, "a", delay_ms=script.about(500, 2_000))
+    script.do(4_000, "slow_start", node="a", ms=script.about(2_000, 1_500))
+    script.do(script.about(5_000), "crash_machine", node="a", ms=300)
+    script.until_ms = 16_000

@@ -1,0 +1,131 @@
+"""Short plans that lead straight to one rare situation: how they are written.
+
+What varies from seed to seed is when things happen. Node a is the first leader in all of them,
+for it stands first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from sim.plans.plan import Action, CancelOrder, Draft, Plan, Request, Settings, Step, in_order
+
+FOREVER_MS = 120_000
+"""Until everything heals."""
+
+
+class Script:
+    """A plan while it is written."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(f"drill {seed}")
+        self.settings = Settings(nodes=("a", "b", "c"), min_insync=2)
+        self.until_ms = 0
+        self._steps: list[Step] = []
+        self._messages = 0
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """In order."""
+        return in_order(self._steps)
+
+    def cluster(self, nodes: str, min_insync: int, **settings: Any) -> None:
+        """Says who there is."""
+        self.settings = replace(
+            self.settings, nodes=tuple(nodes), min_insync=min_insync, **settings
+        )
+
+    def about(self, ms: int, by_ms: int = 100) -> int:
+        """A time that varies from seed to seed."""
+        return ms + self.random.randrange(by_ms)
+
+    def do(self, at_ms: int, fault: str, /, **arguments: Any) -> None:
+        """A fault, of `faults.FAULTS`."""
+        self._steps.append(Action(at_ms, fault, arguments))
+
+    def mute(self, at_ms: int, kinds: str, src: str, dsts: str, ms: int = FOREVER_MS) -> None:
+        """Messages of these types are lost."""
+        for kind in kinds.split():
+            for dst in dsts:
+                self.do(at_ms, "mute", src=src, dst=dst, kind=kind, ms=ms)
+
+    def block(self, at_ms: int, src: str, dsts: str, ms: int = FOREVER_MS) -> None:
+        """Nothing gets through in one direction."""
+        for dst in dsts:
+            self.do(at_ms, "block", src=src, dst=dst, ms=ms)
+
+    def cut(self, at_ms: int, one: str, others: str, ms: int = FOREVER_MS) -> None:
+        """Nothing gets through in either."""
+        for other in others:
+            self.do(at_ms, "cut", one=one, other=other, ms=ms)
+
+    def send(
+        self,
+        at_ms: int,
+        nodes: str,
+        *,
+        delay_ms: int,
+        count: int = 1,
+        topic: str | None = None,
+        **rest: Any,
+    ) -> int:
+        """A request with some messages of one due; the number of the first."""
+        first = self._messages + 1
+        self._messages += count
+        numbers = range(first, first + count)
+        drafts = tuple(Draft(number, delay_ms, topic=topic) for number in numbers)
+        self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
+        return first
+
+    def send_again(self, at_ms: int, first: int, nodes: str, *, count: int = 1) -> None:
+        """Messages of before once more, as by a caller who lost the answer."""
+        drafts = tuple(Draft(number, 0) for number in range(first, first + count))
+        self._steps.append(Request(at_ms, drafts, tuple(nodes)))
+
+    def flow(self, begin_ms: int, end_ms: int, every_ms: int, node: str, **rest: Any) -> None:
+        """One message after another."""
+        for at_ms in range(begin_ms, end_ms, every_ms):
+            self.send(at_ms, node, **{"delay_ms": 20_000, "patience_ms": 500, **rest})
+
+    def cancel(self, at_ms: int, number: int, node: str) -> None:
+        """A caller withdraws a message."""
+        self._steps.append(CancelOrder(at_ms, number, (node,)))
+
+
+Drill = Callable[[Script], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A drill, and how to see that it led where it should.
+
+    Attributes:
+        drill: writes the plan.
+        reaches: regular expressions: of lines of the trace, in this order, before all heals.
+    """
+
+    drill: Drill
+    reaches: tuple[str, ...]
+
+    def plan(self, seed: int) -> Plan:
+        """The plan of a seed."""
+        script = Script(seed)
+        self.drill(script)
+        name = self.drill.__name__
+        return Plan(seed, name, script.settings, script.steps, script.until_ms)
+
+
+class Drills(dict[str, Situation]):
+    """Situations by name."""
+
+    def __call__(self, *reaches: str) -> Callable[[Drill], Drill]:
+        """Takes a drill in."""
+
+        def take(drill: Drill) -> Drill:
+            self[drill.__name__] = Situation(drill, reaches)
+            return drill
+
+        return take

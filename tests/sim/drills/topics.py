@@ -1,0 +1,71 @@
+"""Drills about topics in trouble."""
+
+from __future__ import annotations
+
+from sim.checking.book import MORE_TOPICS
+from sim.drills.script import FOREVER_MS, Drills, Script
+from sim.kafka.topic_troubles import TopicTrouble
+
+TOPICS = Drills()
+
+
+@TOPICS(r"topic_trouble", r"dead letter", r"delivers")
+def many_topics(script: Script) -> None:
+    """Twelve topics take nothing, and messages for each of them come one after another."""
+    kinds = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK, TopicTrouble.DENIED)
+    for topic in MORE_TOPICS:
+        trouble = str(script.random.choice(kinds))
+        script.do(4_000, "topic_trouble", topic=topic, trouble=trouble, ms=FOREVER_MS)
+    for number, topic in enumerate(MORE_TOPICS):
+        script.send(script.about(4_500 + number * 100), "abc", delay_ms=500, topic=topic)
+    script.flow(4_500, 30_000, 500, "abc", delay_ms=500)
+    script.until_ms = 32_000
+
+
+@TOPICS(r"topic_trouble", r"dead letter", r"delivers")
+def one_topic_after_another(script: Script) -> None:
+    """Each time others have waited for a topic, the next one gets into trouble."""
+    for number, topic in enumerate(MORE_TOPICS):
+        at_ms = 4_000 + 5_000 * number
+        script.do(at_ms, "topic_trouble", topic=topic, trouble="leaderless", ms=FOREVER_MS)
+        script.send(script.about(at_ms), "abc", delay_ms=500, topic=topic)
+    script.flow(4_500, 60_000, 500, "abc", delay_ms=500)
+    script.until_ms = 66_000
+
+
+@TOPICS(r"init .* epoch 1", r"dead letter", r"delivers m\d+ a\.1")
+def silent_topics(script: Script) -> None:
+    """Only trials can tell which topics do not answer; one of them is well again, and is used."""
+    for topic in MORE_TOPICS[:3]:
+        script.do(4_000, "topic_trouble", topic=topic, trouble="silent", ms=14_000)
+    for at_ms in range(4_000, 40_000, 500):
+        script.send(script.about(at_ms), "a", delay_ms=300, topic=MORE_TOPICS[at_ms // 500 % 4])
+    script.until_ms = 42_000
+
+
+@TOPICS(r"dead letter", r"pause node=a", r"pause node=b", r"commit .* epoch [34] of a", r"delivers")
+def mended_meanwhile(script: Script) -> None:
+    """A leader knows of a topic in trouble, another one leads, and the topic is mended.
+
+    Nodes a and b both fail with it, then a finds the reason.
+    """
+    script.do(4_000, "topic_trouble", topic="mails", trouble="silent", ms=20_000)
+    script.flow(3_000, 20_000, 300, "abc", delay_ms=300)
+    script.do(21_000, "pause", node="a", part="cleaner", ms=60_000)
+    for node in "bc":
+        script.do(script.about(84_000), "pause", node=node, part="cleaner", ms=FOREVER_MS)
+    script.flow(82_000, 94_000, 200, "abc", delay_ms=500)
+    script.until_ms = 95_000
+
+
+@TOPICS(r"dead letter", r"kafka_cut node=a", r"commit .* epoch 2 of a", r"delivers")
+def missing_for_a_moment(script: Script) -> None:
+    """A leader hears that a topic is missing, and hears no more when it is there again."""
+    script.do(4_000, "topic_trouble", topic="mails", trouble="missing", ms=5_000)
+    script.do(6_000, "kafka_cut", node="a", ms=18_000)
+    script.flow(3_000, 5_000, 200, "abc", delay_ms=300)
+    for at_ms in (26_000, 26_600):
+        script.do(script.about(at_ms), "kill_cleaner", node="b")
+        script.do(script.about(at_ms), "kill_cleaner", node="c")
+    script.flow(10_000, 34_000, 200, "abc", delay_ms=1_000)
+    script.until_ms = 36_000

@@ -1,0 +1,57 @@
+"""One node's client of the simulated Kafka, as `cleaner/outside/ports.py` wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from delaywheel_replica.cleaner.kafka.brokers import CALL_S
+from delaywheel_replica.cleaner.outside.ports import KafkaAway, Refusal
+from delaywheel_replica.kafka_settings import KafkaNames
+from sim.kafka.brokers import SimKafka
+from sim.kafka.control import SimControl
+from sim.kafka.line import KafkaLine
+from sim.kafka.producers import SimProducers
+
+
+class SimKafkaClient:
+    """One node's way to Kafka, as `KafkaPort` wants it."""
+
+    def __init__(
+        self, kafka: SimKafka, node: str, names: KafkaNames, wall_ms: Callable[[], int]
+    ) -> None:
+        """Sends nothing yet.
+
+        Args:
+            kafka: The brokers.
+            node: Whose client this is.
+            names: Of our topics and transactional ids.
+            wall_ms: The node's clock: records without a timestamp get it.
+        """
+        self._line = KafkaLine(kafka, node, names, wall_ms)
+
+    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+        """Makes sure that Kafka answers and can keep what we promise; creates our topics."""
+        kafka, names = self._line.kafka, self._line.names
+
+        def ensure() -> bool:
+            if has_wheels and not kafka.has(names.control):
+                return False
+            kafka.create(names.control, compacted=True)
+            kafka.create(names.outcomes)
+            kafka.create(names.dead)
+            return True
+
+        found = self._line.ask(ensure, CALL_S, brokers_us=kafka.faults.check_us)
+        if found is None:
+            raise KafkaAway("Kafka does not answer")
+        if not found:
+            raise Refusal(f"the control topic {names.control} is missing")
+        return ()
+
+    def producers(self) -> SimProducers:
+        """The producers of a new candidacy."""
+        return SimProducers(self._line)
+
+    def control(self) -> SimControl:
+        """A new reader of the control topic."""
+        return SimControl(self._line)

@@ -1,0 +1,259 @@
+"""Transactional producers on the simulated Kafka, as `ProducersPort` wants them.
+
+What is written is sent by the next flush, in one request. What a report means is looked up in
+`VERDICTS` when it is needed, so that a test may change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from zlib import crc32
+
+from delaywheel_replica.cleaner.kafka.producers import ABORT_MS
+from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Call, Verdict, answer_of
+from sim.kafka.brokers import Code
+from sim.kafka.faults import draw_us
+from sim.kafka.line import KafkaLine
+from sim.kafka.log import Partition
+from sim.machine.scheduler import US_PER_MS, US_PER_S
+
+INIT_RETRY_S = 0.5
+"""How long librdkafka waits before it asks again for an id whose markers are being written."""
+
+BUSY_RETRY_S = 0.02
+"""The same for a transaction that cannot begin yet."""
+
+
+class SimProducers:
+    """The producers of all transactional ids, as `ProducersPort` wants them."""
+
+    def __init__(self, line: KafkaLine) -> None:
+        self._line = line
+        self._producers: dict[int, SimProducer] = {}
+
+    def init(self, number: int, timeout_ms: int) -> Ended:
+        """Makes a new producer of this id, which fences the older ones."""
+        assert 0 <= number < IDS
+        name = self._line.names.leader_id(number)
+        producer = self._producers[number] = SimProducer(self._line, name)
+        return producer.init(timeout_ms)
+
+    def begin(self, number: int) -> None:
+        """Opens a transaction; a failure is told by `commit`."""
+        self._producers[number].begin()
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over, in order."""
+        return self._producers[number].write(records)
+
+    def write_own(self, number: int, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        self._producers[number].write_own(records)
+
+    def flush(self, number: int, timeout_ms: int) -> None:
+        """Waits until the brokers have what was written."""
+        self._producers[number].flush(timeout_ms)
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        return self._producers[number].commit(last, timeout_ms)
+
+    def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
+        """Looks topics up, as all producers would at the same time."""
+        kafka, names = self._line.kafka, list(topics)
+        found = self._line.ask(lambda: [kafka.has(name) for name in names], timeout_ms / 1000)
+        return found is not None
+
+    def destroy(self) -> None:
+        """Lets go of all producers; the brokers are told nothing."""
+        self._producers.clear()
+
+
+class SimProducer:
+    """One transactional id, from its init to its end; one transaction at a time."""
+
+    def __init__(self, line: KafkaLine, transactional_id: str) -> None:
+        self._line = line
+        self._id = transactional_id
+        self._epoch = -1
+        self._fatal: Ended | None = None
+        self._failed: Ended | None = None
+        self._queue: list[tuple[Partition, Record]] = []
+        self._added: set[Partition] = set()
+
+    def init(self, timeout_ms: int) -> Ended:
+        """Fences older producers of this id and ends their transactions."""
+        line = self._line
+        deadline_us = self._deadline_us(timeout_ms)
+        request = partial(line.kafka.init_producer, self._id)
+        while True:
+            faults = line.kafka.faults
+            answer = line.ask(
+                request,
+                self._left_s(deadline_us),
+                brokers_us=draw_us(line.random, faults.init_us),
+                lost_reply=faults.lost_init_reply,
+            )
+            code, epoch = answer or (Code.TIMED_OUT, -1)
+            if code is not Code.CONCURRENT:
+                self._epoch = epoch
+                return _ended(Call.INIT, code)
+            if not self._rest(INIT_RETRY_S, deadline_us):
+                return _ended(Call.INIT, Code.TIMED_OUT)
+
+    def begin(self) -> None:
+        """Opens a transaction."""
+        self._failed = self._fatal
+        if self._epoch < 0:
+            self._failed = _ended(Call.BEGIN, Code.NOT_READY)
+        self._queue = []  # what was sent keeps the old ones
+        self._added = set()
+
+    def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
+        """Hands records over; those that the client refuses are named."""
+        refused: list[RefusedRecord] = []
+        for index, record in enumerate(records):
+            if self._failed is not None:
+                break
+            reason = self._take(record)
+            if reason is not None:
+                refused.append(RefusedRecord(index, reason))
+        return refused
+
+    def write_own(self, records: Iterable[Record]) -> None:
+        """Hands over records without which the transaction must not be committed."""
+        for refused in self.write(records):
+            verdict = VERDICTS[Call.PRODUCE, answer_of(refused.reason)]
+            self._failed = Ended(verdict, refused.reason)
+
+    def flush(self, timeout_ms: int) -> bool:
+        """Waits for the brokers' answers to what was written; whether all came."""
+        if self._failed is None:
+            self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
+        return self._failed is None
+
+    def commit(self, last: Record, timeout_ms: int) -> Ended:
+        """Ends the transaction with `last` as its last record."""
+        self.flush(timeout_ms)
+        self.write_own([last])
+        ended = self._failed or self._commit(timeout_ms)
+        if ended.verdict is not Verdict.ABORT:
+            return ended
+        return Ended(self.abort().verdict, ended.cause)
+
+    def abort(self) -> Ended:
+        """Drops everything written."""
+        self._queue = []
+        return self._end(Call.ABORT, self._deadline_us(ABORT_MS))
+
+    def _take(self, record: Record) -> str | None:
+        """Queues one record; why not, if it alone is refused."""
+        line = self._line
+        refuse = line.kafka.faults.refuse
+        reason = None if refuse is None else refuse(record)
+        if reason is not None:
+            return reason
+        partitions = line.kafka.partitions(record.topic)
+        number = record.partition
+        if not partitions:
+            self._failed = _ended(Call.PRODUCE, Code.UNKNOWN_TOPIC, requires_abort=True)
+            return None
+        if number >= len(partitions):
+            return "_UNKNOWN_PARTITION"
+        if number < 0:
+            by_key = record.key is not None
+            number = crc32(record.key or b"") if by_key else line.random.getrandbits(16)
+        if record.timestamp_ms <= 0:
+            record = record._replace(timestamp_ms=line.wall_ms())
+        self._queue.append((partitions[number % len(partitions)], record))
+        return None
+
+    def _commit(self, timeout_ms: int) -> Ended:
+        deadline_us = self._deadline_us(timeout_ms)
+        return self._send_queue(Call.FLUSH, deadline_us) or self._end(Call.COMMIT, deadline_us)
+
+    def _send_queue(self, call: Call, deadline_us: int) -> Ended | None:
+        """Has the brokers take what was written; how the transaction ended, if they do not."""
+        line = self._line
+        while self._queue:
+            if line.chance(line.kafka.faults.refused_batch):
+                request: Callable[[], tuple[Code, int]] = _refused_batch
+            else:
+                request = partial(
+                    line.kafka.produce,
+                    self._id,
+                    self._epoch,
+                    line.node,
+                    self._queue,
+                    self._added,
+                )
+            code, taken = line.ask(request, self._left_s(deadline_us)) or (Code.TIMED_OUT, 0)
+            self._queue = self._queue[taken:]
+            if code is Code.CONCURRENT:
+                code = Code.OK if self._rest(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT
+            if code is Code.NO_ANSWER:
+                self._line.scheduler.sleep(max(0.0, self._left_s(deadline_us)))
+                code = Code.TIMED_OUT
+            if code is not Code.OK:
+                refused = code in _REFUSALS
+                return self._keep(_ended(call, code, requires_abort=refused))
+        return None
+
+    def _end(self, call: Call, deadline_us: int) -> Ended:
+        """Sends an EndTxn, if the brokers know of the transaction."""
+        if not self._added:
+            return _ended(call, Code.OK)
+        line, faults = self._line, self._line.kafka.faults
+        commit = call is Call.COMMIT
+        request = partial(line.kafka.end_transaction, self._id, self._epoch, commit=commit)
+        retried = line.chance(faults.retried_end)
+        if retried:
+            line.send_copy(request, draw_us(line.random, faults.late_us))
+        late = line.chance(faults.late_end)
+        while True:
+            code = line.ask(
+                request,
+                self._left_s(deadline_us),
+                late_us=draw_us(line.random, faults.late_us) if late else 0,
+                brokers_us=draw_us(line.random, faults.commit_us),
+                lost_reply=faults.lost_end_reply,
+            )
+            code = code or Code.TIMED_OUT
+            if code is not Code.CONCURRENT:
+                return self._keep(_ended(call, code, retried=retried))
+            if not self._rest(BUSY_RETRY_S, deadline_us):
+                return _ended(call, Code.TIMED_OUT)
+
+    def _keep(self, ended: Ended) -> Ended:
+        """Remembers that this producer is fenced for good."""
+        if ended.cause is not None and ended.cause.startswith(Code.FENCED):
+            self._fatal = ended
+        return ended
+
+    def _deadline_us(self, timeout_ms: int) -> int:
+        return self._line.scheduler.now_us + timeout_ms * US_PER_MS
+
+    def _left_s(self, deadline_us: int) -> float:
+        return (deadline_us - self._line.scheduler.now_us) / US_PER_S
+
+    def _rest(self, seconds: float, deadline_us: int) -> bool:
+        """Waits before something is asked again; False: no time was left for that."""
+        left_s = self._left_s(deadline_us)
+        self._line.scheduler.sleep(max(0.0, min(seconds, left_s)))
+        return left_s > seconds
+
+
+_REFUSALS = (Code.REFUSED, Code.INVALID_STATE, Code.DENIED, Code.UNKNOWN_TOPIC)
+
+
+def _refused_batch() -> tuple[Code, int]:
+    return Code.REFUSED, 0
+
+
+def _ended(call: Call, code: Code, *, requires_abort: bool = False, retried: bool = False) -> Ended:
+    name = None if code is Code.OK else code.value
+    answer = answer_of(name, requires_abort=requires_abort, retried=retried)
+    cause = f"{code.value}: {call.value}" if name or retried else None
+    return Ended(VERDICTS[call, answer], cause)

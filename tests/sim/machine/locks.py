@@ -1,0 +1,58 @@
+"""Locks of the code under test, for tasks instead of threads.
+
+A real lock that one task holds while it waits would stop all others with it: they share a thread.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from sim.machine.scheduler import Scheduler, Signal, SimulationError
+
+
+class SimLock:
+    """As `threading.Lock`.
+
+    An event of the hub waits for nothing. One that comes upon a held lock is a thread that must
+    never wait for a disk, and would: that is a finding.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._held = False
+        self._freed: Signal | None = None
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Waits until nobody holds it."""
+        while self._held:
+            if not blocking:
+                return False
+            if self._scheduler.current is None:
+                raise SimulationError("what must not wait comes upon a lock that is held")
+            self._freed = self._freed or Signal(self._scheduler)
+            self._freed.clear()
+            if not self._freed.wait(None if timeout < 0 else timeout):
+                return False
+        self._held = True
+        return True
+
+    def release(self) -> None:
+        """Lets the next one have it."""
+        self._held = False
+        if self._freed is not None:
+            self._freed.set()
+
+    def locked(self) -> bool:
+        """Whether somebody holds it."""
+        return self._held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

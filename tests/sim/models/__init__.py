@@ -1,0 +1,1 @@
+"""Exhaustive models of a few nodes, which call the real decision functions."""

@@ -1,0 +1,85 @@
+"""The exhaustive models and their sizes: those of the tests, and the larger ones for a longer look.
+
+Each size is gone through whole; `scripts/sim --models` does all of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sim.models.model import Explored, explore
+from sim.models.office import OfficeModel
+from sim.models.office import State as OfficeState
+from sim.models.wheel import State as WheelState
+from sim.models.wheel import WheelModel
+
+WHEELS = [
+    *[WheelModel(nodes, w) for nodes in (1, 2) for w in range(1, nodes + 1)],
+    *[WheelModel(2, w, frames=2, crashes=1) for w in (1, 2)],
+    *[WheelModel(3, w, crashes=1) for w in (1, 2, 3)],
+    *[WheelModel(3, w, replacements=0) for w in (1, 2, 3)],
+    *[WheelModel(3, w, frames=2, crashes=1, replacements=0) for w in (1, 2, 3)],
+    *[WheelModel(4, w, crashes=1, replacements=0) for w in (1, 2, 3, 4)],
+    *[WheelModel(4, w, crashes=0) for w in (1, 2, 3, 4)],
+]
+LARGER_WHEELS = [
+    *[WheelModel(2, w, frames=2) for w in (1, 2)],
+    *[WheelModel(3, w) for w in (1, 2, 3)],
+    WheelModel(3, 2, frames=2, replacements=0),
+    *[WheelModel(4, w, crashes=1) for w in (1, 2, 3, 4)],
+    *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
+]
+OFFICES = [
+    OfficeModel(candidacies=2, late=3),
+    OfficeModel(candidacies=3, late=0),
+    OfficeModel(candidacies=3, transactions=2, late=1),
+]
+LARGER_OFFICES = [OfficeModel(candidacies=3)]
+ALL: list[WheelModel | OfficeModel] = [*WHEELS, *OFFICES, *LARGER_WHEELS, *LARGER_OFFICES]
+WHEEL_STATES, OFFICE_STATES = 1_000_000, 2_000_000
+"""More than these at most is a model that has grown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A model that was gone through.
+
+    Attributes:
+        name: its kind and size.
+        found: what was found.
+        took_s: how long that took.
+    """
+
+    name: str
+    found: Explored[WheelState] | Explored[OfficeState]
+    took_s: float
+
+
+def exhausted(model: WheelModel | OfficeModel) -> Exhausted:
+    """Every state of a model, until one is wrong."""
+    began = time.monotonic()
+    found: Explored[WheelState] | Explored[OfficeState]
+    if isinstance(model, WheelModel):
+        found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
+    else:
+        found = explore(model.start, model.moves, model.wrong, at_most=OFFICE_STATES)
+    return Exhausted(name_of(model), found, time.monotonic() - began)
+
+
+def exhaust(models: Sequence[WheelModel | OfficeModel], *, jobs: int) -> Iterator[Exhausted]:
+    """Goes through models on several processes; tells of each when it is done."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(exhausted, models)
+
+
+def name_of(model: WheelModel | OfficeModel) -> str:
+    """The kind and the size of a model."""
+    if isinstance(model, OfficeModel):
+        return str(model)
+    return (
+        f"N={model.nodes} W={model.min_insync} frames={model.frames}"
+        f" crashes={model.crashes} replacements={model.replacements}"
+    )

@@ -1,0 +1,444 @@
+"""One wheel, a few members and everything that can befall them: is what is acknowledged closed in?
+
+The origin writes frames 1 to F. Members take them one after another from anyone who holds them,
+promise a fence, lose what they like in a crash of their operating system, are replaced by an empty
+disk. Leaders come and go: a leader is nobody here, closing is decided by whatever one of all the
+answers ever given by each member happens to be known to it. What decides is the real code
+(`closing`, `high_watermark`, `ControlState`); the rest is a few lines for each move.
+
+Messages are never lost, late or doubled as such: what a receiver could make of a message at any
+time, it makes at once where more known is always worse (an acknowledgement, a complete member),
+and remains known for ever where an old message is worse than a new one (the answers to fences).
+
+What could be wrong with a state:
+
+- a frame was acknowledged, the wheel is closed before it, and a member held it at the close;
+- a frame was forwarded beyond the end;
+- a second close counts.
+
+`RULES` are the rules that the members keep. With any of them broken the model finds a way to lose
+a frame: that is what each of them is for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import combinations, product
+from typing import NamedTuple
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.closing import AnswersWanted, closing
+from delaywheel_replica.core.leader.holders import takeable
+from delaywheel_replica.core.protocol.control import (
+    ControlState,
+    NodeRecord,
+    WheelRecord,
+    wheel_record,
+)
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.quorum import high_watermark
+from support.core.values import beat, wheel_beat
+
+WHEEL = WheelId("a", 1)
+NODES = ("a", "b", "c", "d", "e")
+FIRST, SECOND = "first disk", "second disk"
+OPEN = -1
+UNKNOWN = -1
+
+RULES = frozenset(
+    {
+        "fenced members take no more",
+        "promises outlive crashes",
+        "who fences itself stops",
+        "a fill is committed before it is told",
+        "a crash makes incomplete",
+        "complete again by what the origin has written",
+        "answers of an earlier boot do not count",
+        "replaced members do not count",
+    }
+)
+
+
+class Answer(NamedTuple):
+    """What a member once answered to the fence."""
+
+    applied: int
+    is_complete: bool
+    is_replaced: bool
+
+
+class Member(NamedTuple):
+    """A node, and what the origin knows of it.
+
+    Attributes:
+        applied: it holds frames 1 to this.
+        told: the origin knows, by an answer of the boot that it knows of.
+        boot_known: the origin has heard of its present boot.
+        end_told: what the origin had written when it had heard of the present boot; or UNKNOWN.
+        is_complete: it holds all that it ever acknowledged, as far as it knows.
+        is_fenced: it has promised.
+        is_replaced: it runs on another disk than the one registered.
+        answers: to the fence, all of them, in order.
+    """
+
+    applied: int = 0
+    told: int = 0
+    boot_known: bool = True
+    end_told: int = UNKNOWN
+    is_complete: bool = True
+    is_fenced: bool = False
+    is_replaced: bool = False
+    answers: tuple[Answer, ...] = ()
+
+
+class State(NamedTuple):
+    """The wheel; the origin is the first member.
+
+    Attributes:
+        members: in order, but for the origin: they are all alike.
+        is_open: the origin writes it.
+        written: the last seq.
+        acknowledged: the greatest seq.
+        taken: V.
+        fill: the greatest one that was ever told.
+        end: T, or OPEN.
+        end_moved: a second close counted.
+        is_thin: a frame was acknowledged that fewer than W held, as the origin could know.
+        held_at_end: what registered members held at the close; all that is to come, while the
+            origin still writes.
+        crashes: that are still to come.
+        replacements: that are still to come.
+    """
+
+    members: tuple[Member, ...]
+    is_open: bool = True
+    written: int = 0
+    acknowledged: int = 0
+    is_thin: bool = False
+    taken: int = 0
+    fill: int = 0
+    end: int = OPEN
+    end_moved: bool = False
+    held_at_end: int = 0
+    crashes: int = 0
+    replacements: int = 0
+
+
+@dataclass(frozen=True)
+class WheelModel:
+    """The model of one size.
+
+    Attributes:
+        nodes: N.
+        min_insync: W.
+        frames: how many the origin writes at most.
+        crashes: how many operating systems crash at most.
+        replacements: how many nodes get an empty disk at most.
+        rules: those that hold.
+    """
+
+    nodes: int
+    min_insync: int
+    frames: int = 1
+    crashes: int = 2
+    replacements: int = 1
+    rules: frozenset[str] = field(default=RULES)
+
+    @property
+    def start(self) -> State:
+        """Nothing is written yet."""
+        return State(
+            members=(Member(),) * self.nodes,
+            crashes=self.crashes,
+            replacements=self.replacements,
+        )
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+        """Everything that may happen next."""
+        if self._may_forward(state):
+            yield f"{state.taken + 1} is forwarded", state._replace(taken=state.taken + 1)
+        if state.end != OPEN and not state.is_open:
+            return
+        if state.is_open:
+            yield from self._moves_of_origin(state)
+        for index in range(self.nodes):
+            yield from self._moves_of_member(state, index)
+        if state.end == OPEN:
+            for fill in self._ends(state):
+                if fill > state.fill:
+                    yield f"filled up to {fill}", self._settled(state._replace(fill=fill))
+            yield from self._closed(state)
+
+    def _moves_of_origin(self, state: State) -> Iterator[tuple[str, State]]:
+        if state.written < self.frames:
+            seq = state.written + 1
+            origin = state.members[0]._replace(applied=seq)
+            yield f"a writes {seq}", self._with(state._replace(written=seq), 0, origin)
+        for index, member in enumerate(state.members):
+            if not member.boot_known:
+                yield f"a hears the new boot of {NODES[index]}", self._heard(state, index)
+        yield "a restarts", self._settled(state._replace(is_open=False))
+
+    def _moves_of_member(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        name, member = NODES[index], state.members[index]
+        if self._may_take(state, index):
+            taken = member._replace(applied=member.applied + 1)
+            yield f"{name} takes {taken.applied}", self._with(state, index, taken)
+        if not member.is_fenced:
+            yield f"{name} promises", self._promised(state, index)
+        if state.crashes:
+            for left in range(member.applied + 1):
+                yield f"{name} crashes, {left} left", self._crashed(state, index, left)
+        if state.replacements:
+            yield f"{name} is replaced", self._replaced(state, index)
+
+    def wrong(self, state: State) -> str | None:
+        """What is wrong with a state."""
+        if state.is_thin:
+            return f"{state.acknowledged} is acknowledged, too few hold it"
+        if state.end == OPEN:
+            return None
+        if min(state.acknowledged, state.held_at_end) > state.end:
+            return f"{state.acknowledged} is acknowledged, the end is {state.end}"
+        if state.taken > state.end:
+            return f"{state.taken} is forwarded, the end is {state.end}"
+        return "the end has moved" if state.end_moved else None
+
+    def _holds(self, rule: str) -> bool:
+        assert rule in RULES
+        return rule in self.rules
+
+    def _may_take(self, state: State, index: int) -> bool:
+        member = state.members[index]
+        seq = member.applied + 1
+        if (index == 0 and state.is_open) or all(m.applied < seq for m in state.members):
+            return False
+        if member.is_replaced and self._holds("replaced members do not count"):
+            return False
+        if not member.is_fenced or not self._holds("fenced members take no more"):
+            return True
+        return seq <= max(state.fill, state.end)
+
+    def _promised(self, state: State, index: int) -> State:
+        if index == 0 and self._holds("who fences itself stops"):
+            state = state._replace(is_open=False)
+        return self._with(state, index, state.members[index]._replace(is_fenced=True))
+
+    def _heard(self, state: State, index: int) -> State:
+        """From now on only answers of this boot count: none is known yet."""
+        member = state.members[index]._replace(boot_known=True, end_told=state.written)
+        if self._holds("answers of an earlier boot do not count"):
+            member = member._replace(told=0)
+        return self._with(state, index, member)
+
+    def _crashed(self, state: State, index: int, left: int) -> State:
+        """An operating system crashed: a tail of what was written is gone."""
+        member = state.members[index]
+        crashed = member._replace(
+            applied=left,
+            boot_known=False,
+            end_told=UNKNOWN,
+            is_complete=not self._holds("a crash makes incomplete"),
+            is_fenced=member.is_fenced and self._holds("promises outlive crashes"),
+        )
+        still_open = state.is_open and index != 0
+        state = state._replace(crashes=state.crashes - 1, is_open=still_open)
+        return self._with(state, index, crashed)
+
+    def _replaced(self, state: State, index: int) -> State:
+        """A new disk knows of nothing, of no promise either."""
+        told, answers = state.members[index].told, state.members[index].answers
+        member = Member(told=told, boot_known=False, is_replaced=True, answers=answers)
+        still_open = state.is_open and index != 0
+        state = state._replace(replacements=state.replacements - 1, is_open=still_open)
+        return self._with(state, index, member)
+
+    def _may_forward(self, state: State) -> bool:
+        """Whether any node could take the next frame as the leader."""
+        applied = tuple(member.applied for member in state.members)
+        replaced = tuple(member.is_replaced for member in state.members)
+        limit = takeable_by_any(applied, replaced, self.min_insync, state.acknowledged, state.end)
+        return state.taken < limit
+
+    def _closed(self, state: State) -> Iterator[tuple[str, State]]:
+        """By any leader, at any end that it may find; then another one does it again."""
+        held = max((m.applied for m in state.members if not m.is_replaced), default=0)
+        ends = self._ends(state)
+        for first, second in product(sorted(ends), repeat=2):
+            end = committed_end(first, second)
+            closed = state._replace(
+                end=end,
+                end_moved=end != first,
+                held_at_end=self.frames if state.is_open else held,
+            )
+            yield f"closed at {first}, and again at {second}", self._settled(closed)
+
+    def _with(self, state: State, index: int, member: Member) -> State:
+        members = (*state.members[:index], member, *state.members[index + 1 :])
+        return self._settled(state._replace(members=members))
+
+    def _settled(self, state: State) -> State:
+        """What may be known is known, what no longer matters is forgotten."""
+        members = [self._told(state, index) for index in range(self.nodes)]
+        if state.is_open:
+            acknowledged = max(state.acknowledged, self._acknowledged(members))
+            is_thin = state.is_thin or any(
+                self._holders(members, seq) < self.min_insync
+                for seq in range(state.acknowledged + 1, acknowledged + 1)
+            )
+            state = state._replace(acknowledged=acknowledged, is_thin=is_thin)
+        members = [self._completed(member, state.acknowledged) for member in members]
+        if state.end != OPEN:
+            members = [
+                member._replace(answers=(), is_complete=True, end_told=UNKNOWN)
+                for member in members
+            ]
+            state = state._replace(fill=0, crashes=0, replacements=0)
+        members[1:] = sorted(members[1:])
+        return state._replace(members=tuple(members))
+
+    def _told(self, state: State, index: int) -> Member:
+        """The member's answer to the origin, which counts what it may count."""
+        member = state.members[index]
+        if not state.is_open:
+            return member._replace(told=0, boot_known=False)
+        if index == 0:
+            return member._replace(told=state.written)
+        strange = member.is_replaced and self._holds("replaced members do not count")
+        if strange:
+            return member._replace(boot_known=True)
+        if not member.boot_known or member.told >= member.applied:
+            return member
+        return member._replace(told=member.applied)
+
+    def _completed(self, member: Member, acknowledged: int) -> Member:
+        """Complete again, and the answer to the fence, if it has promised."""
+        end = acknowledged
+        if self._holds("complete again by what the origin has written"):
+            end = member.end_told
+        is_complete = member.is_complete or (end != UNKNOWN and member.applied >= end)
+        answers = member.answers
+        if member.is_fenced:
+            answer = Answer(member.applied, is_complete, member.is_replaced)
+            if answer not in answers:
+                answers = tuple(sorted({*answers, answer}))
+        if is_complete == member.is_complete and answers is member.answers:
+            return member
+        return member._replace(is_complete=is_complete, answers=answers)
+
+    def _acknowledged(self, members: Sequence[Member]) -> int:
+        told = tuple(member.told for member in members)
+        return acknowledged_by(told, self.min_insync)
+
+    def _holders(self, members: Sequence[Member], seq: int) -> int:
+        """Who holds it; a loss of which the origin could not have heard does not count."""
+        return sum(
+            member.applied >= seq
+            or (member.told >= seq and (member.is_replaced or not member.boot_known))
+            for member in members
+        )
+
+    def _ends(self, state: State) -> frozenset[int]:
+        """Where it may be closed now: not below V, nor below a fill that is committed."""
+        fill = state.fill if self._holds("a fill is committed before it is told") else 0
+        answers = tuple(member.answers for member in state.members)
+        replaced = tuple(member.is_replaced for member in state.members)
+        return ends(answers, replaced, self.min_insync, state.taken, fill)
+
+
+@cache
+def acknowledged_by(told: tuple[int, ...], min_insync: int) -> int:
+    """The greatest high watermark of any in-sync set that the origin is in."""
+    applied = dict(zip(NODES, told, strict=False))
+    others = list(applied)[1:]
+    in_sync = [set(chosen) for n in range(len(applied)) for chosen in combinations(others, n)]
+    return max(high_watermark(applied, {"a", *chosen}, min_insync) or 0 for chosen in in_sync)
+
+
+@cache
+def takeable_by_any(
+    applied: tuple[int, ...],
+    replaced: tuple[bool, ...],
+    min_insync: int,
+    acknowledged: int,
+    end: int,
+) -> int:
+    """Up to where one of the nodes may take the wheel, if it leads and has heard from all."""
+    nodes = NODES[: len(applied)]
+    beats = {
+        node: _beat(node, SECOND if new else FIRST, held, acknowledged)
+        for node, held, new in zip(nodes, applied, replaced, strict=True)
+    }
+    record = WheelRecord(
+        dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, closed_at=None if end == OPEN else end
+    )
+    state = ControlState(wheels={WHEEL: record})
+    return max(takeable(state, own, beats)[WHEEL] for own in beats.values())
+
+
+def _beat(node: str, storage: str, applied: int, high_watermark: int) -> Beat:
+    told = replace(wheel_beat(applied), high_watermark=high_watermark)
+    return beat(node, storage=storage, wheels={WHEEL: told})
+
+
+@cache
+def ends(
+    answers: tuple[tuple[Answer, ...], ...],
+    replaced: tuple[bool, ...],
+    min_insync: int,
+    taken: int,
+    fill: int,
+) -> frozenset[int]:
+    """Every end at which a leader may close that has heard some of these answers.
+
+    That a node was replaced may be committed already, or not. That W members hold everything up
+    to the end is taken for granted: whether they do was perhaps told before a crash.
+    """
+    nodes = NODES[: len(answers)]
+    record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
+    everyone = {node: _beat(node, FIRST, 99, 0) for node in nodes}
+    found = set()
+    for committed in product(*[(False, True) if again else (False,) for again in replaced]):
+        known = {
+            node: NodeRecord(SECOND if new else FIRST, WHEEL.number)
+            for node, new in zip(nodes, committed, strict=True)
+        }
+        state = ControlState(nodes=known, wheels={WHEEL: record})
+        for heard in product(*[(None, *of_member) for of_member in answers]):
+            told = [
+                fence_answer(node, answer)
+                for node, answer in zip(nodes, heard, strict=True)
+                if answer is not None
+            ]
+            result = closing(WHEEL, state, told, everyone, taken=taken)
+            if not isinstance(result, AnswersWanted):
+                found.add(result.final_seq)
+    return frozenset(found)
+
+
+def fence_answer(node: str, answer: Answer) -> FenceAnswer:
+    return FenceAnswer(
+        node=node,
+        storage=SECOND if answer.is_replaced else FIRST,
+        fence=Fence(WHEEL.node, WHEEL.number),
+        applied={WHEEL: answer.applied} if answer.applied else {},
+        incomplete=frozenset() if answer.is_complete else frozenset({WHEEL}),
+    )
+
+
+def forget() -> None:
+    """Decisions are remembered; to be called when the code that decides was exchanged."""
+    for decision in (acknowledged_by, takeable_by_any, ends, committed_end):
+        decision.cache_clear()
+
+
+@cache
+def committed_end(first: int, second: int) -> int:
+    """Where the wheel ends when one leader commits an end, and later another one another."""
+    record = WheelRecord({"a": "first"}, 1, seal_slot=0)
+    state = ControlState()
+    for end in (first, second):
+        state = state.apply_all([wheel_record(WHEEL, replace(record, closed_at=end))])
+    closed_at = state.wheels[WHEEL].closed_at
+    assert closed_at is not None
+    return closed_at

@@ -1,0 +1,27 @@
+"""Deliberate errors of the protocol: ``scripts/sim --mutants`` has to find every one.
+
+An error that no seed finds is a check that is missing, or a fault that never happens.
+"""
+
+from __future__ import annotations
+
+from sim.mutants.clocks import CLOCKS
+from sim.mutants.closing import CLOSING
+from sim.mutants.forwarding import FORWARDING
+from sim.mutants.member import MEMBER
+from sim.mutants.mutant import Mutant
+from sim.mutants.office import OFFICE
+from sim.mutants.topics import TOPICS
+from sim.mutants.verifying import VERIFYING
+from sim.mutants.wheel import WHEEL
+
+MUTANTS: dict[str, Mutant] = {
+    **CLOCKS,
+    **CLOSING,
+    **FORWARDING,
+    **MEMBER,
+    **OFFICE,
+    **TOPICS,
+    **VERIFYING,
+    **WHEEL,
+}

@@ -1,0 +1,184 @@
+"""Errors of fencing, recovering and closing, as far as the leader decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader import closing
+from delaywheel_replica.core.leader.closing import Close, Closing, HoldersWanted
+from delaywheel_replica.core.protocol import control
+from delaywheel_replica.core.protocol.control import ControlRecord, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.frames import FrameRange
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.quorum import required_answers
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+
+
+def least_answer() -> list[Patch]:
+    real = closing.closing
+
+    def at_the_least(
+        wheel: WheelId,
+        state: ControlState,
+        answers: Collection[FenceAnswer],
+        beats: Mapping[str, Beat],
+        *,
+        taken: int,
+    ) -> Closing:
+        least = min((a.applied.get(wheel, 0) for a in answers if a.covers(wheel)), default=0)
+        cut = [replace(a, applied={**a.applied, wheel: least}) for a in answers]
+        return real(wheel, state, cut, beats, taken=taken)
+
+    return [everywhere(real, at_the_least)]
+
+
+def too_few_answers() -> list[Patch]:
+    def one_less(record: WheelRecord) -> int:
+        return max(1, required_answers(len(record.members), record.min_insync) - 1)
+
+    return [instead(WheelRecord, "required_answers", property(one_less))]
+
+
+def incomplete_members_count() -> list[Patch]:
+    return [instead(FenceAnswer, "is_complete", lambda _self, _wheel: True)]
+
+
+def replaced_members_count() -> list[Patch]:
+    real = closing.closing
+
+    def with_all(
+        wheel: WheelId,
+        state: ControlState,
+        answers: Collection[FenceAnswer],
+        *rest: Any,
+        taken: int,
+    ) -> Closing:
+        members = state.wheels[wheel].members
+        counted = [replace(a, storage=members.get(a.node, a.storage)) for a in answers]
+        return real(wheel, replace(state, nodes={}), counted, *rest, taken=taken)
+
+    return [everywhere(real, with_all)]
+
+
+def fills_before_they_are_committed() -> list[Patch]:
+    told: dict[WheelId, int] = {}
+
+    def wanted(
+        _state: ControlState, results: Mapping[WheelId, Closing]
+    ) -> dict[WheelId, WheelRecord]:
+        told.clear()
+        told.update((w, r.final_seq) for w, r in results.items() if isinstance(r, HoldersWanted))
+        return {}
+
+    return [
+        everywhere(closing.fills_wanted, wanted),
+        everywhere(closing.fills_told, lambda _state: dict(told)),
+    ]
+
+
+def closes_what_too_few_hold() -> list[Patch]:
+    real = closing.closing
+
+    def at_once(*args: Any, taken: int) -> Closing:
+        result = real(*args, taken=taken)
+        return Close(result.final_seq) if isinstance(result, HoldersWanted) else result
+
+    return [everywhere(real, at_once)]
+
+
+def closes_what_is_named() -> list[Patch]:
+    def is_left(state: ControlState, _wheel: WheelId, beat: Beat | None) -> bool:
+        return beat is not None and closing.is_registered(state, beat)
+
+    return [instead(closing, "_is_left", is_left)]
+
+
+def end_before_v() -> list[Patch]:
+    real = closing.closing
+
+    def of_answers_alone(*args: Any, taken: int) -> Closing:
+        del taken
+        return real(*args, taken=0)
+
+    return [everywhere(real, of_answers_alone)]
+
+
+def records_a_range_too_long() -> list[Patch]:
+    real = control.lost_record
+    return [everywhere(real, lambda lost: real(lost._replace(last_seq=lost.last_seq + 1)))]
+
+
+def records_a_range_too_short() -> list[Patch]:
+    real = control.lost_record
+
+    def without_the_last(lost: FrameRange) -> ControlRecord:
+        return real(lost._replace(last_seq=max(lost.first_seq, lost.last_seq - 1)))
+
+    return [everywhere(real, without_the_last)]
+
+
+CLOSING = {
+    "recovers to the least answer": Mutant(
+        "T is the least of the answers",
+        least_answer,
+        "is closed at",
+        ("left_behind",),
+    ),
+    "one answer too few": Mutant(
+        "R - 1 members are enough to find the end",
+        too_few_answers,
+        "is closed at",
+        ("left_behind",),
+    ),
+    "an incomplete member counts": Mutant(
+        "what a member may have lost in a crash is not asked for",
+        incomplete_members_count,
+        "is closed at",
+        ("crash_behind",),
+    ),
+    "a replaced member counts for closing": Mutant(
+        "a member with an empty disk answers like any other",
+        replaced_members_count,
+        "is closed at",
+        ("wiped_behind",),
+    ),
+    "fills are told before they are committed": Mutant(
+        "members may fetch up to an end that another leader does not know of",
+        fills_before_they_are_committed,
+        "is closed at|acknowledges",
+        ("told_fill",),
+    ),
+    "closes what too few hold": Mutant(
+        "T is committed although fewer than W members hold everything up to it",
+        closes_what_too_few_hold,
+        "alone ever held",
+        ("last_frames",),
+    ),
+    "closes a wheel that is named": Mutant(
+        "open wheel and spare count as left although their node's beat names them",
+        closes_what_is_named,
+        "nothing was done",
+        ("first_leader",),
+    ),
+    "an end before V": Mutant(
+        "T does not take account of what was forwarded",
+        end_before_v,
+        "taken were",
+        ("lone",),
+    ),
+    "a lost range is one too long": Mutant(
+        "the frame behind those that are lost is recorded with them",
+        records_a_range_too_long,
+        "is above m|was never delivered|committed to be lost|not drained",
+        ("torn_behind_a_loss",),
+    ),
+    "a lost range is one too short": Mutant(
+        "the last of several lost frames is not recorded",
+        records_a_range_too_short,
+        "told as lost twice|not drained",
+        ("nobody_left",),
+    ),
+}

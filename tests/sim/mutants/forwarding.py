@@ -1,0 +1,261 @@
+"""Errors of forwarding: what is taken, what is left out, what may be deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.due.rows import Records
+from delaywheel_replica.cleaner.due.seconds import Bounds, Second
+from delaywheel_replica.cleaner.due.steps import Draft
+from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.leader import cancel as cancelling
+from delaywheel_replica.core.leader import floor
+from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
+from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
+from delaywheel_replica.core.protocol import seal
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.seal import Seal
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+
+Rows = NDArray[np.intp]
+
+
+def no_dedup() -> list[Patch]:
+    return [instead(Second, "_originals", lambda _self, rows, _bounds: rows)]
+
+
+def dedup_among_new_ones() -> list[Patch]:
+    real = Second._originals
+
+    def originals(self: Second, rows: Rows, bounds: Bounds) -> Rows:
+        found = real(self, rows, bounds)
+        records = self.records(found)
+        done = records["due_ms"] <= bounds.due_ms
+        done &= records["seq"] <= bounds.seqs_before[records["wheel"]]
+        return np.where(done, rows, found)
+
+    return [instead(Second, "_originals", originals)]
+
+
+def cancels_beyond_v() -> list[Patch]:
+    real = Second._cancelled
+
+    def cancelled(self: Second, records: Records, bounds: Bounds) -> Rows:
+        everything = np.full_like(bounds.seqs_after, np.iinfo(np.int64).max)
+        return real(self, records, replace(bounds, seqs_after=everything))
+
+    return [instead(Second, "_cancelled", cancelled)]
+
+
+def position_as_a_count() -> list[Patch]:
+    """The count goes where the row was; wheel and seq stay those of the first message."""
+    split, due = Draft._split, Second.due
+
+    def split_by_count(self: Draft, records: Records, end: int) -> None:
+        split(self, records, end)
+        before, place = self._before.position, self._position
+        assert place is not None
+        done = 0 if before is None else before.row
+        self._position = Position(place.wheel if before is None else before.wheel, 1, done + end)
+
+    def due_beyond_count(
+        self: Second, after_ms: int, position: Position | None, upto_ms: int, limit: int
+    ) -> Rows:
+        done = 0 if position is None else position.row
+        return due(self, after_ms, None, upto_ms, limit + done)[done:]
+
+    return [instead(Draft, "_split", split_by_count), instead(Second, "due", due_beyond_count)]
+
+
+def takes_before_it_holds_v() -> list[Patch]:
+    def may_move(self: DueReader, now_ms: int) -> bool:
+        return now_ms >= self._progress.due_ms
+
+    return [
+        instead(DueReader, "_may_move", may_move),
+        instead(Election, "_may_forward", lambda _self, _tick: True),
+    ]
+
+
+def takes_what_is_not_due() -> list[Patch]:
+    real = DueReader.next_step
+
+    def next_step(self: DueReader, now_ms: int, *caps: int) -> selection.Step:
+        return real(self, now_ms + 50, *caps)
+
+    return [instead(DueReader, "next_step", next_step)]
+
+
+def not_found_without_asking() -> list[Patch]:
+    return [everywhere(cancelling.others_to_ask, lambda _: 0)]
+
+
+def finished_is_not_found() -> list[Patch]:
+    real = cancelling.before_writing
+
+    def before_writing(view: CancelView) -> CancelDecision:
+        progress = None if view.progress is None else replace(view.progress, floor=0)
+        return real(replace(view, progress=progress))
+
+    return [everywhere(real, before_writing)]
+
+
+def cancelled_before_the_commit() -> list[Patch]:
+    real = cancelling.after_writing
+
+    def after_writing(view: CancelView) -> CancelDecision:
+        decision = real(view)
+        return CancelDecision.CANCELLED if decision is CancelDecision.WAIT else decision
+
+    return [everywhere(real, after_writing)]
+
+
+def floor_ignores_spares() -> list[Patch]:
+    real = floor.floor_after
+
+    def floor_after(view: FloorView, watch: FloorWatch, **window: Any) -> int:
+        begun = {
+            wheel: record
+            for wheel, record in view.wheels.items()
+            if view.progress.seq(wheel) or view.told.get(wheel, Seal(0, 0)).seq
+        }
+        return real(replace(view, wheels=begun), watch, **window)
+
+    return [everywhere(real, floor_after)]
+
+
+def floor_ignores_seals() -> list[Patch]:
+    real = floor.floor_after
+
+    def floor_after(view: FloorView, watch: FloorWatch, **window: Any) -> int:
+        return real(replace(view, wheels={}), watch, **window)
+
+    return [everywhere(real, floor_after)]
+
+
+def floor_ignores_the_late_window() -> list[Patch]:
+    real = floor.floor_after
+
+    def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> int:
+        del late_window_s
+        return real(replace(view, wheels={}), watch, late_window_s=0)
+
+    return [everywhere(real, floor_after)]
+
+
+def floor_ignores_what_is_not_taken() -> list[Patch]:
+    return [everywhere(floor.passed_seq, lambda view, wheel: view.told.get(wheel, Seal(0, 99)).seq)]
+
+
+def seal_by_the_own_clock() -> list[Patch]:
+    real = seal.next_seal
+
+    def next_seal(before: Seal, *, own_clock_ms: int, **others: Any) -> Seal:
+        others["leader_clock_ms"] = own_clock_ms
+        return real(before, own_clock_ms=own_clock_ms, **others)
+
+    return [everywhere(real, next_seal)]
+
+
+def unregisters_what_is_above_the_floor() -> list[Patch]:
+    return [everywhere(floor.wholly_below, lambda *_: True)]
+
+
+FORWARDING = {
+    "dedup is off": Mutant(
+        "equal messages are not looked for at all",
+        no_dedup,
+        "delivered twice",
+        ("answers",),
+    ),
+    "dedup does not look at older frames": Mutant(
+        "a late frame is compared with frames that come with it, not with those done before",
+        dedup_among_new_ones,
+        "delivered twice",
+        ("answers", "churn"),
+    ),
+    "a cancel counts beyond V": Mutant(
+        "a message is left out for a cancel that progress does not take account of",
+        cancels_beyond_v,
+        "told to be delivered and is not|not finished|pending",
+        ("late_cancel",),
+    ),
+    "position p is a count": Mutant(
+        "within one millisecond it is kept how many messages are done, not which",
+        position_as_a_count,
+        "delivered twice|progress is ahead|never delivered",
+        ("one_millisecond",),
+    ),
+    "takes before it holds V": Mutant(
+        "a new leader forwards although it lacks frames that are done",
+        takes_before_it_holds_v,
+        "delivered twice|early|goes back",
+        ("new_leader",),
+    ),
+    "takes what is not due": Mutant(
+        "a leader forwards 50 ms ahead of its clock",
+        takes_what_is_not_due,
+        "forwards what is due",
+        ("calm",),
+    ),
+    "not found without asking": Mutant(
+        "what others have acknowledged since their last beats is told not to be found",
+        not_found_without_asking,
+        "told not to be found",
+        ("unheard_of",),
+    ),
+    "what is finished is not found": Mutant(
+        "a message whose second is deleted is told never to have been accepted",
+        finished_is_not_found,
+        "told not to be found",
+        ("long_done",),
+    ),
+    "cancelled is answered before the commit": Mutant(
+        "a cancel frame that is written counts as a cancel that is done",
+        cancelled_before_the_commit,
+        "after it was (cancelled|delivered)",
+        ("slow_cancel",),
+    ),
+    "the floor ignores spares": Mutant(
+        "wheels that nothing was written to yet do not hold the floor back",
+        floor_ignores_spares,
+        "is above|below|let through",
+        ("deaf_spare",),
+    ),
+    "the floor ignores seals": Mutant(
+        "the floor follows w alone",
+        floor_ignores_seals,
+        "is above|below",
+        ("deaf_spare", "slow_mirrors"),
+    ),
+    "the floor ignores the late window": Mutant(
+        "slots are deleted when their last message is due",
+        floor_ignores_the_late_window,
+        "is above|below|let through",
+        ("calm",),
+    ),
+    "the floor ignores what is not taken": Mutant(
+        "a seal counts although its frames have not been taken",
+        floor_ignores_what_is_not_taken,
+        "is above|below",
+        ("slow_mirrors",),
+    ),
+    "seals go by the own clock": Mutant(
+        "an origin whose clock runs ahead seals what the leader has still to come to",
+        seal_by_the_own_clock,
+        "as sealed",
+        ("clock_ahead",),
+    ),
+    "unregisters what is above the floor": Mutant(
+        "a closed wheel is forgotten once it is taken, though its slots may still get copies",
+        unregisters_what_is_above_the_floor,
+        "delivered twice|keeps|deletes",
+        ("sent_again",),
+    ),
+}

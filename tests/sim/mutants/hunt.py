@@ -1,0 +1,105 @@
+"""Looks for mutants: runs seeds with each until a check fails.
+
+A seed that fails without the mutant as well tells nothing of it.
+
+All get a little time, then those that were not found twice as much, and so on: the easy ones do
+not wait for the hard ones, and the hard ones get what is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from sim.mutants.catalogue import MUTANTS
+from sim.plans.run import Choice, Outcome, run_seed
+
+FIRST_ROUND_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """How far the search for one mutant is.
+
+    Attributes:
+        name: of `MUTANTS`.
+        seeds: how many were run.
+        took_s: all of them.
+        choice: of the seed that failed.
+        outcome: of it; None: none has failed.
+    """
+
+    name: str
+    seeds: int = 0
+    took_s: float = 0.0
+    choice: Choice | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def why(self) -> str:
+        """The check that failed, in a line."""
+        if self.outcome is None:
+            return ""
+        return self.outcome.violations[0].strip().splitlines()[-1]
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether it was told by the check that is meant for it."""
+        text = "\n".join(() if self.outcome is None else self.outcome.violations)
+        return re.search(MUTANTS[self.name].symptom, text) is not None
+
+
+def hunt(names: Iterable[str], *, minutes: float, jobs: int) -> Iterator[Hunted]:
+    """Looks for mutants, and tells of each once: when it is found, or when time is up.
+
+    Args:
+        names: of `MUTANTS`.
+        minutes: for all of them.
+        jobs: processes.
+    """
+    until = time.monotonic() + 60 * minutes
+    waiting, round_s = [Hunted(name) for name in names], FIRST_ROUND_S
+    with _mapper(jobs) as run_all:
+        while waiting and time.monotonic() < until:
+            look = partial(look_on, seconds=round_s, until=until)
+            missed = []
+            for hunted in run_all(look, waiting):
+                if hunted.outcome is None:
+                    missed.append(hunted)
+                else:
+                    yield hunted
+            waiting, round_s = missed, 2 * round_s
+    yield from waiting
+
+
+def look_on(hunted: Hunted, *, seconds: float, until: float) -> Hunted:
+    """Goes on with one mutant for so long: its own profiles in turns, now and then any."""
+    mutant, began = MUTANTS[hunted.name], time.monotonic()
+    choices = [Choice(profile=profile, nodes=mutant.nodes) for profile in mutant.profiles]
+    turns = [Choice(nodes=mutant.nodes), *(choices * 4)]
+    for seed in itertools.count(hunted.seeds + 1):
+        choice = turns[seed % len(turns)]
+        with mutant():
+            outcome = run_seed(choice, seed)
+        took_s = time.monotonic() - began
+        if outcome.violations and not run_seed(choice, seed).violations:
+            return Hunted(hunted.name, seed, hunted.took_s + took_s, choice, outcome)
+        if took_s > seconds or time.monotonic() > until:
+            return Hunted(hunted.name, seed, hunted.took_s + took_s)
+    raise AssertionError("seeds do not end")
+
+
+@contextmanager
+def _mapper(jobs: int) -> Iterator[Callable[..., Iterator[Hunted]]]:
+    """Maps in processes, in the order in which they end; or here, with one job."""
+    if jobs <= 1:
+        yield map
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield pool.imap_unordered

@@ -1,0 +1,436 @@
+"""Errors of a node's server: acknowledging, mirroring, promising, coming back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.files.slot_files import SlotFiles
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.node_state import NodeState
+from delaywheel_replica.core.leader import lost_frames as losing
+from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.node.events import DiskState, Effect, Held, Send, Sweep
+from delaywheel_replica.core.node.known import Registry
+from delaywheel_replica.core.protocol import quorum
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.messages import Frames, Vote
+from delaywheel_replica.core.wheels import fencing as promises
+from delaywheel_replica.core.wheels import mirroring
+from delaywheel_replica.core.wheels import own_wheels as own
+from delaywheel_replica.core.wheels.completeness import Completeness
+from delaywheel_replica.core.wheels.fencing import Fencing
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.mirroring import Verdict
+from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.node_file import Keeping
+from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.commit.time_sharing import Turn
+from delaywheel_replica.server.node.disk_space import Room
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+
+
+def acknowledges_one_mirror_early() -> list[Patch]:
+    def early(applied: Mapping[str, int], in_sync: Collection[str], min_insync: int) -> int | None:
+        if len(in_sync) < min_insync:
+            return None
+        slowest_first = sorted(applied.get(member, 0) for member in in_sync)
+        return slowest_first[min(1, len(slowest_first) - 1)]
+
+    return [everywhere(quorum.high_watermark, early)]
+
+
+def high_watermark_of_local_writes() -> list[Patch]:
+    return [everywhere(quorum.high_watermark, lambda applied, *_: max(applied.values()))]
+
+
+def answers_before_it_has_written() -> list[Patch]:
+    real = Mirrors.came
+
+    def came(self: Mirrors, sender: str, frames: Frames) -> list[Effect]:
+        effects = real(self, sender, frames)
+        told = replace(self._applied(frames.card.wheel), prefix=frames.frames.last_seq)
+        return [Send(sender, told), *effects] if frames.request == 0 else effects
+
+    return [instead(Mirrors, "came", came)]
+
+
+def promises_are_not_durable() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        real(self, replace(state, fenced=self.state.fenced))
+
+    return [instead(Store, "save", save)]
+
+
+def promises_are_told_before_they_are_durable() -> list[Patch]:
+    real = promises.answer
+
+    def answer(
+        state: NodeState, fence: Fence, holdings: Inventory, verifying: Verifying
+    ) -> FenceAnswer | None:
+        if fence.origin != state.node:
+            upto = max(fence.upto, state.fenced.get(fence.origin, 0))
+            state = replace(state, fenced={**state.fenced, fence.origin: upto})
+        return real(state, fence, holdings, verifying)
+
+    return [everywhere(real, answer)]
+
+
+def takes_what_it_has_fenced() -> list[Patch]:
+    real = mirroring.judge
+
+    def judge(*frames: Any, **stand: Any) -> Verdict:
+        return real(*frames, **{**stand, "fenced_upto": 0})
+
+    return [everywhere(real, judge)]
+
+
+def fetches_what_it_has_fenced() -> list[Patch]:
+    """Only the origin is refused."""
+    real = mirroring.judge
+
+    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+        return real(frames, held, **(stand | {"fenced_upto": 0} if frames.request else stand))
+
+    def limit(self: Mirrors, wheel: WheelId) -> int:
+        closed_at = self._closed_at(wheel)
+        return self._shown.get(wheel, 0) if closed_at is None else closed_at
+
+    return [everywhere(real, judge), instead(Mirrors, "_limit", limit)]
+
+
+def who_fences_itself_goes_on() -> list[Patch]:
+    real = Keeping._may_not_stay
+
+    def may_not_stay(self: Keeping, wheel: WheelId) -> bool:
+        with patch.object(Fencing, "upto", lambda *_: 0), patch.object(own, "is_over", _never):
+            return real(self, wheel)
+
+    return [
+        instead(Keeping, "_may_not_stay", may_not_stay),
+        instead(own, "_is_held_back", _never),
+    ]
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def opens_a_wheel_again() -> list[Patch]:
+    real = own._adopted
+
+    def adopted(state: NodeState, registry: Registry | None) -> NodeState:
+        if registry is None:
+            return state
+        others = {wheel: record for wheel, record in registry.wheels.items() if wheel != state.open}
+        known = real(replace(state, last_number=0), replace(registry, wheels=others))
+        return replace(known, last_number=max(known.last_number, state.last_number))
+
+    return [instead(own, "_adopted", adopted)]
+
+
+def spare_seal_is_not_durable() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        before, spare = self.state.spare, state.spare
+        if spare is not None and before is not None and spare.wheel == before.wheel:
+            state = replace(state, spare=replace(spare, seal_slot=before.seal_slot))
+        real(self, state)
+
+    return [instead(Store, "save", save)]
+
+
+def crash_leaves_members_complete() -> list[Patch]:
+    real = Store.save
+
+    def save(self: Store, state: NodeState) -> None:
+        real(self, replace(state, all_incomplete=self.state.all_incomplete))
+
+    return [instead(Store, "save", save)]
+
+
+def complete_again_by_the_high_watermark() -> list[Patch]:
+    def heard(self: Completeness, beat: Beat) -> None:
+        for wheel in beat.named:
+            if wheel in beat.wheels:
+                self._targets.setdefault(wheel, beat.wheels[wheel].high_watermark)
+
+    return [instead(Completeness, "heard", heard)]
+
+
+def replaced_members_count() -> list[Patch]:
+    """Nobody compares a member's storage with the one that was registered."""
+    applied, booted = Replication.applied, Replication.booted
+    real, members = mirroring.judge, Mirrors._members
+
+    def counted(self: Replication, peer: str, storage: str, *rest: Any) -> None:
+        applied(self, peer, _registered(self, peer) or storage, *rest)
+
+    def heard(self: Replication, peer: str, storage: str, *rest: Any) -> None:
+        booted(self, peer, _registered(self, peer) or storage, *rest)
+
+    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+        storage = frames.card.members.get(stand["node"])
+        return real(frames, held, **{**stand, "storage": storage})
+
+    def alike(self: Mirrors, wheel: WheelId) -> Mapping[str, str]:
+        return {**members(self, wheel), self._known.node: self._known.storage}
+
+    return [
+        instead(Replication, "applied", counted),
+        instead(Replication, "booted", heard),
+        everywhere(real, judge),
+        instead(Mirrors, "_members", alike),
+    ]
+
+
+def _registered(replication: Replication, peer: str) -> str | None:
+    mirror = replication._mirrors.get(peer)
+    return None if mirror is None else mirror.storage
+
+
+def boots_are_ignored() -> list[Patch]:
+    applied, booted = Replication.applied, Replication.booted
+
+    def counted(self: Replication, peer: str, storage: str, boot: str, *rest: Any) -> None:
+        applied(self, peer, storage, _first_boot(self, peer) or boot, *rest)
+
+    def heard(self: Replication, peer: str, storage: str, boot: str, *rest: Any) -> None:
+        booted(self, peer, storage, _first_boot(self, peer) or boot, *rest)
+
+    return [instead(Replication, "applied", counted), instead(Replication, "booted", heard)]
+
+
+def _first_boot(replication: Replication, peer: str) -> str | None:
+    mirror = replication._mirrors.get(peer)
+    return None if mirror is None else mirror.boot
+
+
+def a_vote_is_no_leader_heard() -> list[Patch]:
+    real = Prevote.asked
+
+    def asked(self: Prevote, *args: Any, stands: bool) -> Vote | None:
+        vote = real(self, *args, stands=stands)
+        self._given, self._gave_way = None, False
+        return vote
+
+    return [instead(Prevote, "asked", asked)]
+
+
+def sweeps_above_the_floor() -> list[Patch]:
+    real = Member._sweep
+
+    def sweep(self: Member) -> list[Effect]:
+        return [Sweep(each.floor + 3) for each in real(self) if isinstance(each, Sweep)]
+
+    return [instead(Member, "_sweep", sweep)]
+
+
+def begins_a_deleted_slot_anew() -> list[Patch]:
+    places = SlotFiles.places
+
+    def end_of(files: SlotFiles, slot: int) -> int:
+        handle = files._handles._handles.get((files._owner, slot))
+        if handle is not None:
+            return handle.end
+        sizes = files._handles.disk.list_sizes(
+            layout.hour_folder(files._folder, slot // layout.SECONDS_PER_HOUR)
+        )
+        return dict(sizes).get(layout.slot_name(slot), 0)
+
+    def where_it_ends(
+        self: SlotFiles, slots: NDArray[np.int64], edges: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        ends = [end_of(self, slot) for slot in slots.tolist()]
+        self._ends.put(slots, np.array(ends, np.int64))
+        return places(self, slots, edges)
+
+    return [instead(SlotFiles, "places", where_it_ends)]
+
+
+def repairs_a_deleted_file() -> list[Patch]:
+    return [instead(SlotFiles, "reopen", lambda _self, _slots: None)]
+
+
+def deletes_in_one_job() -> list[Patch]:
+    return [instead(Turn, "is_over", _never)]
+
+
+def indexes_stay_open() -> list[Patch]:
+    return [instead(OpenIndexes, "use", lambda _self, _index: None)]
+
+
+def one_word_makes_a_frame_lost() -> list[Patch]:
+    def lacked_by_any(
+        _state: object, wheel: WheelId, seqs: SeqSet, sought: losing.Sought
+    ) -> SeqSet:
+        said = (frames.seqs(wheel).spans for frames in sought.lacks.values())
+        return seqs & SeqSet(chain.from_iterable(said))
+
+    return [instead(losing, "_lacked_by_all", lacked_by_any)]
+
+
+def keeps_its_ballast() -> list[Patch]:
+    return [instead(Room, "_free_ballast", lambda _: None)]
+
+
+def mirrors_into_a_full_disk() -> list[Patch]:
+    return [instead(DiskState, "is_out", property(lambda _: False))]
+
+
+MEMBER = {
+    "acknowledges one mirror early": Mutant(
+        "the high watermark does not wait for the slowest of the in-sync set",
+        acknowledges_one_mirror_early,
+        "acknowledges .* alone",
+        ("links",),
+    ),
+    "the high watermark is of local writes": Mutant(
+        "what the origin has written is acknowledged",
+        high_watermark_of_local_writes,
+        "acknowledges .* alone",
+        ("calm",),
+        nodes=3,
+    ),
+    "a mirror answers before it has written": Mutant(
+        "frames are told as held when they come, not when they are written",
+        answers_before_it_has_written,
+        "acknowledges .* alone",
+        ("slow_mirror",),
+    ),
+    "promises are not durable": Mutant(
+        "a member that starts again has forgotten what it has promised",
+        promises_are_not_durable,
+        "closed at|beyond",
+        ("forgetful",),
+    ),
+    "promises are told before they are durable": Mutant(
+        "a member promises first and saves then",
+        promises_are_told_before_they_are_durable,
+        "closed at|beyond",
+        ("forgetful",),
+    ),
+    "a fence does not refuse later frames": Mutant(
+        "a member that has promised goes on taking frames",
+        takes_what_it_has_fenced,
+        "closed at|beyond",
+        ("forgetful",),
+    ),
+    "third parties serve what is fenced": Mutant(
+        "a member that has promised refuses the origin, and fetches from others",
+        fetches_what_it_has_fenced,
+        "closed at|beyond",
+        ("third_party",),
+    ),
+    "who fences itself goes on": Mutant(
+        "an origin that is fenced goes on with its wheel",
+        who_fences_itself_goes_on,
+        "closed at|beyond",
+        ("self_fenced",),
+    ),
+    "opens a wheel again": Mutant(
+        "a node that starts again takes the least wheel registered for it, used or not",
+        opens_a_wheel_again,
+        "opened before|WheelExists",
+        ("churn",),
+    ),
+    "a spare's seal is not durable": Mutant(
+        "the seal of a spare is told and not saved",
+        spare_seal_is_not_durable,
+        "below floor|SlotFinished|let through",
+        ("spare_after_a_step",),
+    ),
+    "a crash leaves members complete": Mutant(
+        "a changed boot id means nothing",
+        crash_leaves_members_complete,
+        "closed at|beyond",
+        ("crash_behind",),
+    ),
+    "complete again by the high watermark": Mutant(
+        "an incomplete member that holds what is acknowledged is complete",
+        complete_again_by_the_high_watermark,
+        "closed at|beyond",
+        ("old_answers",),
+    ),
+    "a replaced member counts": Mutant(
+        "an empty disk under a member's name takes and acknowledges older wheels",
+        replaced_members_count,
+        "acknowledges .* alone|closed at",
+        ("empty_disk",),
+    ),
+    "boots are ignored by the origin": Mutant(
+        "what a mirror said before its machine crashed still counts",
+        boots_are_ignored,
+        "acknowledges .* alone",
+        ("old_boots",),
+    ),
+    "a vote given is no leader heard": Mutant(
+        "a node gives its vote to everyone who asks",
+        a_vote_is_no_leader_heard,
+        "candidacies",
+        ("first_leader",),
+    ),
+    "sweeps above the floor": Mutant(
+        "slots up to three above the floor are deleted",
+        sweeps_above_the_floor,
+        "deletes|let through",
+        ("calm",),
+    ),
+    "a deleted slot is begun anew": Mutant(
+        "an origin whose slot file was deleted or cut goes on at the end that it finds",
+        begins_a_deleted_slot_anew,
+        "not drained .* do not hold",
+        ("deleted_slot",),
+    ),
+    "a deleted file is repaired": Mutant(
+        "frames are put back into a file that is open here and whose name is gone",
+        repairs_a_deleted_file,
+        "not drained .* messages are pending",
+        ("deleted_copy",),
+    ),
+    "the ballast is kept": Mutant(
+        "nothing is thrown out for the saves of a full disk",
+        keeps_its_ballast,
+        "the floor",
+        ("full_disk",),
+    ),
+    "a full disk is written on": Mutant(
+        "a node takes frames of others for as long as its disk takes them",
+        mirrors_into_a_full_disk,
+        "the floor",
+        ("full_disk",),
+    ),
+    "what is finished is deleted in one job": Mutant(
+        "callers wait while a sweep goes through all its files",
+        deletes_in_one_job,
+        "holds up a group",
+        ("slow_files",),
+    ),
+    "indexes stay open": Mutant(
+        "every wheel that was ever read or written costs a descriptor",
+        indexes_stay_open,
+        "files open",
+        ("churn",),
+    ),
+    "one word makes a frame lost": Mutant(
+        "a frame is given up when one member lacks it",
+        one_word_makes_a_frame_lost,
+        "committed to be lost",
+        ("bad_copy",),
+    ),
+}

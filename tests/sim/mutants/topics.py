@@ -1,0 +1,61 @@
+"""Errors in what becomes of messages whose topics are in trouble."""
+
+from __future__ import annotations
+
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
+from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles
+from sim.mutants.mutant import Mutant, Patch, instead
+
+
+def patience_after_patience() -> list[Patch]:
+    real = Troubles.has_patience
+
+    def has_patience(self: Troubles, name: str, now: float) -> bool:
+        waiting = [n for n, each in self._of.items() if not (each.is_over or each.given_up)]
+        if waiting and name != waiting[0]:
+            self._of[name].since = now
+        elif waiting and not real(self, name, now):
+            self.give_up(name)
+        return real(self, name, now)
+
+    return [instead(Troubles, "has_patience", has_patience), *patience_for_each()]
+
+
+def patience_for_each() -> list[Patch]:
+    return [instead(Allowance, "suffices", property(lambda _self: True))]
+
+
+def believes_an_earlier_office() -> list[Patch]:
+    return [instead(DeadLetters, "begin_office", lambda _self: None)]
+
+
+def believes_old_answers() -> list[Patch]:
+    return [instead(_Questions, "is_answered", lambda *_: True)]
+
+
+TOPICS = {
+    "patience after patience": Mutant(
+        "each topic's patience begins when that of the one before has ended",
+        patience_after_patience,
+        "held up everything",
+        ("many_topics",),
+    ),
+    "patience for each": Mutant(
+        "topics have no patience in common",
+        patience_for_each,
+        "held up everything",
+        ("one_topic_after_another",),
+    ),
+    "believes an earlier office": Mutant(
+        "a leader makes dead letters by what it learnt before another one led",
+        believes_an_earlier_office,
+        "which is well",
+        ("mended_meanwhile",),
+    ),
+    "believes old answers": Mutant(
+        "Kafka's word on a topic counts however old it is",
+        believes_old_answers,
+        "which is well",
+        ("missing_for_a_moment",),
+    ),
+}

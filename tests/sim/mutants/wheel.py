@@ -1,0 +1,69 @@
+"""Errors of finding the frames of a second: what the slot table says, and what the index says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.rows import INDEX_ROW
+from delaywheel.storage.reading.places import Places, SlotPlaces
+from sim.mutants.mutant import Mutant, Patch, instead
+
+_NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
+
+
+def trusts_the_file() -> list[Patch]:
+    def walked(self: SlotPlaces, slot: int, last_seq: int) -> Places:
+        try:
+            file = self._disk.open_read(layout.slot_path(self._folder, slot))
+        except FileNotFoundError:
+            return _NOTHING
+        return self._walk(file, slot, last_seq)
+
+    return [instead(SlotPlaces, "_walked", walked)]
+
+
+def ignores_rows_behind_the_table() -> list[Patch]:
+    real = SlotPlaces._walked
+
+    def walked(self: SlotPlaces, slot: int, last_seq: int) -> Places | None:
+        places, entry = real(self, slot, last_seq), self._entry(slot)
+        if places is None or entry is None:
+            return places
+        counted = int(entry["frames"])
+        return places[0][:counted], places[1][:counted]
+
+    return [instead(SlotPlaces, "_walked", walked)]
+
+
+def mirrors_pass_over_gaps() -> list[Patch]:
+    def following(self: FrameBundle, next_seq: int, limit: int | None) -> FrameBundle:
+        first, last = int(self.seqs.searchsorted(next_seq)), len(self)
+        if limit is not None:
+            last = int(self.seqs.searchsorted(limit, side="right"))
+        return self.part(first, last)
+
+    return [instead(FrameBundle, "following", following)]
+
+
+WHEEL: dict[str, Mutant] = {
+    "a gap is passed over": Mutant(
+        "a mirror takes frames as the next ones whatever is left out before them",
+        mirrors_pass_over_gaps,
+        "than its origin wrote",
+        ("links",),
+    ),
+    "a second is what its file holds": Mutant(
+        "neither slot table nor index is asked whether a frame is lacking in a slot's file",
+        trusts_the_file,
+        "progress is ahead|never delivered|pending",
+        ("deleted_copy", "bad_copy", "deleted_slot"),
+    ),
+    "a second is what the slot table counts": Mutant(
+        "frames whose rows came after the last refresh are passed over",
+        ignores_rows_behind_the_table,
+        "progress is ahead|never delivered|pending|not to be found",
+        ("calm",),
+    ),
+}

@@ -1,0 +1,1 @@
+"""Simulated nodes and callers, and the world that has them all."""

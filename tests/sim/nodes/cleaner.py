@@ -1,0 +1,329 @@
+"""A simulated cleaner process: all of the real one, on simulated clocks and Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.delivery.bisection import Bisection
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.delivery.topics import KnownTopics
+from delaywheel_replica.cleaner.due.reader import DueReader
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.leadership import Leadership
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, RefusedRecord
+from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
+from delaywheel_replica.cleaner.server_row import ServerRow
+from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from sim.checking.letters import WatchedDeadLetters
+from sim.kafka.line import KafkaLine
+from sim.kafka.ports import SimKafkaClient
+from sim.kafka.producers import SimProducers
+from sim.kafka.topics import SimTopicAdmin, SimTrialProducer
+from sim.machine.disk import Crash
+from sim.machine.scheduler import Process, Scheduler, Signal, Task
+
+if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
+
+T = TypeVar("T")
+
+ANEW_AFTER_S = 10.0
+"""Well below the time for which the simulated Kafka keeps tombstones."""
+
+LEAST_REST_S = 0.000_5
+"""A turn takes its time."""
+
+
+class Tasks:
+    """Background calls as tasks of one process: `Runner` of the cleaner."""
+
+    def __init__(self, scheduler: Scheduler, process: Process) -> None:
+        self._scheduler = scheduler
+        self._process = process
+        self._last: Task | None = None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Runs a job, behind those that were started before."""
+        before = self._last
+
+        def run() -> None:
+            if before is not None:
+                before.join()
+            job()
+
+        self._last = self._process.spawn("candidacy", run)
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        """Runs calls at the same time; returns when all have ended, their results in order."""
+        tasks = [self._process.spawn("init", call) for call in calls]
+        for task in tasks:
+            task.join()
+        return [cast("T", task.result) for task in tasks]
+
+    def pause(self, seconds: float) -> None:
+        """Waits, within a job."""
+        self._scheduler.sleep(seconds)
+
+    def close(self) -> None:
+        """What still runs is left alone."""
+
+
+class _OldRow:
+    """The row's file, as the last server left it."""
+
+    def __init__(self, node: SimNode) -> None:
+        self._node = node
+
+    def read(self) -> ServerStatus | None:
+        """What it says."""
+        row = self._node.old_row
+        return None if row is None else ServerStatus.from_json(row.to_json())
+
+
+class SimCleaner:
+    """One life of a node's cleaner process.
+
+    Attributes:
+        node: whose.
+        process: what lives and dies with it.
+        leadership: what it does.
+    """
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self._world = node.world
+        self._settings = node.world.settings
+        self._members, self._min_insync = node.world.configured(node.name)
+        self.process = node.scheduler.process(f"{node.name}-cleaner")
+        self._pid = node.world.next_pid()
+        self._signal = Signal(node.scheduler)
+        self._row_news = News()
+        self._turn_wall_ms = 0
+        self._reader = DueReader(node.disk, node.data, preload_thread=False)
+        self._topics_wanted = Signal(node.scheduler)
+        self._topics, self._dead_letters = self._made_dead_letters()
+        self._old_row = ServerRow(
+            node.data / "server.row", boot=node.boot, since_ms=node.clock.monotonic_ms()
+        )
+        self._old_row._row = _OldRow(node)  # type: ignore[assignment]
+        self.leadership = self._made_leadership()
+        self._telling = RowKeeper(node.cleaner_told, lambda: self.leadership.waiting, self)
+
+    def start(self) -> None:
+        """Begins to turn."""
+        task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
+        task.on_error = self._failed
+        self.process.spawn(f"{self.node.name}-topics", self._ask_for_topics)
+        self.process.spawn(f"{self.node.name}-stamper", self._stamp)
+
+    def end(self) -> None:
+        """The process is dead."""
+        self.process.kill()
+
+    def wake(self) -> None:
+        """The server has told something."""
+        self._signal.set()
+
+    def commit_soon(self) -> None:
+        """Somebody waits for a commit."""
+        self._row_news.ask(self.monotonic())
+        self.leadership.commit_soon()
+        self._signal.set()
+
+    # --- the clock that the cleaner sees
+
+    def wall_ms(self) -> int:
+        """The wall clock; what it showed within a turn bounds what may go out."""
+        now_ms = self.node.clock.wall_ms()
+        self._turn_wall_ms = max(now_ms, self._turn_wall_ms)
+        return now_ms
+
+    def monotonic_ms(self) -> int:
+        """The monotonic clock."""
+        return self.node.clock.monotonic_ms()
+
+    def monotonic(self) -> float:
+        """The same in seconds."""
+        return self.node.clock.monotonic()
+
+    # --- behind it
+
+    def _run(self) -> None:
+        while True:
+            self._turn_wall_ms = 0
+            for node, storage in self._world.replacements.items():
+                self.leadership.replace(node, storage)
+            for node in sorted(self._world.removals):
+                self.leadership.remove(node)
+            if self._world.set_back_from is not None:
+                self.leadership.set_back(self._world.set_back_from)
+            rest_s = self.leadership.turn(self._server_row())
+            self._world.checks.turned(self.node, self.leadership.view().role)
+            self._write_row()
+            self._signal.clear()
+            rest_s = min(rest_s, self._row_news.rest_s(self.monotonic()))
+            self._signal.wait(max(LEAST_REST_S, rest_s))
+
+    def _stamp(self) -> None:
+        while True:
+            self.node.scheduler.sleep(STAMP_S)
+            self._telling.stamp()
+
+    def _ask_for_topics(self) -> None:
+        while True:
+            pause_s = self._topics.round()
+            self._topics_wanted.clear()
+            self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
+
+    def _server_row(self) -> ServerStatus | None:
+        """The living server's; what an earlier one has told goes through the real reader."""
+        row = self.node.server_row()
+        return self._old_row.read() if row is None else row
+
+    def _failed(self, error: BaseException) -> None:
+        if not isinstance(error, Crash):
+            raise error
+        self.node.cleaner_died(error)
+
+    def _write_row(self) -> None:
+        """Tells the server what it is to know now."""
+        view, now_ms = self.leadership.view(), self.monotonic_ms()
+        is_time, _ = self._row_news.look(view, self.monotonic())
+        if not is_time:
+            return
+        self._world.checks.tells(self.node, view.error)
+        self._telling.tell(
+            CleanerStatus(
+                node=self.node.name,
+                boot=self.node.boot,
+                pid=self._pid,
+                monotonic_ms=now_ms,
+                wall_ms=self.node.clock.wall_ms(),
+                role=view.role,
+                epoch=view.epoch,
+                leader=view.leader,
+                progress=view.state.progress,
+                control_offset=view.control_offset,
+                wheels=view.state.wheels,
+                lateness_ms=view.lateness_ms,
+                kafka_error=view.error,
+                fences=view.fences,
+                fills=view.fills,
+                vote_wish=view.vote_wish,
+                stands=view.stands,
+                unreadable=view.unreadable,
+                lost=view.state.lost,
+            )
+        )
+
+    def _made_leadership(self) -> Leadership:
+        node, names = self.node, self._world.names
+        client = _WatchedClient(self)
+        follower = ControlFollower(client, self, anew_after_s=ANEW_AFTER_S)
+        candidacy = Candidacy(
+            client,
+            follower,
+            node=node.name,
+            control_topic=names.control,
+            on_event=self.wake,
+            clock=self,
+            runner=Tasks(node.scheduler, self.process),
+        )
+        config = ElectionConfig(
+            run=f"{node.name}-{self._pid}",
+            ids=IDS,
+            nodes=len(self._members),
+            required=required_answers(len(self._members), self._min_insync),
+            rank=sorted(self._members).index(node.name) if node.name in self._members else 0,
+        )
+        return Leadership(config, candidacy, follower, self._forwarder, clock=self)
+
+    def _made_dead_letters(self) -> tuple[KnownTopics, DeadLetters]:
+        node, world = self.node, self._world
+        line = KafkaLine(world.kafka, f"{node.name}", world.names, node.clock.wall_ms)
+        topics = KnownTopics(
+            SimTopicAdmin(line),
+            on_news=self.wake,
+            on_wanted=self._topics_wanted.set,
+            monotonic=self.monotonic,
+        )
+        trials = Bisection(
+            lambda number: SimTrialProducer(line, world.names.trial_id(number)),
+            world.names.outcomes,
+            runner=Tasks(node.scheduler, self.process),
+            clock=node.clock,
+            on_found=self.wake,
+        )
+        letters = WatchedDeadLetters(
+            world,
+            topics,
+            trials,
+            compresses=False,
+            batch_size_bytes=1_000_000,
+            monotonic=self.monotonic,
+            wall_ms=node.clock.wall_ms,
+        )
+        return topics, letters
+
+    def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
+        settings = self._settings
+        self._dead_letters.begin_office()
+        return Forwarder(
+            state,
+            producers,
+            self._reader,
+            self._dead_letters,
+            names=self._world.names,
+            cluster=Cluster(
+                nodes=self._members,
+                min_insync=self._min_insync,
+                late_window_s=settings.late_window_s,
+            ),
+            caps=CapLimits(
+                frame_messages=settings.first_cap_messages,
+                frame_bytes=settings.max_frame_bytes,
+                max_messages=settings.cap_messages,
+                max_bytes=settings.cap_messages * 400,
+            ),
+            monotonic=self.monotonic,
+        )
+
+    def produces(self, records: Iterable[Record]) -> Iterable[Record]:
+        """Looks at what goes out."""
+        for record in records:
+            due_ms = next(int(value or 0) for name, value in record.headers if name == "dw-due")
+            self._world.checks.produces(self.node, due_ms, self._turn_wall_ms)
+            yield record
+
+
+class _WatchedProducers(SimProducers):
+    """Shows every message before it goes out."""
+
+    def __init__(self, line: KafkaLine, cleaner: SimCleaner) -> None:
+        super().__init__(line)
+        self._cleaner = cleaner
+
+    def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
+        """See `ProducersPort`."""
+        return super().write(number, self._cleaner.produces(records))
+
+
+class _WatchedClient(SimKafkaClient):
+    """Makes such producers."""
+
+    def __init__(self, cleaner: SimCleaner) -> None:
+        node = cleaner.node
+        super().__init__(node.world.kafka, node.name, node.world.names, node.clock.wall_ms)
+        self._cleaner = cleaner
+
+    def producers(self) -> SimProducers:
+        """The producers of a new candidacy."""
+        return _WatchedProducers(self._line, self._cleaner)

@@ -1,0 +1,217 @@
+"""Callers: producers that retry with the same id and due, and those who withdraw messages.
+
+As the SDK does it: a due is fixed before the first attempt; after an unknown outcome or a refusal
+that may pass, the same messages go to the next node; an answer that comes too late is not heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from sim.checking.book import Book, Entry, Fate
+from sim.checking.truth import Key
+from sim.machine.scheduler import US_PER_MS, Scheduler
+from sim.machine.trace import Trace
+from sim.plans.plan import CancelOrder, Draft, Request
+
+BACKOFF_MS = (50, 100, 200, 400)
+AGAIN_MS = 1_500
+
+Verdicts = list[Reason | None]
+"""Of each message why it was refused; None: it is acknowledged."""
+
+
+class Frontend(Protocol):
+    """The nodes as callers see them."""
+
+    def send(self, node: str, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
+        """Sends messages; there may be no answer."""
+
+    def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
+        """Asks to cancel; there may be no answer."""
+
+
+class Ears(Protocol):
+    """Who is told at once what callers heard."""
+
+    def acknowledged(self, entry: Entry) -> None:
+        """A producer heard that its message is accepted."""
+
+    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of a cancel."""
+
+
+class Clients:
+    """All callers of a run."""
+
+    def __init__(
+        self, scheduler: Scheduler, frontend: Frontend, book: Book, ears: Ears, trace: Trace
+    ) -> None:
+        self.scheduler = scheduler
+        self.frontend = frontend
+        self.book = book
+        self.ears = ears
+        self.trace = trace
+        self.busy = 0
+
+    def send(self, request: Request) -> None:
+        """A producer begins to send."""
+        now_ms = self.scheduler.now_us // US_PER_MS
+        entries = [self._entered(draft, now_ms) for draft in request.drafts]
+        _Producer(self, request, entries).start()
+
+    def cancel(self, order: CancelOrder) -> None:
+        """A caller begins to withdraw a message."""
+        entry = self.book.entries.get(order.number)
+        if entry is not None:
+            _Canceller(self, order, entry).start()
+
+    def _entered(self, draft: Draft, now_ms: int) -> Entry:
+        return self.book.entries.get(draft.number) or self.book.enter(draft, now_ms)
+
+
+class _Caller:
+    """Attempts, one after another, until one is enough or patience ends."""
+
+    def __init__(self, clients: Clients, nodes: tuple[str, ...], patience_ms: int) -> None:
+        self.clients = clients
+        self.scheduler = clients.scheduler
+        self.attempt = 0
+        self._nodes = nodes
+        self._until_us = self.scheduler.now_us + patience_ms * US_PER_MS
+
+    @property
+    def node(self) -> str:
+        """Who is asked now."""
+        return self._nodes[self.attempt % len(self._nodes)]
+
+    def start(self) -> None:
+        """Makes the first attempt."""
+        self.clients.busy += 1
+        self.try_it()
+
+    def try_it(self) -> None:
+        """Makes one attempt."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """No more attempts are made."""
+
+    def end(self) -> None:
+        """It is done."""
+        self.attempt += 1
+        self.clients.busy -= 1
+
+    def try_later(self) -> None:
+        """Makes the next attempt, or none any more."""
+        backoff_ms = BACKOFF_MS[min(self.attempt, len(BACKOFF_MS) - 1)]
+        self.attempt += 1
+        at_us = self.scheduler.now_us + backoff_ms * US_PER_MS
+        if at_us > self._until_us:
+            self.end()
+            self.give_up()
+        else:
+            self.scheduler.call_at(at_us, self.try_it)
+
+
+class _Producer(_Caller):
+    def __init__(self, clients: Clients, request: Request, entries: list[Entry]) -> None:
+        super().__init__(clients, request.nodes, request.patience_ms)
+        self._request = request
+        self._waiting = entries
+        self._perhaps: set[int] = set()  # numbers with an attempt of unknown outcome
+
+    def try_it(self) -> None:
+        for entry in self._waiting:
+            if entry.fate is Fate.UNSENT:
+                entry.fate = Fate.UNKNOWN
+                entry.sent_us = self.scheduler.now_us
+        attempt, asked = self.attempt, list(self._waiting)
+
+        def on_answer(verdicts: Verdicts) -> None:
+            if attempt == self.attempt:
+                self._answered(asked, verdicts)
+
+        self.clients.trace.add("client", "sends to", self.node, *(f"m{e.number}" for e in asked))
+        self.clients.frontend.send(self.node, asked, on_answer)
+        self.scheduler.call_later(self._request.timeout_ms * US_PER_MS, self._timed_out, attempt)
+
+    def give_up(self) -> None:
+        for entry in self._waiting:
+            self._settle(entry)
+
+    def _answered(self, asked: list[Entry], verdicts: Verdicts) -> None:
+        words = ("acknowledged" if verdict is None else verdict.value for verdict in verdicts)
+        told = [f"m{entry.number}:{word}" for entry, word in zip(asked, words, strict=True)]
+        self.clients.trace.add("client", f"hears of {self.node}", *told)
+        waiting = []
+        for entry, verdict in zip(asked, verdicts, strict=True):
+            if verdict is None:
+                self._acknowledged(entry)
+            elif verdict.retry_helps:
+                waiting.append(entry)
+                if not verdict.outcome_known:
+                    self._perhaps.add(entry.number)
+            else:
+                self._settle(entry)
+        self._waiting = waiting
+        if waiting:
+            self.try_later()
+            return
+        self.end()
+        if self._request.again:
+            self.scheduler.call_later(AGAIN_MS * US_PER_MS, self._send_again)
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self._perhaps.update(entry.number for entry in self._waiting)
+            self.try_later()
+
+    def _acknowledged(self, entry: Entry) -> None:
+        if entry.fate is not Fate.ACKNOWLEDGED:
+            entry.fate = Fate.ACKNOWLEDGED
+            entry.acknowledged_us = self.scheduler.now_us
+        self.clients.ears.acknowledged(entry)
+
+    def _settle(self, entry: Entry) -> None:
+        if entry.fate is Fate.UNKNOWN and entry.number not in self._perhaps:
+            entry.fate = Fate.REFUSED
+
+    def _send_again(self) -> None:
+        request = self._request
+        once = Request(request.at_ms, request.drafts, request.nodes[::-1], request.patience_ms)
+        self.clients.send(once)
+
+
+class _Canceller(_Caller):
+    def __init__(self, clients: Clients, order: CancelOrder, entry: Entry) -> None:
+        super().__init__(clients, order.nodes, order.patience_ms)
+        self._entry = entry
+
+    def try_it(self) -> None:
+        self._entry.cancel_tried = True
+        attempt = self.attempt
+
+        def on_answer(decision: CancelDecision) -> None:
+            if attempt == self.attempt:
+                self._answered(decision)
+
+        self.clients.trace.add("client", f"cancels m{self._entry.number} at", self.node)
+        self.clients.frontend.cancel(self.node, self._entry.key, on_answer)
+        self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
+
+    def _answered(self, decision: CancelDecision) -> None:
+        entry = self._entry
+        self.clients.trace.add("client", f"hears of m{entry.number}:", decision.value)
+        self.clients.ears.cancel_answered(entry, decision)
+        if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
+            self.try_later()
+        else:
+            self.end()
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self.try_later()

@@ -1,0 +1,300 @@
+"""One simulated node: a machine with a disk and clocks, its two processes, and who restarts them.
+
+| what dies | what dies with it | what comes back |
+|---|---|---|
+| the cleaner | nothing | the cleaner, after `restart_ms` |
+| the server | the cleaner | both |
+| the machine | both, without a word; perhaps unsynced writes | both, under a new boot id |
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from sim.checking.truth import DATA
+from sim.machine.clocks import SimClock
+from sim.machine.disk import Crash, SimulatedDisk
+from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler, Timer
+from sim.nodes.cleaner import SimCleaner
+from sim.nodes.server import SimServer
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+SERVER, CLEANER = "server", "cleaner"
+
+START_AGAIN_MS = 1_000
+"""A server that could not start is started again."""
+
+
+class SimNode:
+    """One node of the cluster.
+
+    Attributes:
+        name: its id.
+        clock: wall and monotonic clock.
+        disk: holds the data folder.
+        data: the data folder.
+        boot: the boot id.
+        server: None while it is dead.
+        cleaner: None while it is dead.
+        is_up: its machine runs and is to run the two processes.
+        is_gone: it was taken out of the cluster for good.
+        disk_us: how long an effect on the disk takes.
+        recovery_us: the next start of the server takes so long; its cleaner runs already.
+        old_row: what the last server has told: its file outlives it, and the machine's boot.
+        recovered: the folder was recovered since the machine last crashed.
+        damaged: files of which its disk flipped a bit, or lost the name.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.scheduler: Scheduler = world.scheduler
+        self.random: Random = world.scheduler.stream(name)
+        self.clock = SimClock(world.scheduler)
+        self.disk = SimulatedDisk()
+        self.disk.wait = self._wait
+        self.disk.user = self._user
+        self.data = DATA
+        self.server: SimServer | None = None
+        self.cleaner: SimCleaner | None = None
+        self.is_up = False
+        self.is_gone = False
+        self.disk_us = 0
+        self.recovery_us = 0
+        self.old_row: ServerStatus | None = None
+        self.recovered = True
+        self.damaged: set[Path] = set()
+        self._disk_waits: list[tuple[int, str, int]] = []  # when each ends, and how long it takes
+        self._boots = 0
+        self._restart: Timer | None = None
+        self.boot = self._next_boot()
+
+    # --- lives
+
+    def start(self) -> None:
+        """Starts both processes; a server that cannot start is tried again."""
+        self.is_up = True
+        self._restart = None
+        if self.is_gone or self.server is not None:
+            return
+        self.disk.restart()
+        if self.recovery_us:
+            # The supervisor starts both: the cleaner reads what an earlier server has told.
+            delay_us, self.recovery_us = self.recovery_us, 0
+            self._start_cleaner()
+            self._restart = self.scheduler.call_later(delay_us, self._start_server)
+        else:
+            self._start_server()
+
+    def _start_server(self) -> None:
+        self._restart = None
+        try:
+            self.server = SimServer(self)
+        except Crash:
+            self._start_later(self._restart_ms())
+        except OSError as error:
+            self.world.trace.add(self.name, "cannot start", error)
+            self._start_later(START_AGAIN_MS)
+        if self.server is None:
+            self._end_cleaner()
+            return
+        self.recovered = True
+        self.world.checks.started(self)
+        self.world.trace.add(self.name, "starts", self.server.store.state)
+        self.server.start()
+        self._start_cleaner()
+
+    def server_died(self) -> None:
+        """The server process has ended; so does the cleaner, and both are started again."""
+        if self.server is not None:
+            self.world.trace.add(self.name, "server died")
+            self._end_server(silently=False)
+        if self.is_up:
+            self._start_later(self._restart_ms())
+
+    def cleaner_died(self, error: BaseException | None = None) -> None:
+        """The cleaner process has ended and is started again."""
+        if self.cleaner is None:
+            return
+        self.world.trace.add(self.name, "cleaner died", error or "")
+        self._end_cleaner()
+        if self.server is not None:
+            server = self.server
+            server.run(server.told, None)
+            delay_us = self._restart_ms() * US_PER_MS
+            server.process.call_later(delay_us, self._start_cleaner)
+        else:
+            self.scheduler.call_later(self._restart_ms() * US_PER_MS, self._start_cleaner)
+
+    def kill(self) -> None:
+        """Ends both processes; they stay dead until `start`."""
+        self.is_up = False
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+        if self.server is not None:
+            self._end_server(silently=False)
+        self._end_cleaner()
+
+    def restart(self) -> None:
+        """Both processes end, and start again at once, with what is configured now."""
+        if self.is_up:
+            self.kill()
+            self.start()
+
+    def leave(self) -> None:
+        """It is taken out of the cluster for good."""
+        self.kill()
+        self.is_gone = True
+
+    def crash_machine(self, loses: Random | None) -> None:
+        """The machine dies, without a word; it stays dead until `start`.
+
+        Args:
+            loses: decides what becomes of unsynced writes; None: all were lucky.
+        """
+        self.is_up = False
+        if self._restart is not None:
+            self._restart.cancel()
+            self._restart = None
+        self._note_written()
+        if self.server is not None:
+            self._end_server(silently=True)
+        self._end_cleaner()
+        self.disk.restart(loses)
+        self.recovered = False
+        self.clock.reboot()
+        self.boot = self._next_boot()
+        self.world.checks.disturbed()
+
+    def wipe(self) -> None:
+        """The machine gets a new, empty disk; it stays dead until `start`."""
+        self.crash_machine(None)
+        self.disk.wipe()
+        self.old_row = None
+        self.damaged.clear()
+        self.world.checks.disturbed()
+
+    def pause(self, *, server: bool, cleaner: bool) -> Callable[[], None]:
+        """Stops processes for a while; returns what lets them go on."""
+        lives = [
+            life.process
+            for life, wanted in ((self.server, server), (self.cleaner, cleaner))
+            if life is not None and wanted
+        ]
+        for process in lives:
+            process.pause()
+
+        def resume() -> None:
+            for process in lives:
+                if process.alive and process.paused:
+                    process.resume()
+
+        return resume
+
+    # --- between the two processes
+
+    @property
+    def storage(self) -> str | None:
+        """The uuid of its data folder; None: there is none yet.
+
+        It is read behind everybody's back: what a dying server still wrote counts for its disk.
+        """
+        content = self.disk.peek(self.data / "node.json")
+        return None if content is None else str(json.loads(bytes(content))["storage"])
+
+    def server_row(self) -> ServerStatus | None:
+        """What the server told last."""
+        return None if self.server is None else self.server.row
+
+    def cleaner_told(self, status: CleanerStatus) -> None:
+        """The cleaner has written its row."""
+        server = self.server
+        if server is not None:
+            server.process.call_later(0, server.run, server.told, status)
+
+    def wake_cleaner(self) -> None:
+        """There is a new row of the server."""
+        if self.cleaner is not None:
+            self.cleaner.wake()
+
+    def commit_soon(self) -> None:
+        """Somebody waits for a commit."""
+        if self.cleaner is not None:
+            self.cleaner.commit_soon()
+
+    # --- behind it
+
+    def _start_cleaner(self) -> None:
+        if self.is_up and self.cleaner is None:
+            self.cleaner = SimCleaner(self)
+            self.cleaner.start()
+
+    def _end_cleaner(self) -> None:
+        if self.cleaner is not None:
+            self.cleaner.end()
+            self.cleaner = None
+            del self.disk.open_files[CLEANER]
+
+    def _end_server(self, *, silently: bool) -> None:
+        assert self.server is not None
+        self._note_written()
+        self.world.network.detach(self.name, silently=silently)
+        self.world.frontend.broke(self.name)
+        self.old_row = self.server.row or self.old_row
+        self.server.end()
+        self.server = None
+        self._end_cleaner()
+
+    def _wait(self, us: int) -> None:
+        """Time goes by for the threads of the server; its start takes none, nor does reading."""
+        task = self.scheduler.current
+        if task is not None and self.server is not None and task.owner is self.server.process:
+            self._wait_for_disk("file", us)
+
+    def wait_for_effect(self) -> None:
+        """An effect on the disk takes its time."""
+        self._wait_for_disk("effect", self.disk_us)
+
+    def _wait_for_disk(self, what: str, us: int) -> None:
+        """What has begun takes so long, also if the fault ends meanwhile."""
+        self._disk_waits.append((self.scheduler.now_us + us, what, us))
+        self.scheduler.sleep(us / US_PER_S)
+
+    def longest_disk_wait_us(self, since_us: int) -> int:
+        """The longest that an effect and a file have taken which were not done by then."""
+        self._disk_waits = [wait for wait in self._disk_waits if wait[0] >= since_us]
+        longest: Counter[str] = Counter()
+        for _, what, us in self._disk_waits:
+            longest[what] = max(us, longest[what])
+        return longest.total()
+
+    def _user(self) -> str:
+        """Which of the two processes runs."""
+        task, cleaner = self.scheduler.current, self.cleaner
+        if task is None or cleaner is None or task.owner is not cleaner.process:
+            return SERVER
+        return CLEANER
+
+    def _note_written(self) -> None:
+        """What the dying server still wrote counts."""
+        self.world.checks.looked(self)
+
+    def _start_later(self, delay_ms: int) -> None:
+        if self._restart is None:
+            self._restart = self.scheduler.call_later(delay_ms * US_PER_MS, self.start)
+
+    def _restart_ms(self) -> int:
+        return self.random.randrange(20, 400)
+
+    def _next_boot(self) -> str:
+        self._boots += 1
+        return f"{self.name}-boot-{self._boots}"

@@ -1,0 +1,466 @@
+"""A simulated server process: the real driver and store, and what surrounds them.
+
+Jobs are done one after another: the effects of one step, or one group of requests to be written.
+Each takes `disk_us`; what comes meanwhile is stepped at once, and what cannot fail is done at
+once, as threads of the real server would do it.
+
+It ends when the disk says so (`Crash`), or after `effects_left` more effects: between any two.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.bundle import WrittenGroup
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.node.events import (
+    Acknowledge,
+    Broken,
+    DiskTold,
+    Effect,
+    Event,
+    Failed,
+    ForgetLost,
+    LeaveWheel,
+    Mirrored,
+    Opened,
+    Send,
+    Serve,
+    Tell,
+    Verified,
+)
+from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.server.commit.committer import Answers, Group, Outcome, Request
+from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
+from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.node.refusals import Refusal
+from sim.checking.book import Entry, columns_of
+from sim.machine.disk import Crash
+from sim.machine.scheduler import US_PER_MS
+from sim.nodes.cancels import Cancels
+from sim.nodes.clients import Verdicts
+from sim.nodes.waiting import GROUP_US, WatchedDriver
+
+if TYPE_CHECKING:
+    from sim.nodes.node import SimNode
+
+TICK_US = 100 * US_PER_MS
+CHECKPOINT_US = 1_000 * US_PER_MS
+LOOK_US = 1_000 * US_PER_MS
+# Few, so that slots have entries in the table, and rows behind it.
+TABLE_ROWS = 16
+LEDGER_US = 300 * US_PER_MS
+MESSAGE_BYTES = 1 << 16
+TURN_AT_MOST = 2
+RESERVE_BYTES = 4_000
+BALLAST_BYTES = 4_000
+RECENT_BYTES = 1 << 10
+"""Mirrors are sent some frames from memory, and others from the disk."""
+
+
+Work = Group | StepJob | deque[Effect]
+
+
+class SimServer:
+    """One life of a node's server process; what surrounds its driver (`jobs.Outside`).
+
+    Attributes:
+        node: whose.
+        process: what lives and dies with it.
+        pid: of it.
+        store: the data folder.
+        driver: the real one.
+        row: what it told last, as the cleaner reads it.
+        cleaner_row: what the cleaner told last.
+        effects_left: after so many it dies; None: it does not.
+    """
+
+    def __init__(self, node: SimNode) -> None:
+        self.node = node
+        self.world = node.world
+        self.process = node.scheduler.process(f"{node.name}-server")
+        self.pid = self.world.next_pid()
+        self.row: ServerStatus | None = None
+        self.cleaner_row: CleanerStatus | None = None
+        self.effects_left: int | None = None
+        self._jobs: deque[Job] = deque()
+        self._working = False
+        self._checkpointing = False
+        self._published: dict[WheelId, int] = {}
+        self._dead = False
+        self.store = self._open_store()
+        config = self.world.member_config(node.name)
+        self.driver = WatchedDriver(
+            config,
+            self.store,
+            self,
+            message_bytes=MESSAGE_BYTES,
+            turn_at_most=TURN_AT_MOST,
+            now_us=lambda: self.node.scheduler.now_us,
+            held_up=lambda us: self.world.checks.held_up(node, us),
+        )
+        self._cancels = Cancels(self)
+
+    def start(self) -> None:
+        """Begins to listen and to tick."""
+        name, network = self.node.name, self.world.network
+        network.attach(
+            name,
+            self.process,
+            lambda peer, message: self.run(self._receive, peer, message),
+            lambda peer: self.run(self.driver.disconnected, peer),
+        )
+        self.run(self._tick)
+        self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
+        self.run(self._look_at_disk)
+
+    @property
+    def machine(self) -> Member:
+        """What decides."""
+        return self.driver.machine
+
+    @property
+    def floor(self) -> int:
+        """The last that was swept."""
+        return self.driver.floor
+
+    def run(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Does something and what comes of it, unless the process is dead; it may die of it."""
+        if self._dead:
+            return
+        try:
+            work(*arguments)
+            self._work()
+        except Crash:
+            self.node.server_died()
+
+    def end(self) -> None:
+        """The process is dead."""
+        self._dead = True
+        self.process.kill()
+
+    def trace(self, what: str, *details: object) -> None:
+        """Notes something for people."""
+        self.world.trace.add(self.node.name, what, *details)
+
+    # --- what comes from outside
+
+    def send_messages(self, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
+        """A caller's messages."""
+        verdicts = self._judge(entries)
+        rows = np.array([row for row, said in enumerate(verdicts) if said is None], dtype=np.intp)
+        if not len(rows):
+            on_answer(verdicts)
+            return
+
+        def answered(outcome: Outcome) -> None:
+            for written, row in enumerate(rows.tolist()):
+                verdicts[row] = verdict_of(outcome, written)
+            on_answer(verdicts)
+
+        self.write(Request(columns_of(entries).take(rows), Kind.MESSAGES, answered))
+
+    def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
+        """A caller withdraws a message."""
+        self._cancels.ask(key, on_answer)
+
+    def has_none(self, key: tuple[bytes, int]) -> bool | None:
+        """What is answered when another node asks whether it has nothing of a message."""
+        return self._cancels.has_none(key)
+
+    def write(self, request: Request) -> None:
+        """Has a request written with the next group."""
+        self.driver.submit(request)
+
+    def told(self, status: CleanerStatus | None) -> None:
+        """The cleaner has written its row, or has died."""
+        self.cleaner_row = status
+        self.driver.cleaner_told(status)
+        self._cancels.look()
+
+    def drain(self) -> None:
+        """The node is to stop cleanly."""
+        self.driver.drain()
+
+    def _checkpoint(self) -> None:
+        """Puts what was written on the medium, in the background."""
+        self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
+        if self._checkpointing:
+            return  # the disk was slow when it began
+        if self._is_slow:
+            self._spawn("upkeep", self._make_checkpoint)
+        else:
+            self._make_checkpoint()
+
+    def _make_checkpoint(self) -> None:
+        self._checkpointing = True
+        try:
+            self.driver.checkpoint()
+        except OSError as error:
+            self.trace("checkpoint failed", error)
+        self._checkpointing = False
+
+    def _look_at_disk(self) -> None:
+        self.process.call_later(LOOK_US, self.run, self._look_at_disk)
+        self.driver.look_at_disk()
+
+    def _receive(self, peer: str, message: PeerMessage) -> None:
+        if not isinstance(message, Gossip):
+            self.trace(f"<- {peer}", message)
+        self.driver.received(peer, message)
+
+    def _tick(self) -> None:
+        self.process.call_later(TICK_US, self.run, self._tick)
+        self.driver.tick()
+        self._tell_published()
+        self._write_row()
+        self._cancels.look()
+
+    def _judge(self, entries: list[Entry]) -> Verdicts:
+        now_ms, settings = self.wall_ms(), self.world.settings
+        verdicts: Verdicts = [None] * len(entries)
+        for row, entry in enumerate(entries):
+            if entry.due_ms < now_ms - settings.late_window_s * 1000:
+                verdicts[row] = Reason.DUE_TOO_OLD
+            elif entry.due_ms > now_ms + settings.span_s * 1000:
+                verdicts[row] = Reason.DUE_BEYOND_SPAN
+        return verdicts
+
+    # --- what surrounds the driver
+
+    def now_ms(self) -> int:
+        """The monotonic clock."""
+        return self.node.clock.monotonic_ms()
+
+    def wall_ms(self) -> int:
+        """The wall clock."""
+        return self.node.clock.wall_ms()
+
+    def enqueue(self, job: Job) -> None:
+        """Puts a job into the queue; a group after some time, in which others come."""
+        if isinstance(job, GroupJob):
+            self.process.call_later(GROUP_US, self.run, self._jobs.append, job)
+        else:
+            self._jobs.append(job)
+
+    def do_jobs(self, *, here: bool) -> None:
+        """The simulation has the jobs done in its own time."""
+
+    def happened(self, event: Event) -> None:
+        """Watches what the machine is told."""
+        match event:
+            case Opened():
+                self.world.checks.opened(self.node, event.wheel)
+            case Mirrored():
+                self.world.checks.held(self.node, event.held)
+            case Verified():
+                self.world.checks.verified(self.node, event.held)
+            case Broken():
+                # Also a group that was written in the middle of another job, and not synced.
+                self.world.checks.written(self.node, event.wheel)
+                self.trace("broke", event.wheel, event.cause)
+            case DiskTold():
+                self.trace("disk", event.state.value)
+            case Failed():
+                self.trace("failed", event.effect, event.cause)
+            case _:
+                pass
+
+    def send(self, peer: str, message: PeerMessage) -> None:
+        """Sends a message to another node."""
+        self._live_on(Send(peer, message))
+        if not isinstance(message, Gossip):
+            self.trace(f"-> {peer}", message)
+        self.world.network.send(self.node.name, peer, message)
+
+    def tell(self) -> None:
+        """Writes the row, and wakes the cleaner."""
+        self._live_on(Tell())
+        self._write_row()
+
+    def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
+        """Answers callers, and publishes the ledger later."""
+        self._live_on(effect)
+        self.trace("does", effect)
+        self.world.checks.acknowledged(self.node, effect.wheel, effect.high_watermark)
+        self.answer(answers)
+        arguments = effect.wheel, effect.high_watermark
+        self.process.call_later(LEDGER_US, self.run, self._publish, *arguments)
+
+    def answer(self, answers: Answers) -> None:
+        """Answers callers."""
+        for request, outcome in answers:
+            request.on_answer(outcome)
+
+    def enter(
+        self,
+        wheel: WheelId,
+        columns: Columns | None,
+        group: WrittenGroup,
+        accepted_at_ms: int,
+    ) -> None:
+        """Frames are written."""
+        del columns, accepted_at_ms
+        self.world.checks.written(self.node, wheel)
+        self.trace("wrote", wheel, f"up to {group.last_seq}")
+
+    def _write_row(self) -> None:
+        self.row = self.driver.status()
+        self.node.wake_cleaner()
+
+    # --- jobs
+
+    def _work(self) -> None:
+        """Does what is queued, one after another; on a slow disk while time goes by."""
+        if self._working:
+            return
+        self._working = True
+        if self._is_slow:
+            self._spawn("store", self._do_all)
+        else:
+            self._do_all()
+
+    @property
+    def _is_slow(self) -> bool:
+        return bool(self.node.disk_us or self.node.disk.delays_us)
+
+    def _spawn(self, name: str, work: Callable[[], None]) -> None:
+        """Runs on a thread of its own what waits for the disk; the process may die of it."""
+        task = self.process.spawn(f"{self.node.name}-{name}", work)
+        task.on_error = self._thread_failed
+
+    def _thread_failed(self, error: BaseException) -> None:
+        if not isinstance(error, Crash):
+            raise error
+        self.node.server_died()
+
+    def _do_all(self) -> None:
+        scheduler = self.node.scheduler
+        while self._jobs:
+            work = self._next_work()
+            if work is None:
+                continue
+            self.driver.begins()
+            if self.node.disk_us and scheduler.current is not None and not _reads_only(work):
+                self.node.wait_for_effect()
+            self._do(work)
+        self._working = False
+
+    def _do(self, work: Work) -> None:
+        if isinstance(work, Group):
+            self._finish_group(work)
+        elif isinstance(work, StepJob):
+            self.driver.do_step()
+        else:
+            self._do_next(work)
+        self.driver.ends()
+
+    def _next_work(self) -> Work | None:
+        """Of the first job, effects or a group that was let in; None: nothing is left of it."""
+        job = self._jobs[0]
+        if isinstance(job, StepJob):
+            self._jobs.popleft()
+            return job
+        if not isinstance(job, GroupJob):
+            if job:
+                return job
+            self._jobs.popleft()
+            return None
+        self._jobs.popleft()
+        group = self.driver.begin_group()
+        if group is None:
+            return None
+        for slot in group.columns.slots[group.verdicts != 0].tolist():
+            self.world.checks.refused_as_sealed(self.node, slot, group.admission.seal_slot)
+        return group
+
+    def _do_next(self, job: deque[Effect]) -> None:
+        effect = job[0]
+        self._live_on(effect)
+        self.trace("does", effect)
+        self.driver.do_next(job)
+        if isinstance(effect, LeaveWheel):
+            self.trace("left", effect.wheel)
+
+    def _finish_group(self, group: Group) -> None:
+        try:
+            self.driver.finish_group(group)
+        finally:
+            self.world.checks.written(self.node, group.admission.wheel)
+
+    def _live_on(self, effect: Effect) -> None:
+        """Before each effect: whether it is the last."""
+        if self.effects_left is not None:
+            self.effects_left -= 1
+            if self.effects_left < 0:
+                self.trace("dies before", effect)
+                raise Crash
+
+    # --- the books, as far as the floor waits for them
+
+    def _publish(self, wheel: WheelId, seq: int) -> None:
+        ledger = self.world.ledger
+        if not self.world.ledger_away:
+            ledger[wheel] = max(seq, ledger.get(wheel, 0))
+
+    def _tell_published(self) -> None:
+        """Publishes the open wheel, and closed ones if this node leads; tells what is published."""
+        row = self.row
+        if row is None:
+            return
+        cleaner = self._cancels.leading()
+        for wheel, beat in sorted(row.beat.wheels.items()):
+            if wheel == row.beat.open:
+                self._publish(wheel, beat.high_watermark)
+            elif cleaner is not None and wheel in cleaner.wheels:
+                closed_at = cleaner.wheels[wheel].closed_at
+                if closed_at is not None:
+                    self._publish(wheel, min(beat.prefix, closed_at))
+            published = self.world.ledger.get(wheel, 0)
+            if published > self._published.get(wheel, 0):
+                self._published[wheel] = published
+                self.driver.published(wheel, published)
+
+    # --- the start
+
+    def _open_store(self) -> Store:
+        node, settings = self.node, self.world.settings
+        return Store.open(
+            node.disk,
+            node.data,
+            node=node.name,
+            cluster_id=self.world.names.cluster_id,
+            boot_id=node.boot,
+            limits=StoreLimits(
+                span_seconds=settings.span_s,
+                dial_rows=settings.span_s + settings.late_window_s + 60,
+                open_files=settings.handles,
+                max_frame_messages=settings.max_frame_messages,
+                max_frame_bytes=settings.max_frame_bytes,
+                sync_groups=settings.sync_groups,
+                recent_bytes=RECENT_BYTES,
+                reserve_bytes=RESERVE_BYTES,
+                ballast_bytes=BALLAST_BYTES,
+                table_rows=TABLE_ROWS,
+            ),
+            new_storage=lambda: f"{node.random.getrandbits(128):032x}",
+        )
+
+
+def _reads_only(work: Work) -> bool:
+    return isinstance(work, deque) and isinstance(work[0], Serve | ForgetLost)
+
+
+def verdict_of(outcome: Outcome, row: int) -> Reason | None:
+    """Why a message of a request was refused; None: it is acknowledged."""
+    refusal = outcome if isinstance(outcome, Refusal) else outcome.failed.get(row)
+    return None if refusal is None else refusal.reason

@@ -1,0 +1,324 @@
+"""One run: cluster, Kafka, callers and checks on one scheduler, driven by a plan.
+
+    settle -> the plan's steps, faults among them -> heal -> drain -> last checks
+
+A run ends with its first violation. What the code under test raises, and does not catch, is one.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from unittest.mock import patch
+from zlib import crc32
+
+import structlog
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.kafka_settings import KafkaNames
+from sim.checking.book import MORE_TOPICS, TOPICS, Book, Entry
+from sim.checking.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
+from sim.checking.calm import resting_floor
+from sim.checking.checks import Checks
+from sim.checking.drained import why_not_drained
+from sim.checking.truth import Truth
+from sim.kafka.brokers import SimKafka
+from sim.machine.clocks import EPOCH_MS
+from sim.machine.locks import SimLock
+from sim.machine.network import Network
+from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler
+from sim.machine.trace import Trace
+from sim.nodes.clients import Clients
+from sim.nodes.frontend import Frontend
+from sim.nodes.node import SimNode
+from sim.plans.faults import perform
+from sim.plans.plan import Action, CancelOrder, Plan, Request, Step
+
+CLUSTER = "sim"
+PARTITIONS = 2
+DRAIN_S = 240
+LOOK_S = 0.5
+LOOK_US = 3 * US_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        plan: of the run.
+        violations: what did not hold; empty: all is well.
+        digest: two runs of one plan have the same.
+        seconds: simulated ones.
+        delivered: how many messages became visible.
+        trace: the last of what happened.
+    """
+
+    plan: Plan
+    violations: tuple[str, ...]
+    digest: int
+    seconds: float
+    delivered: int
+    trace: tuple[str, ...]
+
+
+class World:
+    """Everything there is."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.settings = plan.settings
+        self.violations: list[str] = []
+        self.scheduler = Scheduler(plan.seed)
+        self.trace = Trace(self.scheduler)
+        self.names = KafkaNames(CLUSTER)
+        self.network = Network(self.scheduler)
+        self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS + MORE_TOPICS, PARTITIONS))
+        self.kafka.trace = lambda what: self.trace.add("kafka", what)
+        self.ledger: dict[WheelId, int] = {}
+        self.ledger_away = False
+        self.replacements: dict[str, str] = {}
+        self.removals: set[str] = set()
+        self.set_back_from: int | None = None
+        self._last_lists: dict[str, tuple[tuple[str, ...], int]] = {}
+        self.members = plan.settings.nodes
+        self.min_insync = plan.settings.min_insync
+        self.truth = Truth()
+        self.book = Book()
+        self.checks = Checks(self)
+        self.kafka.on_decided(self.checks.decided)
+        self.kafka.on_visible(self.checks.visible)
+        self.frontend = Frontend(self)
+        self.clients = Clients(self.scheduler, self.frontend, self.book, self, self.trace)
+        self.nodes: dict[str, SimNode] = {}
+        self._undos: dict[int, Callable[[], None]] = {}
+        self._undo_count = 0
+        self._pids = 0
+
+    def run(self) -> Result:
+        """Runs the plan."""
+        locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
+        few_files = patch("delaywheel.storage.files.index.OPEN_INDEXES", OPEN_INDEXES)
+        with locks, few_files, self.scheduler, _without_logs(), _without_collections():
+            try:
+                self._run()
+            except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding
+                self.violation(traceback.format_exc())
+            return self._result()
+
+    # --- what the parts need
+
+    def violation(self, what: str) -> None:
+        """Something does not hold."""
+        self.trace.add("CHECK", what)
+        self.violations.append(f"{self.scheduler.now_us / US_PER_S:.3f} s: {what}")
+
+    def next_pid(self) -> int:
+        """Of a new process."""
+        self._pids += 1
+        return self._pids
+
+    def living(self) -> Iterator[SimNode]:
+        """The nodes that are part of the cluster."""
+        return (node for _, node in sorted(self.nodes.items()) if not node.is_gone)
+
+    def configured(self, node: str) -> tuple[tuple[str, ...], int]:
+        """The list of nodes and W of a node that starts now; who is to be taken out keeps its."""
+        return self._last_lists.get(node, (self.members, self.min_insync))
+
+    def member_config(self, node: str) -> MemberConfig:
+        """How a server that starts now takes part."""
+        settings = self.settings
+        nodes, min_insync = self.configured(node)
+        return MemberConfig(
+            node=node,
+            nodes=nodes,
+            min_insync=min_insync,
+            late_window_s=settings.late_window_s,
+            in_flight_frames=settings.in_flight_frames,
+            batch_frames=settings.batch_frames,
+        )
+
+    def later(self, ms: int, undo: Callable[[], None]) -> None:
+        """Ends a fault after this time, or when everything heals."""
+        self._undo_count += 1
+        number = self._undo_count
+        self._undos[number] = undo
+        self.scheduler.call_later(ms * US_PER_MS, self._undo, number)
+
+    def replace(self, node: str) -> None:
+        """The operator says that a node's new, empty disk is to stand for its id."""
+        storage = self.nodes[node].storage
+        if node in self.removals:
+            return
+        if storage is None:
+            self.scheduler.call_later(US_PER_S, self.replace, node)
+            return
+        self.trace.add("operator", f"replaces {node} by", storage)
+        self.replacements[node] = storage
+
+    def set_back(self) -> None:
+        """The operator has w set back to the clock; it is repeated until it is done."""
+        progress = self.checks.control.progress
+        if progress is not None:
+            self.trace.add("operator", "sets w back from", progress.due_ms - EPOCH_MS)
+            self.set_back_from = progress.set_backs
+
+    def change_members(self, nodes: tuple[str, ...], min_insync: int) -> None:
+        """The operator gives all nodes another list of nodes, and restarts them one by one."""
+        leaving = [node for node in self.living() if node.name not in nodes]
+        for node in leaving:
+            self._last_lists.setdefault(node.name, (self.members, self.min_insync))
+        self.members, self.min_insync = nodes, min_insync
+        for node in leaving:
+            if node.server is not None:
+                node.server.run(node.server.drain)
+        for order, node in enumerate(self.living()):
+            change = partial(self._leave, node) if node in leaving else node.restart
+            self.scheduler.call_later((2_000 + order * 700) * US_PER_MS, change)
+        for name in nodes:
+            if name not in self.nodes:
+                self._add_node(name)
+
+    def _leave(self, node: SimNode) -> None:
+        """A node is taken out for good: the operator says that nothing will come of it any more."""
+        node.leave()
+        self.trace.add("operator", "takes out", node.name)
+        self.replacements.pop(node.name, None)
+        self.removals.add(node.name)
+        self.checks.disturbed()
+
+    # --- what callers hear
+
+    def acknowledged(self, entry: Entry) -> None:
+        """A producer heard that its message is accepted."""
+        self.checks.caller_acknowledged(entry)
+
+    def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of a cancel."""
+        self.checks.cancel_answered(entry, decision)
+
+    # --- the run
+
+    def _run(self) -> None:
+        for name in self.settings.nodes:
+            self._add_node(name)
+        self.scheduler.call_later(LOOK_US, self._look)
+        for step in self.plan.steps:
+            self.scheduler.call_at(step.at_ms * US_PER_MS, self._do, step)
+        self._go_on_until(self.plan.faults_end_ms / 1000)
+        self._heal()
+        why = self._drain()
+        if self.violations:
+            return
+        if why:
+            self.violation(f"not drained {DRAIN_S} s after healing: {'; '.join(why)}")
+            return
+        self.checks.check_at_the_end()
+        for what in too_large_at_the_end(self):
+            self.violation(what)
+
+    def _drain(self) -> list[str]:
+        """Waits until nothing is left to do; what still is when time is up."""
+        until_s = self.scheduler.now_us / US_PER_S + DRAIN_S + self._ahead_s()
+        while True:
+            why = why_not_drained(self)
+            if not why or self.violations or self.scheduler.now_us / US_PER_S > until_s:
+                return why
+            self._go_on_until(self.scheduler.now_us / US_PER_S + LOOK_S)
+
+    def _ahead_s(self) -> float:
+        """How far a leader with a wrong clock went ahead: everybody has to wait for that."""
+        progress = self.checks.control.progress
+        if progress is None:
+            return 0.0
+        nodes = list(self.living())
+        return max(0.0, (progress.due_ms - nodes[0].clock.wall_ms()) / 1000)
+
+    def _go_on_until(self, seconds: float) -> None:
+        self.scheduler.run_until(round(seconds * US_PER_S), lambda: bool(self.violations))
+
+    def _do(self, step: Step) -> None:
+        match step:
+            case Request():
+                self.clients.send(step)
+            case CancelOrder():
+                self.clients.cancel(step)
+            case Action():
+                self.trace.add("fault", str(step))
+                perform(self, step.kind, dict(step.arguments))
+
+    def _look(self) -> None:
+        for what in (*out_of_bounds(self), *resting_floor(self)):
+            self.violation(what)
+        self.scheduler.call_later(LOOK_US, self._look)
+
+    def _undo(self, number: int) -> None:
+        undo = self._undos.pop(number, None)
+        if undo is not None:
+            undo()
+
+    def _heal(self) -> None:
+        """Everything works again, and every node runs."""
+        self.trace.add("fault", "everything heals")
+        # What ends a fault may begin to end another (a drained node starts).
+        while self._undos:
+            self._undo(min(self._undos))
+        self.network.heal()
+        self.kafka.heal()
+        for node in self.living():
+            node.disk.faults.clear()
+            if not node.is_up:
+                node.start()
+
+    def _add_node(self, name: str) -> None:
+        node = self.nodes[name] = SimNode(self, name)
+        node.disk.on_delete = lambda path: self.checks.deletes(node, path)
+        node.start()
+
+    def _result(self) -> Result:
+        for entry in self.book.entries.values():
+            self.scheduler.note(crc32(f"{entry} {entry.visible_us} {entry.cancelled}".encode()))
+        return Result(
+            plan=self.plan,
+            violations=tuple(self.violations),
+            digest=self.scheduler.digest,
+            seconds=self.scheduler.now_us / US_PER_S,
+            delivered=sum(entry.is_visible for entry in self.book.entries.values()),
+            trace=tuple(self.trace.lines()) if self.violations else (),
+        )
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """What the code under test logs is left to its own tests."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """A run keeps nearly all that it makes: looking for garbage is left until it has ended."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def run(plan: Plan) -> Result:
+    """Runs a plan in a world of its own."""
+    return World(plan).run()

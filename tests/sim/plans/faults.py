@@ -1,0 +1,465 @@
+"""What a run does to the cluster: every kind of `Action` in a plan, by name.
+
+A fault that lasts is undone after its `ms`, or when everything heals, whichever comes first. A
+fault that finds nothing to break (the node is down already) does nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from delaywheel_replica.core.election.events import IN_OFFICE
+from sim.kafka.log import Entry, Partition
+from sim.kafka.topic_troubles import TopicTrouble
+from sim.machine.disk import Fault
+from sim.machine.network import Quality
+from sim.machine.scheduler import US_PER_MS
+from sim.nodes.node import SimNode
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+FaultFunction = Callable[..., None]
+FAULTS: dict[str, FaultFunction] = {}
+
+QUIET_US = 100
+"""So often one looks whether a log is between two transactions."""
+
+
+def _fault(function: FaultFunction) -> FaultFunction:
+    FAULTS[function.__name__] = function
+    return function
+
+
+def perform(world: World, kind: str, arguments: dict[str, Any]) -> None:
+    """Does one action of a plan."""
+    FAULTS[kind](world, **arguments)
+
+
+# --- processes
+
+
+@_fault
+def kill_server(world: World, node: str) -> None:
+    """As kill -9: between two effects."""
+    if world.nodes[node].server is not None:
+        world.nodes[node].server_died()
+
+
+@_fault
+def kill_cleaner(world: World, node: str) -> None:
+    """As kill -9."""
+    world.nodes[node].cleaner_died()
+
+
+@_fault
+def kill_at_effect(world: World, node: str, effects: int) -> None:
+    """The server dies between two effects of its machine."""
+    server = world.nodes[node].server
+    if server is not None:
+        server.effects_left = effects
+
+
+@_fault
+def kill_at_write(world: World, node: str, effects: int, torn: float) -> None:
+    """The server dies between two effects on its disk, or within a write."""
+    if world.nodes[node].server is not None:
+        world.nodes[node].disk.crash_after(effects, torn_share=torn)
+
+
+@_fault
+def kill_all(world: World) -> None:
+    """All servers at once."""
+    for node in world.living():
+        kill_server(world, node.name)
+
+
+@_fault
+def absence(world: World, node: str, ms: int) -> None:
+    """Both processes are dead for a while."""
+    sim = world.nodes[node]
+    if sim.is_up:
+        sim.kill()
+        world.later(ms, lambda: _start(sim))
+
+
+@_fault
+def drain(world: World, node: str, ms: int) -> None:
+    """A clean stop, and a start after a while."""
+    sim = world.nodes[node]
+    if sim.server is None:
+        return
+    server = sim.server
+    server.run(server.drain)
+
+    def stop() -> None:
+        if sim.server is server:
+            sim.kill()
+            world.later(ms, lambda: _start(sim))
+
+    world.later(1_000, stop)
+
+
+@_fault
+def pause(world: World, node: str, part: str, ms: int) -> None:
+    """As SIGSTOP and SIGCONT, of the server, the cleaner, or both."""
+    resume = world.nodes[node].pause(server=part != "cleaner", cleaner=part != "server")
+    world.later(ms, resume)
+
+
+# --- machines
+
+
+@_fault
+def crash_machine(world: World, node: str, ms: int, *, loses: bool = True) -> None:
+    """The operating system crashes: unsynced writes are kept, lost or torn."""
+    sim = world.nodes[node]
+    if sim.is_up:
+        sim.crash_machine(_lossy(world, loses=loses))
+        world.later(ms, lambda: _start(sim))
+
+
+@_fault
+def crash_all(world: World, ms: int, *, loses: bool = True) -> None:
+    """A power cut of all."""
+    for node in world.living():
+        crash_machine(world, node.name, ms, loses=loses)
+
+
+@_fault
+def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
+    """The data folder is lost; some time later the operator replaces the node."""
+    sim = world.nodes[node]
+    if sim.is_gone:
+        return
+    sim.wipe()
+    world.later(ms, lambda: _start(sim))
+    world.later(replaced_ms, lambda: world.replace(node))
+
+
+@_fault
+def slow_start(world: World, node: str, ms: int) -> None:
+    """The next start takes its time for the wheels; the cleaner runs from its begin."""
+    world.nodes[node].recovery_us = ms * US_PER_MS
+
+
+@_fault
+def clock_step(world: World, node: str, step_ms: int, ms: int) -> None:
+    """The wall clock is set, and set right after a while."""
+    clock = world.nodes[node].clock
+    clock.step(step_ms)
+    world.later(ms, lambda: clock.step(-step_ms))
+
+
+@_fault
+def clocks_ahead(world: World, nodes: tuple[str, ...], step_ms: int, ms: int) -> None:
+    """Clocks of nodes and of the brokers are set ahead together, and set right after a while."""
+    clocks = [world.kafka.clock, *(world.nodes[node].clock for node in nodes)]
+    world.kafka.has_wrong_clock = True
+    for clock in clocks:
+        clock.step(step_ms)
+
+    def correct() -> None:
+        for clock in clocks:
+            clock.step(-step_ms)
+
+    world.later(ms, correct)
+
+
+@_fault
+def set_back(world: World) -> None:
+    """The operator has w set back to the clock."""
+    world.set_back()
+
+
+@_fault
+def clock_drift(world: World, node: str, ppm: int, ms: int) -> None:
+    """The clocks run fast or slow for a while."""
+    clock = world.nodes[node].clock
+    clock.drift(ppm)
+    world.later(ms, lambda: clock.drift(0))
+
+
+# --- disks
+
+
+@_fault
+def disk_full(world: World, node: str, spare_bytes: int, ms: int) -> None:
+    """There is little room, for a while."""
+    disk = world.nodes[node].disk
+    disk.capacity_bytes = disk.used_bytes + spare_bytes
+
+    def free() -> None:
+        disk.capacity_bytes = None
+
+    world.later(ms, free)
+
+
+@_fault
+def disk_error(world: World, node: str, operation: str, path_part: str, countdown: int) -> None:
+    """One operation fails with EIO."""
+    disk = world.nodes[node].disk
+    written_bytes = countdown * 37 % 90
+    fault = Fault(operation, errno.EIO, path_part, countdown, written_bytes)
+    disk.faults.append(fault)
+
+    def forget() -> None:
+        if fault in disk.faults:
+            disk.faults.remove(fault)
+
+    world.later(10_000, forget)
+
+
+@_fault
+def slow_disk(world: World, node: str, us: int, ms: int) -> None:
+    """Each effect on the disk takes its time."""
+    sim = world.nodes[node]
+    sim.disk_us = us
+
+    def fast() -> None:
+        sim.disk_us = 0
+
+    world.later(ms, fast)
+
+
+@_fault
+def hung_disk(world: World, node: str, us: int) -> None:
+    """What the disk is asked for next takes as long as if it hung."""
+    sim = world.nodes[node]
+    sim.disk_us = us
+
+    def fast() -> None:  # not as it was before: that may have been another one, which ends sooner
+        sim.disk_us = 0
+
+    world.later(us // US_PER_MS, fast)
+
+
+@_fault
+def slow_files(world: World, node: str, operations: tuple[str, ...], us: int, ms: int) -> None:
+    """To open, sync or delete a file takes its time, and others go on meanwhile."""
+    delays_us = world.nodes[node].disk.delays_us
+    delays_us.update(dict.fromkeys(operations, us))
+    world.later(ms, delays_us.clear)
+
+
+@_fault
+def bit_flip(world: World, node: str, what: str, choice: int) -> None:
+    """The medium damages a file: of a slot, an index, or the dial."""
+    sim = world.nodes[node]
+    if path := sim.disk.flip_somewhere(what, Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "a bit flipped in", what)
+        world.checks.disturbed()
+
+
+@_fault
+def bad_sector(world: World, node: str, what: str, choice: int) -> None:
+    """The medium cannot read a sector of a file any more: of a slot, or an index."""
+    sim = world.nodes[node]
+    if path := sim.disk.spoil_somewhere(what, Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "a bad sector in", what)
+        world.checks.disturbed()
+
+
+@_fault
+def slot_gone(world: World, node: str, choice: int) -> None:
+    """Somebody deletes a slot file."""
+    sim = world.nodes[node]
+    if path := sim.disk.unlink_somewhere(Random(choice)):
+        sim.damaged.add(path)
+        world.trace.add(node, "a slot file is gone")
+        world.checks.disturbed()
+
+
+# --- the network between the nodes
+
+
+@_fault
+def isolate(world: World, node: str, ms: int) -> None:
+    """A node is cut off from all others."""
+    _partition(world, (node,), ms)
+
+
+@_fault
+def partition(world: World, side: tuple[str, ...], ms: int) -> None:
+    """Some nodes are cut off from the rest."""
+    _partition(world, side, ms)
+
+
+@_fault
+def block(world: World, src: str, dst: str, ms: int) -> None:
+    """One direction of one link lets nothing through."""
+    network = world.network
+    network.block(src, dst)
+    world.later(ms, lambda: network.unblock(src, dst))
+
+
+@_fault
+def cut(world: World, one: str, other: str, ms: int) -> None:
+    """One link lets nothing through."""
+    network = world.network
+    network.cut(one, other)
+    world.later(ms, lambda: network.mend(one, other))
+
+
+@_fault
+def flap(world: World, src: str, dst: str, period_ms: int, ms: int) -> None:
+    """One direction comes and goes."""
+    until_us = world.scheduler.now_us + ms * US_PER_MS
+    world.network.flap(src, dst, period_us=period_ms * US_PER_MS, until_us=until_us)
+
+
+@_fault
+def bad_link(world: World, src: str, dst: str, quality: Quality, ms: int) -> None:
+    """One direction is slow, or loses, doubles and reorders messages."""
+    link = world.network.link(src, dst)
+    before = link.quality
+    link.quality = quality
+
+    def mend() -> None:
+        link.quality = before
+
+    world.later(ms, mend)
+
+
+@_fault
+def mute(world: World, src: str, dst: str, kind: str, ms: int) -> None:
+    """All messages of one type are lost in one direction."""
+    network = world.network
+    network.mute(src, dst, kind)
+    world.later(ms, lambda: network.unmute(src, dst, kind))
+
+
+@_fault
+def lost_answers(world: World, share: float, ms: int) -> None:
+    """Callers do not hear some of the answers."""
+    frontend = world.frontend
+    frontend.lost_answers = share
+
+    def mend() -> None:
+        frontend.lost_answers = 0.0
+
+    world.later(ms, mend)
+
+
+# --- Kafka and the ledger's place
+
+
+@_fault
+def kafka_down(world: World, ms: int) -> None:
+    """All brokers are away."""
+    world.kafka.stop()
+    world.later(ms, world.kafka.start)
+
+
+@_fault
+def kafka_cut(world: World, node: str, ms: int) -> None:
+    """One node does not reach the brokers."""
+    world.kafka.cut(node)
+    world.later(ms, lambda: world.kafka.mend(node))
+
+
+@_fault
+def kafka_faults(world: World, changes: dict[str, Any], ms: int) -> None:
+    """The brokers are slow, or lose requests and answers."""
+    kafka = world.kafka
+    before = kafka.faults
+    kafka.faults = replace(before, **changes)
+
+    def mend() -> None:
+        kafka.faults = replace(kafka.faults, **{name: getattr(before, name) for name in changes})
+
+    world.later(ms, mend)
+
+
+@_fault
+def lose_end(world: World, lost_ms: int, ms: int) -> None:
+    """The control topic is led by a broker that lacks its end, and whoever led the cluster dies."""
+    for partition in world.kafka.partitions(world.names.control):
+        if partition.open:
+            world.scheduler.call_later(QUIET_US, lose_end, world, lost_ms, ms)
+            return
+        for node in world.living():
+            if node.cleaner is not None and node.cleaner.leadership.phase in IN_OFFICE:
+                node.cleaner_died()
+        end = len(partition.log)
+        log = partition.lose_end(world.scheduler.now_us - lost_ms * US_PER_MS)
+        world.trace.add("kafka", f"loses the control topic from {len(partition.log)} to {end}")
+        world.kafka.has_lost_end = True
+        world.later(ms, partial(_end_again, world, partition, log))
+
+
+def _end_again(world: World, partition: Partition, log: list[Entry]) -> None:
+    """The broker is back that has it all."""
+    if partition.open:
+        world.scheduler.call_later(QUIET_US, _end_again, world, partition, log)
+        return
+    partition.lead_again(log)
+    world.trace.add("kafka", "has the control topic's end again")
+
+
+@_fault
+def slow_first_init(world: World, us: int) -> None:
+    """What a candidacy asks first takes long, and then its inits: less than others wait for it."""
+    kafka = world.kafka
+    kafka.faults = replace(kafka.faults, check_us=us, init_us=(us, us))
+
+
+@_fault
+def topic_trouble(world: World, topic: str, trouble: str, ms: int) -> None:
+    """A topic takes nothing for a while."""
+    troubles, scheduler = world.kafka.troubles, world.scheduler
+    troubles.begin(topic, TopicTrouble(trouble), scheduler.now_us)
+    world.later(ms, lambda: troubles.end(topic, scheduler.now_us))
+
+
+@_fault
+def ledger_away(world: World, ms: int) -> None:
+    """Nothing can be published."""
+    world.ledger_away = True
+
+    def back() -> None:
+        world.ledger_away = False
+
+    world.later(ms, back)
+
+
+# --- members
+
+
+@_fault
+def change_members(world: World, nodes: tuple[str, ...], min_insync: int) -> None:
+    """The operator gives all nodes another list of nodes, and restarts them one by one."""
+    world.change_members(nodes, min_insync)
+
+
+# --- behind them
+
+
+def _start(sim: SimNode) -> None:
+    if not sim.is_up:
+        sim.start()
+
+
+def _lossy(world: World, *, loses: bool) -> Random | None:
+    return world.scheduler.stream(f"crash {world.scheduler.now_us}") if loses else None
+
+
+def _partition(world: World, side: tuple[str, ...], ms: int) -> None:
+    network, rest = world.network, [name for name in world.nodes if name not in side]
+    for one in side:
+        for other in rest:
+            network.cut(one, other)
+
+    def mend() -> None:
+        for one in side:
+            for other in rest:
+                network.mend(one, other)
+
+    world.later(ms, mend)

@@ -1,0 +1,1 @@
+"""The tests that run the simulation, and those of its parts."""

@@ -1,0 +1,1 @@
+"""The simulated Kafka keeps Kafka's promises."""

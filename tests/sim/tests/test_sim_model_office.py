@@ -1,0 +1,67 @@
+"""Candidacies against every interleaving of two nodes over two transactional ids."""
+
+from unittest.mock import patch
+
+import pytest
+
+from delaywheel_replica.core.election.events import (
+    TRANSITIONS,
+    ControlRead,
+    Effect,
+    MarkReport,
+    Phase,
+    ReadControl,
+)
+from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    ACTIONS,
+    VERDICTS,
+    Action,
+    Answer,
+    Call,
+    Verdict,
+)
+from sim.models.catalogue import OFFICES, exhausted, name_of
+from sim.models.office import OfficeModel
+
+
+@pytest.mark.parametrize("model", OFFICES, ids=name_of)
+def test_one_epoch_commits_at_a_time(model: OfficeModel) -> None:
+    assert exhausted(model).found.wrong is None
+
+
+def test_marks_with_one_id_alone_are_found() -> None:
+    """Interleaving 1: two candidates init the two ids crosswise."""
+    found = exhausted(OfficeModel(candidacies=2, late=0, ids=1)).found
+    assert found.wrong == "progress 2 is committed over 2"
+
+
+def test_going_on_after_inits_without_reading_is_found() -> None:
+    """Interleaving 1: a leader inits again, and goes on from what it knew."""
+    marked = Election._marked
+
+    def blind(self: Election, report: MarkReport) -> list[Effect]:
+        effects = marked(self, report)
+        if effects != [ReadControl(self.token)]:
+            return effects
+        own = LeaderRecord("", self.token, 0)
+        state = ControlState(progress=Progress(0, None), leaders={0: own, 1: own})
+        return self._read(ControlRead(report.now_ms, self.token, state))
+
+    after = {**TRANSITIONS, (Phase.MARKING, MarkReport): frozenset(Phase)}
+    with patch.object(Election, "_marked", blind), patch.dict(TRANSITIONS, after):
+        assert exhausted(OfficeModel(candidacies=2, late=0)).found.wrong is not None
+
+
+def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
+    """Interleaving 20: the first copy of an end arrives in a later transaction of its id."""
+    with patch.dict(VERDICTS, {(Call.COMMIT, Answer.OK_RETRIED): Verdict.COMMITTED}):
+        found = exhausted(OfficeModel(candidacies=1, late=1)).found
+    assert found.wrong == "message 1 is visible, and its progress is not"
+
+
+def test_going_on_after_an_unknown_outcome_is_found() -> None:
+    with patch.dict(ACTIONS, {Verdict.UNKNOWN: Action.GO_ON}):
+        assert exhausted(OfficeModel(candidacies=1, late=1)).found.wrong is not None

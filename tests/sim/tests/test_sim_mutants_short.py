@@ -1,0 +1,41 @@
+"""Some mutants for real; ``scripts/sim --mutants`` looks for all of them."""
+
+import time
+
+import pytest
+
+from sim.mutants.hunt import Hunted, hunt, look_on
+
+QUICK = (
+    "a cancel counts beyond V",
+    "a mirror answers before it has written",
+    "a replaced member counts",
+    "a vote given is no leader heard",
+    "an end before V",
+    "boots are ignored by the origin",
+    "closes a wheel that is named",
+    "fills are told before they are committed",
+    "promises are not durable",
+    "takes before it holds V",
+    "the floor ignores spares",
+    "unregisters what is above the floor",
+)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_mutant_is_found_by_the_check_that_is_meant_for_it(name: str) -> None:
+    hunted = look_on(Hunted(name), seconds=60, until=time.monotonic() + 60)
+    assert hunted.outcome is not None
+    assert hunted.is_as_expected, hunted.why
+
+
+def test_a_hunt_tells_of_each_mutant_once() -> None:
+    names = ["the high watermark is of local writes", "takes what is not due"]
+    found = list(hunt(names, minutes=1, jobs=1))
+    assert [hunted.name for hunted in found] == names
+    assert all(hunted.why for hunted in found)
+
+
+def test_a_hunt_without_time_misses_them() -> None:
+    missed = list(hunt(["dedup is off"], minutes=0, jobs=1))
+    assert [(hunted.seeds, hunted.outcome) for hunted in missed] == [(0, None)]

@@ -1,0 +1,59 @@
+"""A short range of seeds; scripts/sim runs long ones."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.nodes.world import run
+from sim.plans.plan import Action, Plan, Request
+from sim.plans.profiles import PROFILES, draw
+from sim.plans.run import Choice, run_seed
+from sim.plans.shrink import shrink
+
+TESTS = Path(__file__).parents[2]
+PRINT_DIGEST = "from sim.plans.run import *; print(run_seed(Choice(), int(sys.argv[1])).digest)"
+
+
+@pytest.mark.parametrize(("seed", "profile"), list(enumerate(sorted(PROFILES), 1)))
+def test_all_checks_hold(seed: int, profile: str) -> None:
+    choice = Choice(profile=profile)
+    outcome = run_seed(choice, seed)
+    assert not outcome.violations, choice.command(seed)
+    assert outcome.delivered
+
+
+def test_a_seed_is_one_run_whatever_the_hashes() -> None:
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; {PRINT_DIGEST}", "4"],
+            env={**os.environ, "PYTHONHASHSEED": hashes, "PYTHONPATH": str(TESTS)},
+            check=True,
+            capture_output=True,
+        ).stdout
+        for hashes in ("1", "2")
+    }
+    assert len(digests) == 1
+
+
+def test_a_plan_is_shortened_to_what_makes_it_fail() -> None:
+    plan = draw(3, profile="churn")
+    action = next(step for step in plan.steps if isinstance(step, Action))
+    request = next(step for step in plan.steps if isinstance(step, Request))
+
+    def fails(shorter: Plan) -> bool:
+        return action in shorter.steps and request in shorter.steps
+
+    shortest = shrink(plan, fails).steps
+    assert len(shortest) == 2
+    assert action in shortest
+    assert request in shortest
+
+
+def test_a_plan_without_faults_delivers_everything() -> None:
+    plan = draw(2, profile="calm")
+    result = run(plan.only(step for step in plan.steps if isinstance(step, Request)))
+    assert not result.violations
+    assert result.delivered

@@ -1,0 +1,1 @@
+"""What tests share: makers of values, fakes, and processes under test."""

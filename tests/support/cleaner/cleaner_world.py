@@ -1,0 +1,286 @@
+"""A cleaner in this process, on the real broker, beside a server that only pretends.
+
+The pretended server does what matters to a cleaner: it opens registered wheels, writes messages
+into real slot files, tells its beat in `server.row` and answers fences.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_file import read_boot_id
+from delaywheel.storage.folder.status_file import RowReader, RowWriter
+from delaywheel_replica.cleaner.main import Cleaner
+from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer, WheelBeat
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.link import Link, Message, Stop, Topics, Wake
+from support.due.wheels import Sent, Wheels, Written
+
+NODE = "n1"
+STORAGE = "0" * 32
+BEAT_S = 0.05
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def sent(topic: str, in_ms: int, value: bytes | None = b"", **more: object) -> Sent:
+    """One message that falls due so long from now."""
+    return Sent(now_ms() + in_ms, uuid4().bytes, topic, value=value, **more)  # type: ignore[arg-type]
+
+
+class PretendedServer:
+    """The server's side of one node."""
+
+    def __init__(self, data: Path, link: Link, wheels: Wheels) -> None:
+        self.draining = False
+        self.silent = False
+        # While it is set, answers are made to lower promises than are wanted.
+        self.answers_lower = False
+        self.topics: dict[str, Topics] = {}
+        self._link = link
+        self._wheels = wheels
+        self._row = RowWriter(data / "server.row")
+        self._cleaner = RowReader(data / "cleaner.row", CleanerStatus.from_json)
+        self._open: WheelId | None = None
+        self._spare: WheelId | None = None
+        # After a restart: the wheels of earlier lives.
+        self._old = sorted(wheels.last_seqs())
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def status(self) -> CleanerStatus | None:
+        """What the cleaner tells."""
+        return self._cleaner.read()
+
+    @property
+    def has_wheels(self) -> bool:
+        """Whether it has an open wheel and a spare."""
+        with self._lock:
+            return None not in {self._open, self._spare}
+
+    def write(self, rows: Sequence[Sent]) -> list[Written]:
+        """Accepts one group of messages."""
+        return self._append(rows, self._wheels.write)
+
+    def cancel(self, rows: Sequence[Sent]) -> list[Written]:
+        """Accepts one group of cancels."""
+        return self._append(rows, self._wheels.cancel)
+
+    def reopen(self) -> None:
+        """What a restart does: the spare is opened, the open wheel is left."""
+        with self._lock:
+            assert self._open is not None
+            self._old.append(self._open)
+            self._open, self._spare = self._spare, None
+        self._tell()
+
+    def end(self) -> None:
+        """Says nothing any more."""
+        self._ended.set()
+        self._thread.join()
+        self._link.close()
+
+    def _append(self, rows: Sequence[Sent], append: Callable[..., list[Written]]) -> list[Written]:
+        with self._lock:
+            assert self._open is not None, "no wheel is open"
+            written = append(self._open, rows, now_ms=now_ms())
+        self._tell()
+        return written
+
+    def _run(self) -> None:
+        while not self._ended.wait(BEAT_S):
+            self._take_wheels()
+            self._tell()
+            with contextlib.suppress(EOFError):
+                for message in self._link.receive():
+                    self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Topics):
+            self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
+
+    def _answers(self, seqs: Mapping[WheelId, int]) -> tuple[FenceAnswer, ...]:
+        status = self.status()
+        fences = () if status is None else status.fences
+        return tuple(self._answer(fence, seqs) for fence in fences)
+
+    def _answer(self, fence: Fence, seqs: Mapping[WheelId, int]) -> FenceAnswer:
+        upto = fence.upto - 1 if self.answers_lower else fence.upto
+        applied = {
+            wheel: seq
+            for wheel, seq in seqs.items()
+            if wheel.node == fence.origin and wheel.number <= upto
+        }
+        return FenceAnswer(NODE, STORAGE, Fence(fence.origin, upto), applied)
+
+    def _take_wheels(self) -> None:
+        status = self.status()
+        if status is None:
+            return
+        with self._lock:
+            known = self._last_number()
+            new = [w for w, r in status.wheels.items() if w.number > known and r.closed_at is None]
+            for wheel in sorted(new):
+                if self._open is None:
+                    self._open = wheel
+                elif self._spare is None:
+                    self._spare = wheel
+
+    def _last_number(self) -> int:
+        own = [*self._old, self._open, self._spare]
+        return max((wheel.number for wheel in own if wheel is not None), default=0)
+
+    def _tell(self) -> None:
+        if self.silent:
+            return
+        with self._lock:
+            seqs = self._wheels.last_seqs()
+            top_slots: dict[WheelId, int] = {}
+            for frame in self._wheels.frames:
+                top_slots[frame.wheel] = max(frame.slot, top_slots.get(frame.wheel, -1))
+            seal_slot = now_ms() // 1000 - 5
+            own = [*self._old, self._open, self._spare]
+            beat = Beat(
+                node=NODE,
+                storage=STORAGE,
+                boot=read_boot_id(),
+                wall_ms=now_ms(),
+                open=None if self.draining else self._open,
+                spare=self._spare,
+                last_number=self._last_number(),
+                draining=self.draining,
+                complete=True,
+                wheels={
+                    wheel: WheelBeat(
+                        applied=seqs.get(wheel, 0),
+                        high_watermark=seqs.get(wheel, 0),
+                        seal_slot=seal_slot,
+                        seal_seq=seqs.get(wheel, 0),
+                        ledger_seq=seqs.get(wheel, 0),
+                        top_slot=top_slots.get(wheel, -1),
+                    )
+                    for wheel in own
+                    if wheel is not None
+                },
+            )
+            status = ServerStatus(
+                beat,
+                os.getpid(),
+                time.monotonic_ns() // 1_000_000,
+                answers=self._answers(seqs),
+            )
+            self._row.write(status.to_json())
+            self._link.send(Wake())
+
+
+class World:
+    """One node: a cleaner on a thread, and its pretended server."""
+
+    def __init__(
+        self, bootstrap: str, data: Path, cluster_id: str, wheels: Wheels, **config: object
+    ) -> None:
+        data.mkdir(parents=True, exist_ok=True)
+        self.config = load_config(
+            flags={
+                "cluster_id": cluster_id,
+                "node_id": NODE,
+                "data_dir": data,
+                "late_window_seconds": 5,
+                "kafka.bootstrap.servers": bootstrap,
+                **config,
+            }
+        )
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._mine = Link(mine.detach())
+        self._its = Link(its.detach())
+        self.server = PretendedServer(data, self._mine, wheels)
+        self.failure: BaseException | None = None
+        self._cleaner = Cleaner(self.config, self._its)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        if error is None and self.failure is not None:
+            raise self.failure
+
+    @property
+    def status(self) -> CleanerStatus:
+        """What the cleaner tells now."""
+        status = self.server.status()
+        assert status is not None
+        return status
+
+    def wait_leading(self, *, timeout_s: float = 60) -> None:
+        """Returns when the cleaner forwards and the server has a wheel and a spare."""
+        self.wait_for(
+            "leading",
+            lambda s: s.role is Role.LEADING and len(s.wheels) > 1 and self.server.has_wheels,
+            timeout_s=timeout_s,
+        )
+
+    def wait_leading_anew(self, epoch: int | None) -> CleanerStatus:
+        """Returns when it leads by a later election than that of this epoch."""
+        assert epoch is not None
+        return self.wait_for(
+            "leads anew", lambda s: s.role is Role.LEADING and (s.epoch or 0) > epoch
+        )
+
+    def wait_for(
+        self, what: str, holds: Callable[[CleanerStatus], bool], *, timeout_s: float = 60
+    ) -> CleanerStatus:
+        """Waits until the cleaner's row says so."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.server.status()
+            if status is not None and holds(status):
+                return status
+            assert self.failure is None, self.failure
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {status}"
+            time.sleep(0.01)
+
+    def say(self, message: Message) -> None:
+        """Says something to the cleaner."""
+        assert self._mine.send(message)
+
+    def stop(self, *, timeout_s: float = 60) -> None:
+        """Stops as a node does."""
+        self.server.draining = True
+        while self._thread.is_alive():
+            self._mine.send(Stop())
+            self._thread.join(0.2)
+            timeout_s -= 0.2
+            assert timeout_s > 0, "the cleaner did not stop"
+        self.server.end()
+        self._its.close()
+
+    def _run(self) -> None:
+        try:
+            self._cleaner.run()
+        except BaseException as error:  # noqa: BLE001 - told in the test's own thread
+            self.failure = error
+        finally:
+            self._cleaner.close()

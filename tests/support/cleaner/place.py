@@ -1,0 +1,190 @@
+"""A cleaner's leadership on a simulated Kafka, beside a server that only pretends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel_replica.cleaner.candidacy import Candidacy
+from delaywheel_replica.cleaner.delivery.dead_letters import Plan
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
+from delaywheel_replica.cleaner.due.reader import DueReader, Step
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.leadership import Leadership, View
+from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.pacing import CapLimits
+from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
+from delaywheel_replica.core.protocol.status_files import PeerSight, Role, ServerStatus
+from delaywheel_replica.kafka_settings import KafkaNames
+from sim.kafka.brokers import SimKafka
+from sim.kafka.ports import SimKafkaClient
+from sim.machine.clocks import SimClock
+from sim.machine.scheduler import Scheduler
+from sim.nodes.cleaner import Tasks
+from support.core.values import beat
+
+NAMES = KafkaNames("c")
+NODES = ("a", "b", "c")
+LEAST_REST_S = 0.000_5
+OFFICES = {Role.RESTING, Role.LEADING}
+
+
+class AllGoes:
+    """Dead letters that never come up."""
+
+    unavailable_topics: tuple[str, ...] = ()
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        """Forwards everything."""
+        del ahead
+        return Plan(rows)
+
+    def committed(self) -> None:
+        """A transaction was committed."""
+
+    def failed(self, rows: DueRows) -> None:
+        """A transaction failed; the next one tries the same."""
+
+
+class _SlowReader(DueReader):
+    """Takes its time, when it is told to."""
+
+    def __init__(self, place: Place, data: Path) -> None:
+        super().__init__(PosixDisk(), data, preload_thread=False)
+        self._place = place
+
+    def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
+        """See `DueReader`."""
+        if self._place.reads_s:
+            self._place.reading = True
+            self._place.scheduler.sleep(self._place.reads_s)
+            self._place.reading = False
+        return super().next_step(now_ms, cap_messages, cap_bytes)
+
+
+class Place:
+    """Node a of three, and what its server says of the others.
+
+    Attributes:
+        beats: the newest of each node; all drain, so that nobody is given a wheel.
+        heard: who is heard; the others were when they were last in here.
+        agrees: who gives its vote whenever it is asked.
+        hears_leader: a leader is heard all the time.
+        peers_ahead_ms: how far the clocks of the others are ahead.
+        answers: to fences.
+        turns_us: how long the turns took.
+        reads_s: so long it takes to read what is due.
+        reading: it is being read.
+    """
+
+    def __init__(self, data: Path, *, required: int) -> None:
+        self.scheduler = Scheduler(1)
+        self.kafka = SimKafka(self.scheduler, {"t": 1})
+        self.clock = SimClock(self.scheduler)
+        self.beats: dict[str, Beat] = {node: beat(node, draining=True) for node in NODES}
+        self.heard = {"b", "c"}
+        self.agrees: set[str] = set()
+        self.hears_leader = False
+        self.peers_ahead_ms = 0
+        self.answers: tuple[FenceAnswer, ...] = ()
+        self.turns_us: list[int] = []
+        self.reads_s = 0.0
+        self.reading = False
+        self._heard_ms: dict[str, int] = {}
+        self._reader = _SlowReader(self, data)
+        self._required = required
+        client = self.client("a")
+        follower = ControlFollower(client, self.clock)
+        candidacy = Candidacy(
+            client,
+            follower,
+            node="a",
+            control_topic=NAMES.control,
+            clock=self.clock,
+            runner=Tasks(self.scheduler, self.scheduler.process("a")),
+        )
+        config = ElectionConfig(run="a-1", nodes=len(NODES), required=required)
+        self.leadership = Leadership(config, candidacy, follower, self._forwarder, clock=self.clock)
+        self.scheduler.spawn("a", self._run)
+
+    def client(self, node: str) -> SimKafkaClient:
+        return SimKafkaClient(self.kafka, node, NAMES, self.clock.wall_ms)
+
+    @property
+    def view(self) -> View:
+        return self.leadership.view()
+
+    def until(self, holds: Callable[[], bool], *, within_s: float = 5) -> float:
+        """Runs until it holds; how many seconds that took."""
+        before_us = self.scheduler.now_us
+        assert self.scheduler.run_for(within_s, holds), self.view
+        return (self.scheduler.now_us - before_us) / 1e6
+
+    def never(self, holds: Callable[[], bool], *, for_s: float) -> None:
+        """Runs for that long."""
+        assert not self.scheduler.run_for(for_s, holds), self.view
+
+    def in_office(self) -> bool:
+        return self.view.role in OFFICES
+
+    def lead(self) -> None:
+        """Comes into office with a vote, and has committed something."""
+        self.agrees = {"b"}
+        self.until(lambda: self.view.role is Role.LEADING)
+        self.until(lambda: self.view.state.progress is not None)
+
+    def give_wheel(self, node: str, *, hears: str = "") -> WheelId:
+        """The leader registers a wheel for a node, which then drains again."""
+        heard = dict.fromkeys(hears, 0)
+        self.beats[node] = beat(node, heard=heard)
+        wheel = WheelId(node, 1)
+        self.until(lambda: wheel in self.view.state.wheels)
+        self.beats[node] = beat(node, draining=True, open_=wheel, heard=heard)
+        self.until(lambda: not self.view.fences)
+        return wheel
+
+    def _run(self) -> None:
+        while True:
+            before_us = self.scheduler.now_us
+            rest_s = self.leadership.turn(self._server())
+            self.turns_us.append(self.scheduler.now_us - before_us)
+            self.scheduler.sleep(max(LEAST_REST_S, rest_s))
+
+    def _server(self) -> ServerStatus:
+        now_ms, wish = self.clock.monotonic_ms(), self.view.vote_wish
+        self._heard_ms |= dict.fromkeys(self.heard, now_ms)
+        wall_ms = self.clock.wall_ms() + self.peers_ahead_ms
+        return ServerStatus(
+            beat=self.beats["a"],
+            pid=1,
+            monotonic_ms=now_ms,
+            peers={
+                node: PeerSight(replace(self.beats[node], wall_ms=wall_ms), heard_ms)
+                for node, heard_ms in sorted(self._heard_ms.items())
+            },
+            leader_heard_ms=now_ms if self.hears_leader else None,
+            answers=self.answers,
+            votes=frozenset() if wish is None else frozenset(self.agrees),
+            vote_round=0 if wish is None else wish.round,
+        )
+
+    def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
+        return Forwarder(
+            state,
+            producers,
+            self._reader,
+            AllGoes(),  # type: ignore[arg-type]  # as much of DeadLetters as is used
+            names=NAMES,
+            cluster=Cluster(
+                nodes=NODES, min_insync=len(NODES) + 1 - self._required, late_window_s=5
+            ),
+            caps=CapLimits(frame_messages=1, frame_bytes=1, max_messages=1, max_bytes=1),
+            monotonic=self.clock.monotonic,
+        )

@@ -1,0 +1,1 @@
+"""The other side of clients and commands: services whose answers tests script."""

@@ -1,0 +1,1 @@
+"""Values of the protocol, and member machines without disks or network."""

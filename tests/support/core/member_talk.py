@@ -1,0 +1,43 @@
+"""What the nodes of the member machine's tests say to one another."""
+
+from dataclasses import replace
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.node_state import Spare
+from delaywheel_replica.core.protocol.control import WheelRecord
+from delaywheel_replica.core.protocol.heartbeat import Beat, Heard, WheelBeat
+from delaywheel_replica.core.protocol.messages import PeerMessage
+from support.core.member_world import FakeNode, disk_of, record_of
+
+
+def beat_of(node: str, *, boot_heard: str | None = None, **values: object) -> Beat:
+    """A beat of another node, which heard this one if told so."""
+    heard = {} if boot_heard is None else {"a": Heard(boot_heard, 0)}
+    beat = Beat(
+        node=node,
+        storage=disk_of(node),
+        boot=f"boot-{node}",
+        wall_ms=0,
+        open=None,
+        spare=None,
+        last_number=1,
+        draining=False,
+        complete=True,
+        start=1,
+        count=1,
+        heard=heard,
+    )
+    return replace(beat, **values)  # type: ignore[arg-type]
+
+
+def wheel_beat(applied: int, **values: object) -> WheelBeat:
+    return replace(WheelBeat(applied, 0, 0, 0, 0, 0), **values)  # type: ignore[arg-type]
+
+
+def messages(node: FakeNode, kind: type[PeerMessage]) -> list[tuple[str, PeerMessage]]:
+    return [(peer, message) for peer, message in node.take_sent() if isinstance(message, kind)]
+
+
+def spare_of(wheel: WheelId) -> Spare:
+    record: WheelRecord = record_of()
+    return Spare(wheel, 0, record.members, record.min_insync)

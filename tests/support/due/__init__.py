@@ -1,0 +1,1 @@
+"""Wheels with messages that are due, and what a step must take of them."""

@@ -1,0 +1,1 @@
+"""Between tests and the real broker: proxies, readers, topics."""

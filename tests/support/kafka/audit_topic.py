@@ -1,0 +1,124 @@
+"""A topic of a test of the audit: filled in transactions or without, read through the source."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_audit.kafka.options import SourceOptions
+from delaywheel_audit.kafka.plan import Plan, Slice
+from delaywheel_audit.kafka.read import read_slice
+from delaywheel_audit.kafka.source import pin
+from support.kafka.read_committed import PATIENCE_S, create_topic, delete_topic
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+
+class AuditTopic:
+    """One topic with a name of its own; nothing but the test uses it."""
+
+    def __init__(
+        self, bootstrap: str, *, partitions: int = 1, config: dict[str, str] | None = None
+    ) -> None:
+        self.bootstrap = bootstrap
+        self.name = f"audit-{uuid.uuid4().hex[:12]}"
+        self.create(partitions=partitions, config=config)
+
+    def create(self, *, partitions: int = 1, config: dict[str, str] | None = None) -> None:
+        # Tests write old timestamps; a broker looks for what to delete soon after its start.
+        kept = {"retention.ms": "-1"} | (config or {})
+        create_topic(self.bootstrap, self.name, partitions=partitions, config=kept)
+
+    def delete(self) -> None:
+        delete_topic(self.bootstrap, self.name)
+
+    def produce(
+        self,
+        values: Iterable[bytes | None],
+        *,
+        partition: int = 0,
+        key: bytes | None = None,
+        timestamps: Iterable[int] = (),
+        headers: Headers = (),
+    ) -> None:
+        """Writes records without a transaction, and waits until they are there."""
+        # In small batches: a consumer cannot fetch less than one.
+        small = {"linger.ms": 1, "batch.num.messages": 10}
+        producer = Producer({"bootstrap.servers": self.bootstrap, **small})
+        times = iter(timestamps)
+        for value in values:
+            place: dict[str, Any] = {"partition": partition, "headers": list(headers)}
+            if (at := next(times, None)) is not None:
+                place["timestamp"] = at
+            producer.produce(self.name, value, key, **place)
+        assert producer.flush(PATIENCE_S) == 0
+
+    def transaction(self, values: Iterable[bytes], *, commits: bool = True) -> None:
+        """Writes records in a transaction that ends so."""
+        producer = self.open_transaction(values)
+        if commits:
+            producer.commit_transaction(PATIENCE_S)
+        else:
+            producer.abort_transaction(PATIENCE_S)
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until no transaction is open: its end is certain before it shows."""
+        deadline = time.monotonic() + PATIENCE_S
+        while any(range_.open_until for range_ in self.plan().topics[0].ranges):
+            assert time.monotonic() < deadline, f"{self.name}: a transaction stays open"
+            time.sleep(0.02)
+
+    def open_transaction(self, values: Iterable[bytes]) -> Producer:
+        """Writes records in a transaction, and leaves it open."""
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "transactional.id": f"t-{uuid.uuid4().hex}"}
+        )
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(self.name, value, partition=0)
+        producer.flush(PATIENCE_S)
+        return producer
+
+    def delete_records(self, before: int, *, partition: int = 0) -> None:
+        """Retention passes: everything before the offset goes."""
+        place = TopicPartition(self.name, partition, before)
+        client = AdminClient({"bootstrap.servers": self.bootstrap})
+        client.delete_records([place])[place].result()
+
+    def options(self, **more: str) -> dict[str, str]:
+        """Options of a read of this topic; `_` stands for the dots of Kafka's settings."""
+        named = {k.replace("kafka_", "kafka.").replace("_", "."): v for k, v in more.items()}
+        said = {"kafka.bootstrap.servers": self.bootstrap, "timeoutMs": "60000"}
+        return said | ({} if "ranges" in more else {"topics": self.name}) | named
+
+    def plan(self, **more: str) -> Plan:
+        """What a read would read now."""
+        return pin(self.options(**more))
+
+    def values(self, plan: Plan, *, records: int = 1_000_000, **more: str) -> list[bytes | None]:
+        """The values of all slices of a plan, one after the other."""
+        options = SourceOptions.of(self.options(**more))
+        return [
+            message.value()
+            for piece in plan.slices(records=records, size=0)
+            for batch in read_slice(options.client, piece, timeout_s=options.timeout_s)
+            for message in batch
+        ]
+
+
+def only_slice(plan: Plan) -> Slice:
+    """The one slice of a plan."""
+    (piece,) = plan.slices(records=1_000_000, size=0)
+    return piece
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    """Values that tell their order."""
+    return [b"%d" % number for number in range(start, start + count)]

@@ -1,0 +1,62 @@
+"""Scripts run as a user runs them, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+END_S = 150
+"""Nodes, and then the broker, may take so long to stop before they are killed; and some more."""
+
+
+def start_script(name: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts the Python behind `scripts/<name>`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"local.{name}", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def read_until(script: subprocess.Popen[str], word: str) -> str:
+    """What the script prints, up to the line that has this word in it."""
+    assert script.stdout is not None
+    told = ""
+    while word not in told:
+        line = script.stdout.readline()
+        assert line, told
+        told += line
+    return told
+
+
+def cluster_folders() -> set[Path]:
+    """The folders of clusters that run, or that were kept."""
+    return set((ROOT / ".run").glob("cluster-*"))
+
+
+def processes_below(folder: Path) -> list[str]:
+    """Command lines of what runs on a cluster's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile
+        if str(folder) in line:
+            found.append(line)
+    return found
+
+
+def assert_nothing_is_left(folder: Path) -> None:
+    """Every process on the folder ends by itself, and it is gone itself."""
+    deadline = time.monotonic() + 60
+    while processes_below(folder):
+        assert time.monotonic() < deadline, processes_below(folder)
+        time.sleep(0.1)
+    assert not folder.exists()

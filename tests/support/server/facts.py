@@ -1,0 +1,140 @@
+"""The facts of a node that is well, for tests of what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.writing.dial import HORIZONS, Pending
+from delaywheel_replica.core.protocol.control import Leader, WheelRecord
+from delaywheel_replica.core.protocol.histogram import (
+    COMMIT_BOUNDS_US,
+    LATENESS_BOUNDS_US,
+    Tally,
+)
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    PeerSight,
+    Role,
+    ServerStatus,
+)
+from delaywheel_replica.peers.states import (
+    Connection,
+    Counters,
+    PeerReason,
+    PeerRefusal,
+    PeerState,
+)
+from delaywheel_replica.server.ledger.publisher import BooksState
+from delaywheel_replica.server.metrics.facts import DiskSpace, Facts
+from delaywheel_replica.server.metrics.processes import Process
+from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
+from delaywheel_replica.server.node.refusals import Refusal
+from support.core.values import beat, wheel_beat
+
+NOW_MS = 1_700_000_000_000
+A1, A2, A3, B1, B2 = (WheelId(*name) for name in zip("aaabb", (1, 2, 3, 1, 2), strict=True))
+MONOTONIC_MS = 50_000
+
+
+def tally(bounds_us: tuple[int, ...], *values_us: int) -> Tally:
+    made = Tally(bounds_us)
+    for value_us in values_us:
+        made.add(value_us)
+    return made
+
+
+def server_status() -> ServerStatus:
+    """Of node a, which leads; b mirrors it, and was not heard for a second."""
+    own = beat(
+        "a",
+        open_=A2,
+        spare=A3,
+        wheels={
+            A1: wheel_beat(10),
+            A2: replace(wheel_beat(20), high_watermark=17, ledger_seq=15),
+            A3: wheel_beat(0),
+            B1: wheel_beat(7, lacking=(3, 4)),
+        },
+    )
+    other = beat("b", open_=B1, spare=B2, wheels={A2: wheel_beat(18), B1: wheel_beat(9)})
+    return ServerStatus(
+        own, 1, MONOTONIC_MS - 100, peers={"b": PeerSight(other, MONOTONIC_MS - 1_000)}
+    )
+
+
+def cleaner_status(**changes: Any) -> CleanerStatus:
+    """Of the leader."""
+    status = CleanerStatus(
+        node="a",
+        boot="boot",
+        pid=2,
+        monotonic_ms=MONOTONIC_MS - 40,
+        wall_ms=NOW_MS - 40,
+        role=Role.LEADING,
+        epoch=7,
+        leader=Leader("a", 7),
+        progress=Progress(NOW_MS - 500, None, {}, NOW_MS // 1000 - 180),
+        wheels={A1: WheelRecord({"a": "d"}, 1, 5, 10), A2: WheelRecord({"a": "d"}, 1, 5)},
+        lateness_ms=250,
+        started_ms=NOW_MS - 90_000,
+        counters={"forwarded": 1_000, "transactions": 30, "elections": 1, "dead_lettered": 2},
+        lateness=tally(LATENESS_BOUNDS_US, 4_000, 5_000, 40_000, 7_200_000_000).read(),
+        commit_times=tally(COMMIT_BOUNDS_US, 12_000).read(),
+    )
+    return replace(status, **changes)
+
+
+def counts() -> Counts:
+    made = Counts(groups=3, frames=9, frame_bytes=4_096, messages=40, cancels=2)
+    made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)})
+    made.refused_request(5, Reason.NO_WHEEL)
+    made.refused_calls["DelayProduce", Reason.NO_WHEEL] += 1
+    return made
+
+
+def peer_state(**changes: Any) -> PeerState:
+    counted = Counters(sent=4, sent_bytes=400, received=3, received_bytes=300, dropped=1, breaks=2)
+    return replace(PeerState(Connection.CONNECTED, 1, "b:7421", counters=counted), **changes)
+
+
+def facts(**changes: Any) -> Facts:
+    """Everything is known and well, unless changed."""
+    refusal = PeerRefusal(PeerReason.WRONG_CLUSTER, "another")
+    made = Facts(
+        node="a",
+        cluster="shop",
+        members=3,
+        min_insync=2,
+        started_s=1_699_999_000.5,
+        wall_ms=NOW_MS,
+        monotonic_ms=MONOTONIC_MS,
+        server=server_status(),
+        cleaner=cleaner_status(),
+        refusal=None,
+        in_sync=frozenset("ab"),
+        in_sync_changes=4,
+        in_flight_bytes=77,
+        counts=counts(),
+        loop_lags=tally(LAG_BOUNDS_US, 300, 1_200).read(),
+        greatest_lag_us=1_200,
+        pending=tuple(Pending(name, n, n * 100) for n, (name, _) in enumerate(HORIZONS)),
+        disk=DiskSpace(1_000, 600, 50, 100),
+        open_slot_files=5,
+        max_slot_files=8_192,
+        max_caller_connections=4_096,
+        processes={
+            "server": Process(1.5, 1 << 20, 40, 30, 1_024),
+            "cleaner": Process(2.5, 2 << 20, 50, 20, None),
+        },
+        peers={
+            "b": peer_state(),
+            "c": peer_state(connection=Connection.REFUSED, refusal=refusal),
+        },
+        books=BooksState("/books", "gone", NOW_MS - 4_500, 1, 20, 3, 70),
+    )
+    return replace(made, **changes)

@@ -1,0 +1,1 @@
+"""Whole services of real processes, and callers that use them."""

@@ -1,0 +1,1 @@
+"""Messages, frames, wheels, books and data folders, made with little ceremony."""

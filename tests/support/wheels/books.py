@@ -1,0 +1,200 @@
+"""A wheel, its ledger and its books, without a server."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.server.ledger.assignment import Publishable
+from delaywheel_replica.server.ledger.place import Place
+from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
+from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
+from support.wheels.copies import rows_by_seq
+from support.wheels.messages import Message, columns_of
+
+WHEEL = WheelId("n1", 1)
+ACCEPTED_AT_MS = 1_763_699_999_000
+"""21 November 2025, 04:39:59 UTC."""
+
+Row = tuple[bytes, int, int, str, str, int]
+
+
+class FragilePlace(Place):
+    """A folder that is away when the test says so, or that ends the process at a step.
+
+    Attributes:
+        is_away: nothing is answered.
+        steps: that were done.
+    """
+
+    is_away = False
+
+    def __init__(self, folder: Path, *, node: str = "n1") -> None:
+        """Is there."""
+        super().__init__(str(folder), node=node, staging=folder / "unused")
+        self.steps = 0
+        self.dies_before_step: int | None = None
+
+    def step(self) -> None:
+        """Before everything that reaches it, and every change."""
+        if self.is_away:
+            raise OSError(errno.EHOSTUNREACH, "the place is away")
+        if self.steps == self.dies_before_step:
+            raise Died
+        self.steps += 1
+
+    def _list(self, folder: str) -> list[str]:
+        self.step()
+        return super()._list(folder)
+
+    def _make_beside(self) -> None:
+        self.step()
+        super()._make_beside()
+
+    def _put(self, folder: str, name: str) -> None:
+        self.step()
+        super()._put(folder, name)
+        self.step()
+
+
+class Died(BaseException):
+    """The process ended here. No `Exception`: nothing may catch it by the way."""
+
+
+class Bench:
+    """What the tests of the books work on.
+
+    Attributes:
+        data: the data folder.
+        place: where the books publish; away when it is told so.
+        high_watermark: what may be published of the wheel.
+        lost: frames of it that are lost.
+        is_sole: nobody else may publish it.
+        is_full: the disk is at its reserve.
+        published: what the machine was told.
+        unreadable: frames of which it was told.
+        written: what every frame holds, as it is to be found in the ledger.
+    """
+
+    def __init__(self, data: Path, *, disk: Disk | None = None, folder: Path | None = None) -> None:
+        """With an empty wheel."""
+        self.data = data
+        self.disk = disk or PosixDisk()
+        self.name = WHEEL
+        meta = WheelMeta(WHEEL, {"n1": "s"}, 1, 7200)
+        self.wheel = OriginWheel.create(self.disk, data, meta, HandleCache(self.disk, 8))
+        self.folder = folder or data / "published"
+        self.high_watermark = 0
+        self.told_seq = 0
+        self.is_sole = True
+        self.lost: frozenset[int] = frozenset()
+        self.is_full = False
+        self.registered: Collection[WheelId] | None = None
+        self.published: dict[WheelId, int] = {}
+        self.unreadable: list[tuple[WheelId, int]] = []
+        self.written: list[list[Row]] = []
+        self.place = FragilePlace(self.folder)
+        self.ledger = Ledger(self.disk, data)
+        self.books = self.new_books()
+
+    def new_books(
+        self,
+        *,
+        node: str = "n1",
+        retention_hours: int = 0,
+        full_retention_hours: int | None = None,
+    ) -> Books:
+        """Books that know nothing but what lies on the disk and in the place."""
+        return Books(
+            self.disk,
+            self.data,
+            self.ledger,
+            BooksConfig(node, str(self.folder), 60, retention_hours, full_retention_hours),
+            BooksLinks(
+                publishable=self.publishable,
+                registered=lambda: self.registered,
+                is_full=lambda: self.is_full,
+                on_published=self.published.__setitem__,
+                on_unreadable=lambda wheel, seq: self.unreadable.append((wheel, seq)),
+            ),
+            place_at=lambda: self.place,
+        )
+
+    def publishable(self) -> dict[WheelId, Publishable]:
+        """The one wheel."""
+        found = Publishable(
+            self.high_watermark,
+            told_seq=self.told_seq,
+            born_ms=ACCEPTED_AT_MS - 60_000,
+            is_sole=self.is_sole,
+            lost=FrameSet.of((self.name, seq) for seq in self.lost),
+        )
+        return {self.name: found}
+
+    def write(
+        self,
+        *messages: Message,
+        kind: Kind = Kind.MESSAGES,
+        enter: bool = True,
+        at_ms: int = ACCEPTED_AT_MS,
+    ) -> None:
+        """A group of callers' messages, or of cancels.
+
+        Args:
+            messages: of one group.
+            kind: which of the two.
+            enter: into the ledger, too; otherwise the disk refused the row.
+            at_ms: when it is accepted.
+        """
+        columns = columns_of(list(messages))
+        group = self.wheel.append(columns, kind=kind, accepted_at_ms=at_ms)
+        entered = columns if kind is Kind.MESSAGES else None
+        if enter:
+            self.ledger.enter(self.name, entered, group, at_ms)
+        # What ended before was acknowledged to nobody.
+        self.high_watermark = group.last_seq
+        for seq, held in rows_by_seq(group).items():
+            rows = [messages[row] for row in held] if entered is not None else []
+            self.written.append(
+                [(m.id, m.due_ms, at_ms, m.topic, str(self.name), seq) for m in rows]
+            )
+
+    def restart(self, **books: int) -> None:
+        """All memory is gone; files and the place stay as they are."""
+        self.published = {}
+        self.place = FragilePlace(self.folder)
+        self.ledger = Ledger(self.disk, self.data)
+        self.books = self.new_books(**books)  # type: ignore[arg-type]
+
+    def local_files(self) -> list[str]:
+        """The local rows."""
+        return self.disk.list_folder(rows_folder(self.data, self.name))
+
+    def files(self) -> list[str]:
+        """What is published: paths inside the place, ascending."""
+        return sorted(
+            path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*.parquet")
+        )
+
+    def gaps(self) -> list[str]:
+        """The gaps that are in place."""
+        return sorted(path.name for path in (self.folder / "gaps").glob("*.json"))
+
+    def rows(self) -> list[Row]:
+        """What is published, in the order of the files' names without their folders."""
+        paths = sorted((self.folder / name for name in self.files()), key=lambda path: path.name)
+        tables = [pq.ParquetFile(path).read() for path in paths]
+        return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+    def all_written(self) -> list[Row]:
+        """What the ledger is to have of every frame."""
+        return [row for frame in self.written for row in frame]

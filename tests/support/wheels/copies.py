@@ -1,0 +1,81 @@
+"""A wheel's origin and its copies, for tests."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel_replica.server.commit.store import Store
+from sim.machine.disk import SimulatedDisk
+
+
+def verified(store: Store) -> Store:
+    """A store that was opened, with all its wheels made whole."""
+    for wheel in sorted(store.unverified):
+        finish(store.verifying(wheel))
+    return store
+
+
+def copies_of(
+    disk: Disk, data: Path, wheel: WheelId, first_seq: int = 1, *, floor: int = 0
+) -> list[FrameCopy]:
+    """The frames from a seq on, up to the first that cannot be read."""
+    reader = WheelReader(disk, data, wheel)
+    copies: list[FrameCopy] = []
+    for found in reader.copies(first_seq, reader.last_seq(), floor=floor):
+        if isinstance(found, DamagedFrame):
+            break
+        copies.append(found)
+    return copies
+
+
+def rows_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> list[bytes]:
+    """All rows of an index."""
+    reader = WheelReader(disk, data, wheel)
+    rows = reader.rows(1, reader.last_seq()).tobytes()
+    return [
+        rows[at : at + INDEX_ROW_LENGTH_BYTES] for at in range(0, len(rows), INDEX_ROW_LENGTH_BYTES)
+    ]
+
+
+def slots_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> dict[int, bytes]:
+    """The content of all slot files."""
+    reader = WheelReader(disk, data, wheel)
+    folder = layout.wheel_folder(data, wheel)
+    return {slot: disk.content(layout.slot_path(folder, slot)) for slot in reader.slots()}
+
+
+def flipped(copies: Sequence[FrameCopy], number: int, byte: int) -> list[FrameCopy]:
+    """The same with one damaged byte in the content of one."""
+    content = bytearray(copies[number].content)
+    content[byte] ^= 1
+    return [
+        copy._replace(content=bytes(content)) if at == number else copy
+        for at, copy in enumerate(copies)
+    ]
+
+
+def bundled(copies: Sequence[FrameCopy]) -> FrameBundle:
+    """Frames given one by one, as a bundle."""
+    return FrameBundle.of_copies(copies)
+
+
+def copy_of(seq: int, content: bytes, *, slot: int = 0) -> FrameCopy:
+    """A frame of which nothing but seq, second and length is true."""
+    return FrameCopy(seq, struct.pack("<IIII", slot, 0, len(content), 1), content)
+
+
+def rows_by_seq(group: WrittenGroup) -> dict[int, list[int]]:
+    """Which rows of what was appended each frame holds."""
+    order = iter(group.order.tolist())
+    return {
+        seq: [next(order) for _ in range(count)]
+        for seq, count in zip(group.bundle.seqs.tolist(), group.counts.tolist(), strict=True)
+    }

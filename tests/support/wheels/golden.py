@@ -1,0 +1,58 @@
+"""The messages of the golden data folders, and how a folder of the current version is made.
+
+Used as ``python tests/support/wheels/golden.py FOLDER`` by the procedure in docs/FORMAT.md.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk, PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from support.wheels.messages import Message, columns_of
+
+WHEEL = WheelId("golden-1", 3)
+META = WheelMeta(WHEEL, {"golden-1": "5f0c" * 8}, 1, 7200)
+SLOT = 1_763_700_000
+ACCEPTED_AT_MS = 1_763_699_999_123
+
+# Seq 1 and 2 are one group over two slots, seq 3 another; then seq 4 cancels two of them.
+FIRST_GROUP = [
+    Message(
+        SLOT * 1000 + 999,
+        bytes(range(16)),
+        "orders",
+        key=b"key",
+        value=b"value",
+        headers=(("trace", b"1"), ("trace", b""), ("é", None)),
+        partition=7,
+        timestamp_ms=1_763_600_000_001,
+    ),
+    Message((SLOT + 1) * 1000, bytes(range(1, 17)), "payments.eu", key=None, value=b""),
+    Message(SLOT * 1000, bytes(range(2, 18)), "payments.eu", key=b"", value=None),
+]
+SECOND_GROUP = [Message(SLOT * 1000 + 500, bytes(range(3, 19)), "orders", value=bytes(100))]
+FRAMES = {1: [FIRST_GROUP[0], FIRST_GROUP[2]], 2: [FIRST_GROUP[1]], 3: SECOND_GROUP}
+CANCELLED = [FIRST_GROUP[0], SECOND_GROUP[0]]
+
+
+def write_golden(disk: Disk, data: Path) -> None:
+    """Makes a data folder with one frame of everything."""
+    wheel = OriginWheel.create(disk, data, META, HandleCache(disk, 4))
+    wheel.append(columns_of(FIRST_GROUP), accepted_at_ms=ACCEPTED_AT_MS)
+    wheel.append(columns_of(SECOND_GROUP), accepted_at_ms=ACCEPTED_AT_MS + 1)
+    ids = np.frombuffer(b"".join(each.id for each in CANCELLED), dtype=np.uint8)
+    due_ms = np.array([each.due_ms for each in CANCELLED])
+    cancels = Columns.of_cancels(due_ms, ids.reshape(-1, 16))
+    wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS + 2)
+    wheel.checkpoint()
+    wheel.close()
+
+
+if __name__ == "__main__":
+    write_golden(PosixDisk(), Path(sys.argv[1]))

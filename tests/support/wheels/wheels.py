@@ -1,0 +1,81 @@
+"""Wheels for tests: on any disk, with little ceremony."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
+    OriginWheel,
+    WheelMeta,
+    WheelState,
+    load_meta,
+    save_meta,
+)
+from support.wheels.copies import rows_by_seq
+from support.wheels.messages import Message, columns_of, messages_of
+
+ACCEPTED_AT_MS = 1_763_699_999_000
+
+
+def new_wheel(
+    disk: Disk,
+    data: Path,
+    number: int = 1,
+    *,
+    handles: int = 8,
+    dial: Dial | None = None,
+    max_frame_messages: int = 100,
+    table_rows: int = 2,
+) -> OriginWheel:
+    meta = WheelMeta(WheelId("node-1", number), {"node-1": "storage"}, 1, 7200)
+    cache = HandleCache(disk, handles)
+    return OriginWheel.create(
+        disk,
+        data,
+        meta,
+        cache,
+        dial=dial,
+        max_frame_messages=max_frame_messages,
+        table_rows=table_rows,
+    )
+
+
+def mark_wheel(
+    disk: Disk, data: Path, wheel: WheelId, state: WheelState, *, final_seq: int | None = None
+) -> None:
+    """What meta.json says of a wheel becomes something else."""
+    save_meta(disk, data, replace(load_meta(disk, data, wheel), state=state, final_seq=final_seq))
+
+
+def append(wheel: OriginWheel, messages: list[Message]) -> dict[int, list[Message]]:
+    """Appends one group; returns what went into each seq."""
+    group = wheel.append(columns_of(messages), accepted_at_ms=ACCEPTED_AT_MS)
+    return {seq: [messages[row] for row in rows] for seq, rows in rows_by_seq(group).items()}
+
+
+def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] | DamagedFrame]:
+    """All frames, found by their slots."""
+    reader = WheelReader(disk, data, wheel)
+    last_seq = reader.last_seq()
+    frames = [frame for slot in reader.slots() for frame in reader.slot_frames(slot, last_seq)]
+    reader.close()
+    return {
+        frame.seq: messages_of(frame.columns) if isinstance(frame, Frame) else frame
+        for frame in frames
+    }
+
+
+def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
+    """Slots below the floor are finished, and their files deleted; which had one."""
+    wheel.raise_floor(floor)
+    return list(wheel.delete_finished())
+
+
+def ignored(*_: object) -> None:
+    """For those who want to be told of something that a test does not look at."""

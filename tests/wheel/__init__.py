@@ -1,0 +1,1 @@
+"""Tests of wheels on disk, room by room."""

@@ -1,0 +1,175 @@
+"""A second is read whole though rows of the index are wrong."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from sim.machine.disk import SimulatedDisk
+from support.wheels.messages import BASE_SLOT, Message, message, messages_of
+from support.wheels.wheels import append, new_wheel
+
+DATA = Path("/data")
+WHEEL = WheelId("node-1", 1)
+SLOT_BIT, OFFSET_BIT = 0, 32
+
+
+def written(disk: SimulatedDisk, groups: int) -> dict[int, list[Message]]:
+    """Frames for two slots, taking turns; seq -> content."""
+    wheel = new_wheel(disk, DATA)
+    for number in range(groups):
+        append(wheel, [message(number, slot=BASE_SLOT + number % 2)])
+    wheel.close()
+    return {seq: [message(seq - 1, slot=BASE_SLOT + (seq - 1) % 2)] for seq in range(1, groups + 1)}
+
+
+def flip(disk: SimulatedDisk, seq: int, bit: int) -> None:
+    path = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    disk.flip_bit(path, 8 * INDEX_ROW_LENGTH_BYTES * (seq - 1) + bit)
+
+
+def read(disk: SimulatedDisk, slot: int, up_to_seq: int = 99) -> dict[int, list[Message] | None]:
+    """Seq -> content, None where it could not be read: those behind the others here."""
+    reader = WheelReader(disk, DATA, WHEEL)
+    found: dict[int, list[Message] | None] = {}
+    for frame in reader.slot_frames(slot, up_to_seq):
+        assert frame.seq not in found
+        found[frame.seq] = messages_of(frame.columns) if isinstance(frame, Frame) else None
+    reader.close()
+    assert list(found) == sorted(found, key=lambda seq: (found[seq] is None, seq))
+    return found
+
+
+def holes(disk: SimulatedDisk, *, up_to_seq: int = 6, lost: SeqSet = NO_SEQS) -> set[int]:
+    """The frames that may be of any second."""
+    reader = WheelReader(disk, DATA, WHEEL)
+    found = set(reader.holes(up_to_seq, lost))
+    if found:
+        assert reader.may_have_holes(up_to_seq, lost)
+    reader.close()
+    return found
+
+
+@pytest.mark.parametrize("seqs", [(1,), (3,), (5,), (1, 3), (3, 5), (1, 3, 5)])
+@pytest.mark.parametrize("bit", [SLOT_BIT + 5, SLOT_BIT + 31, OFFSET_BIT + 20])
+def test_frames_whose_rows_say_another_place_are_read(seqs: tuple[int, ...], bit: int) -> None:
+    """In front, between and behind; of another second, of one long past, of another place."""
+    disk = SimulatedDisk()
+    told = written(disk, 6)
+    for seq in seqs:
+        flip(disk, seq, bit)
+    assert read(disk, BASE_SLOT) == {seq: told[seq] for seq in (1, 3, 5)}
+    assert read(disk, BASE_SLOT + 1) == {seq: told[seq] for seq in (2, 4, 6)}
+
+
+def test_nothing_is_read_where_a_damaged_row_leads() -> None:
+    disk = SimulatedDisk()
+    written(disk, 6)
+    flip(disk, 3, SLOT_BIT + 5)
+    assert read(disk, BASE_SLOT ^ 32) == {}
+
+
+def test_no_later_frame_is_read() -> None:
+    disk = SimulatedDisk()
+    told = written(disk, 6)
+    flip(disk, 3, SLOT_BIT + 5)
+    flip(disk, 5, SLOT_BIT + 5)
+    assert read(disk, BASE_SLOT, 4) == {seq: told[seq] for seq in (1, 3)}
+    assert read(disk, BASE_SLOT, 2) == {1: told[1]}
+
+
+def test_bytes_without_a_row_at_the_end_are_no_frame_yet() -> None:
+    disk = SimulatedDisk()
+    told = written(disk, 6)
+    path = layout.index_path(layout.wheel_folder(DATA, WHEEL), 0)
+    disk.set_content(path, disk.content(path)[: 4 * INDEX_ROW_LENGTH_BYTES])
+    assert read(disk, BASE_SLOT) == {seq: told[seq] for seq in (1, 3)}
+
+
+def test_a_frame_that_is_bad_as_well_may_be_of_any_second() -> None:
+    disk = SimulatedDisk()
+    told = written(disk, 6)
+    flip(disk, 3, SLOT_BIT + 5)
+    slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT)
+    content = bytearray(disk.content(slot))
+    content[len(content) // 2] ^= 1
+    disk.set_content(slot, bytes(content))
+    assert read(disk, BASE_SLOT) == {1: told[1], 3: None, 5: told[5]}
+    assert read(disk, BASE_SLOT ^ 32) == {}
+    assert holes(disk) == {3}
+
+
+@pytest.mark.parametrize("rows", [range(1, 7), (4,), ()])
+def test_whose_frames_lie_in_a_slot_file_are_no_holes(rows: Sequence[int]) -> None:
+    """Wherever in it: behind damage as well."""
+    disk = SimulatedDisk()
+    written(disk, 6)
+    for seq in rows:
+        flip(disk, seq, SLOT_BIT + 5)
+    slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
+    disk.flip_bit(slot, 0)  # the magic of frame 2
+    assert holes(disk) == {2} & set(rows)
+    assert holes(disk, lost=SeqSet.of([2])) == set()
+    assert holes(disk, up_to_seq=1) == set()
+    disk.delete(slot)
+    assert holes(disk) == {2, 4, 6} & set(rows)
+
+
+def test_rows_that_were_written_again_are_no_holes_any_more() -> None:
+    disk = SimulatedDisk()
+    written(disk, 6)
+    disk.delete(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1))
+    flip(disk, 4, SLOT_BIT + 5)
+    reader = WheelReader(disk, DATA, WHEEL)
+    assert reader.may_have_holes(9, NO_SEQS)
+    assert set(reader.holes(6, NO_SEQS)) == {4}
+    flip(disk, 4, SLOT_BIT + 5)
+    assert set(reader.holes(6, NO_SEQS)) == set()
+    assert not reader.may_have_holes(6, NO_SEQS)
+    reader.close()
+
+
+def test_a_table_that_is_far_behind_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delaywheel.storage.reading.places._ROWS_BEHIND_AT_MOST", 3)
+    disk = SimulatedDisk()
+    written(disk, 6)
+    disk.delete(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1))
+    for seq in (2, 4):
+        flip(disk, seq, SLOT_BIT + 5)
+    assert holes(disk) == {2, 4}
+    assert read(disk, BASE_SLOT) == {
+        **{seq: [message(seq - 1, slot=BASE_SLOT)] for seq in (1, 3, 5)},
+        **dict.fromkeys((2, 4)),
+    }
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 127)), max_size=4))
+def test_whatever_is_flipped_nothing_wrong_is_read(flips: list[tuple[int, int]]) -> None:
+    disk = SimulatedDisk()
+    told = written(disk, 8)
+    for seq, bit in flips:
+        flip(disk, seq, bit)
+    good = told.keys() - {seq for seq, _ in flips}
+    for slot in (BASE_SLOT, BASE_SLOT + 1):
+        own = {seq for seq, content in told.items() if content[0].due_ms // 1000 == slot}
+        found = read(disk, slot)
+        assert {seq for seq in own & good if found.get(seq) != told[seq]} == set()
+        for seq, content in found.items():
+            assert content is None or content == told[seq]
+
+
+def test_a_damaged_frame_is_told_as_such() -> None:
+    disk = SimulatedDisk()
+    written(disk, 2)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT), 8 * 100)
+    reader = WheelReader(disk, DATA, WHEEL)
+    assert [type(frame) for frame in reader.slot_frames(BASE_SLOT, 9)] == [DamagedFrame]
+    reader.close()

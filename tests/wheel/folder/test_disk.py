@@ -1,0 +1,147 @@
+"""One set of promises, kept by the real disk and by the simulated one."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delaywheel.storage.folder import disk as disk_module
+from delaywheel.storage.folder.disk import Disk, FolderInUseError, PosixDisk
+from sim.machine.disk import SimulatedDisk
+
+Place = tuple[Disk, Path]
+
+
+@pytest.fixture(params=["posix", "simulated"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    return (PosixDisk(), tmp_path) if request.param == "posix" else (SimulatedDisk(), Path("/data"))
+
+
+def test_what_is_written_is_read(place: Place) -> None:
+    disk, data = place
+    file = disk.open(data / "a" / "b" / "file", create=True)
+    file.write_at([b"hello"], 0)
+    file.write_at([b" ", bytearray(b"wide"), memoryview(b" world")], 5)
+    assert file.size() == 16
+    assert file.read_at(100, 0) == b"hello wide world"
+    assert file.read_at(4, 6) == b"wide"
+    assert file.read_at(4, 16) == b""
+    file.sync_data()
+    file.truncate(5)
+    reader = disk.open_read(data / "a" / "b" / "file")
+    assert reader.read_at(100, 0) == b"hello"
+    file.close()
+    reader.close()
+
+
+def test_more_buffers_than_one_call_takes(place: Place) -> None:
+    disk, data = place
+    file = disk.open(data / "file", create=True)
+    parts = [bytes([number % 256]) * (number % 3) for number in range(5000)]
+    file.write_at(parts, 7)
+    assert file.read_at(1 << 20, 7) == b"".join(parts)
+    file.close()
+
+
+def test_a_short_write_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, pwritev = os.pwrite, os.pwritev
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, buffers, at: pwritev(fd, [bytes(buffers[0])[:2]], at)
+    )
+    monkeypatch.setattr(disk_module, "_BUFFERS_PER_CALL", 2)
+    file = PosixDisk().open(tmp_path / "file", create=True)
+    file.write_at([b"0123456789"], 0)
+    file.write_at([b"abc", b"", b"defgh"], 10)
+    assert file.read_at(100, 0) == b"0123456789abcdefgh"
+    monkeypatch.setattr(os, "pwritev", lambda *_: 0)
+    with pytest.raises(OSError, match="wrote nothing"):
+        file.write_at([b"a", b"b"], 0)
+    file.close()
+
+
+def test_an_open_file_outlives_its_name(place: Place) -> None:
+    disk, data = place
+    file = disk.open(data / "file", create=True)
+    file.write_at([b"kept"], 0)
+    disk.delete(data / "file")
+    assert not disk.exists(data / "file")
+    assert file.read_at(4, 0) == b"kept"
+    file.close()
+    disk.delete(data / "file")
+
+
+def test_missing_files_are_named(place: Place) -> None:
+    disk, data = place
+    for missing in (disk.open, disk.open_read, disk.read_file):
+        with pytest.raises(FileNotFoundError):
+            missing(data / "nothing")
+
+
+def test_replacing_a_file(place: Place) -> None:
+    disk, data = place
+    for content in (b"first, longer", b"second"):
+        disk.replace_file(data / "deep" / "file", content)
+        assert disk.read_file(data / "deep" / "file") == content
+    assert disk.list_folder(data / "deep") == ["file"]
+
+
+def test_a_mapped_array_is_shared(place: Place) -> None:
+    disk, data = place
+    disk.make_folder(data)
+    dtype = np.dtype("<i8")
+    array = disk.map_array(data / "array", dtype, 10, writable=True)
+    view = disk.map_array(data / "array", dtype, 10, writable=False)
+    array[3] = 42
+    assert view.tolist() == [0, 0, 0, 42, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    file = disk.open_read(data / "array")
+    assert file.size() == 80
+    file.close()
+    again = disk.map_array(data / "array", dtype, 5, writable=True)
+    assert again.tolist() == [0] * 5, "made anew"
+
+
+def test_a_mapped_array_lies_on_no_medium(tmp_path: Path) -> None:
+    PosixDisk().map_array(tmp_path / "array", np.dtype("<i8"), 10, writable=True)
+    assert (tmp_path / "array").is_symlink()
+    with pytest.raises(FileNotFoundError):  # its process, here its disk, is gone
+        PosixDisk().map_array(tmp_path / "array", np.dtype("<i8"), 10, writable=False)
+
+
+def test_folders(place: Place) -> None:
+    disk, data = place
+    assert disk.list_folder(data / "x") == []
+    disk.make_folder(data / "x" / "y")
+    disk.open(data / "x" / "file", create=True).close()
+    disk.sync_folder(data / "x")
+    assert disk.list_folder(data / "x") == ["file", "y"]
+    disk.delete_folder(data / "x")
+    disk.delete_folder(data / "x")
+    assert not disk.exists(data / "x")
+    assert disk.free_bytes(data.parent) > 0
+    assert disk.free_inodes(data.parent) is None or disk.free_inodes(data.parent)
+
+
+def test_a_lock_is_held_once(place: Place) -> None:
+    disk, data = place
+    disk.make_folder(data)
+    lock = disk.lock(data / "lock")
+    with pytest.raises(FolderInUseError):
+        disk.lock(data / "lock")
+    lock.release()
+    lock.release()
+    disk.lock(data / "lock").release()
+
+
+def test_the_simulated_disk_runs_full_as_a_real_one_does() -> None:
+    disk = SimulatedDisk(capacity_bytes=10)
+    file = disk.open(Path("/file"), create=True)
+    with pytest.raises(OSError, match="No space left") as full:
+        file.write_at([bytes(11)], 0)
+    assert full.value.errno == errno.ENOSPC
+    assert file.size() == 10
+    assert disk.free_bytes(Path("/")) == 0

@@ -1,0 +1,1 @@
+"""The bytes of frames and rows, and messages as columns."""

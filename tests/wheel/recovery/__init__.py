@@ -1,0 +1,1 @@
+"""What a wheel holds after its writer ended, and older formats."""

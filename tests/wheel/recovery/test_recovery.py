@@ -1,0 +1,273 @@
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.slot_table import read_entry
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import DamageReason, Frame
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel
+from delaywheel.storage.writing.wheel import OriginWheel, WheelMissing
+from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
+from support.wheels.messages import BASE_SLOT, Message, message
+from support.wheels.wheels import append, delete_below, new_wheel, read_all
+
+DATA = Path("/data")
+
+
+def wheel_of_three() -> tuple[SimulatedDisk, OriginWheel, dict[int, list[Message]]]:
+    """Seqs 1 and 3 in one slot, 2 in the next."""
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number, ahead in enumerate([0, 1, 0]):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + ahead)])
+    return disk, wheel, frames
+
+
+def slot_file(wheel: OriginWheel, ahead: int = 0) -> Path:
+    return layout.slot_path(layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + ahead)
+
+
+def index_file(wheel: OriginWheel) -> Path:
+    return layout.index_path(layout.wheel_folder(DATA, wheel.wheel), 0)
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_nothing_to_do(*, os_crashed: bool) -> None:
+    disk, wheel, frames = wheel_of_three()
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(3, [], NO_SEQS)
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_tails_that_no_row_speaks_of_are_cut() -> None:
+    disk, wheel, frames = wheel_of_three()
+    whole, index = disk.content(slot_file(wheel)), disk.content(index_file(wheel))
+    disk.set_content(index_file(wheel), index + b"torn")
+    disk.set_content(slot_file(wheel), whole + b"tail")
+    disk.set_content(slot_file(wheel, 5), b"no row at all")
+    wheel._slots.announce([BASE_SLOT, BASE_SLOT + 5, BASE_SLOT + 6])
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert sorted(recovered.cut) == sorted(
+        [
+            Cut(index_file(wheel), len(index), 4),
+            Cut(slot_file(wheel), len(whole), 4),
+            Cut(slot_file(wheel, 5), 0, 13),
+        ]
+    )
+    assert recovered.last_seq == 3
+    assert disk.content(slot_file(wheel)) == whole
+    assert disk.content(index_file(wheel)) == index
+    assert not disk.exists(slot_file(wheel, 5))
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_only_files_that_were_announced_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, wheel, frames = wheel_of_three()
+    for number in range(20):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + 100 + number)])
+    wheel.checkpoint()
+    frames |= append(wheel, [message(50, slot=BASE_SLOT + 7), message(51)])
+    opened: list[Path] = []
+    open_read = disk.open_read
+
+    def noted(path: Path) -> SimulatedFile:
+        opened.append(path)
+        return open_read(path)
+
+    monkeypatch.setattr(disk, "open_read", noted)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(25, [], NO_SEQS)
+    slots = {path for path in opened if path.suffix == ".slot"}
+    assert slots == {slot_file(wheel), slot_file(wheel, 7)}
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_no_byte_is_cut_on_the_word_of_a_wrong_table(*, os_crashed: bool) -> None:
+    disk, wheel, frames = wheel_of_three()
+    wheel.checkpoint()
+    frames |= append(wheel, [message(8)])
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    table = layout.table_path(folder, BASE_SLOT // 3600)
+    disk.set_content(table, bytes(len(disk.content(table))))
+    assert read_entry(disk, folder, BASE_SLOT) is not None, "it looks as if nothing were there"
+    content = disk.content(slot_file(wheel))
+    disk.set_content(slot_file(wheel), content + b"torn")
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(4, [Cut(slot_file(wheel), len(content), 4)], NO_SEQS)
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_frames_bring_lost_rows_back() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.set_content(index_file(wheel), b"")
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(3, [], NO_SEQS)
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_a_lost_frame_between_others_is_reported_not_hidden() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.delete(slot_file(wheel, 1))
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True).damaged == SeqSet.of([2])
+    lost = WheelReader(disk, DATA, wheel.wheel).frame(2)
+    assert isinstance(lost, DamagedFrame)
+    assert (lost.slot, lost.messages, lost.reason) == (BASE_SLOT + 1, 1, DamageReason.GONE)
+    del frames[2]
+    assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.delete(slot_file(wheel, 1))
+    disk.set_content(index_file(wheel), b"")
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(
+        3, [], SeqSet.of([2])
+    )
+    hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
+    assert isinstance(hole, DamagedFrame)
+    assert (hole.slot, hole.reason) == (0, DamageReason.HOLE)
+    del frames[2]
+    assert read_all(disk, DATA, wheel.wheel) == frames
+    again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is lacking"
+
+
+def test_deleted_slots_are_no_damage() -> None:
+    disk, wheel, _ = wheel_of_three()
+    delete_below(wheel, BASE_SLOT + 1)
+    floor = BASE_SLOT + 1
+    for os_crashed in (False, True):
+        recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed, floor=floor)
+        assert recovered == Recovered(3, [], NO_SEQS)
+
+
+def test_only_what_came_after_the_checkpoint_is_read_again() -> None:
+    disk, wheel, _ = wheel_of_three()
+    wheel.checkpoint()
+    append(wheel, [message(7)])
+    damaged = bytearray(disk.content(slot_file(wheel)))
+    damaged[80] ^= 1
+    damaged[-80] ^= 1
+    disk.set_content(slot_file(wheel), bytes(damaged))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(4, [], SeqSet.of([4]))
+
+
+def test_damage_at_the_very_end_is_seen_even_without_a_crash_of_the_machine() -> None:
+    disk, wheel, _ = wheel_of_three()
+    disk.flip_bit(slot_file(wheel), 8 * len(disk.content(slot_file(wheel))) - 1)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False).damaged == SeqSet.of([3])
+
+
+def test_what_fails_once_is_read_again() -> None:
+    """With one member nobody could mend it, and nobody would look again."""
+    disk, wheel, _ = wheel_of_three()
+    for times, damaged in ((1, []), (2, [3])):
+        disk.faults += [Fault("open", path_part=".slot") for _ in range(times)]
+        recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+        assert recovered == Recovered(3, [], SeqSet.of(damaged))
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, table_rows=1 << 20)
+    frames: dict[int, list[Message]] = {}
+    for number in range(600):
+        frames |= append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
+    disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered.last_seq == 600
+    holes = set() if os_crashed else set(range(257, 513))  # written again from the frames
+    assert set(recovered.damaged) == holes
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    for seq in (1, 256, 513, 600):
+        assert isinstance(reader.frame(seq), Frame)
+    assert isinstance(reader.frame(300), Frame if os_crashed else DamagedFrame)
+    assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
+
+
+def test_an_index_that_cannot_be_opened_hides_its_rows_as_long_as_that_lasts() -> None:
+    disk, wheel, frames = wheel_of_three()
+    disk.faults += [Fault("open", path_part="index") for _ in range(99)]
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
+    assert recovered == Recovered(3, [], SeqSet.of([1, 2, 3]))
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    assert reader.last_seq() == 3
+    assert isinstance(reader.frame(2), DamagedFrame)
+    assert read_all(disk, DATA, wheel.wheel) == frames, "each frame proves itself"
+    disk.faults.clear()
+    assert isinstance(reader.frame(2), Frame)
+    assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(3, [], NO_SEQS)
+
+
+def test_a_segment_that_cannot_be_opened_is_neither_shortened_nor_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delaywheel.storage.files.index.ROWS_PER_SEGMENT", 2)
+    disk, wheel, _ = wheel_of_three()
+    disk.faults += [Fault("open", path_part="index") for _ in range(99)]
+    assert delete_segments_below(disk, layout.wheel_folder(DATA, wheel.wheel), BASE_SLOT + 9) == []
+    assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 3
+
+
+def test_a_bad_sector_of_a_slot_file_hides_only_its_own_frames() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    frames: dict[int, list[Message]] = {}
+    for number in range(10):
+        frames |= append(wheel, [message(number, value=bytes(1000))])
+    length = len(disk.content(slot_file(wheel))) // 10
+    disk.spoil(slot_file(wheel), 4 * length + 512, 4 * length + 513)
+    found = read_all(disk, DATA, wheel.wheel)
+    lost = {seq: each for seq, each in found.items() if isinstance(each, DamagedFrame)}
+    assert set(lost) == {5}
+    assert lost[5].reason is DamageReason.UNREADABLE
+    assert set(found) == set(frames)
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(10, [], SeqSet.of([5]))
+
+
+def test_an_empty_wheel_and_a_missing_one() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA).wheel
+    for os_crashed in (False, True):
+        assert recover_wheel(disk, DATA, wheel, os_crashed=os_crashed) == Recovered(0, [], NO_SEQS)
+    with pytest.raises(WheelMissing):
+        recover_wheel(disk, DATA, WheelId("node-1", 2), os_crashed=False)
+
+
+def test_rows_over_several_segments_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = (
+        "files.index",
+        "reading.places",
+        "writing.table_writer",
+        "recovery.rebuilding",
+        "writing.cutting",
+    )
+    for module in modules:
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 4)
+    for kept in range(11):
+        disk = SimulatedDisk()
+        wheel = new_wheel(disk, DATA)
+        frames: dict[int, list[Message]] = {}
+        for number in range(10):
+            frames |= append(wheel, [message(number, slot=BASE_SLOT + number)])
+            if number == 2:
+                wheel.checkpoint()
+        folder = layout.wheel_folder(DATA, wheel.wheel)
+        if kept >= 3:
+            _cut_index(disk, folder, kept)
+        assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=True) == Recovered(10, [], NO_SEQS)
+        assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def _cut_index(disk: SimulatedDisk, folder: Path, rows: int) -> None:
+    for segment in range(3):
+        path = layout.index_path(folder, segment)
+        left = max(0, min(4, rows - 4 * segment))
+        disk.set_content(path, disk.content(path)[: 16 * left])

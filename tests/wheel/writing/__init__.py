@@ -1,0 +1,1 @@
+"""The writers: a node's own wheel, its mirrors, the dial."""

@@ -1,0 +1,192 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.frames.rows import index_rows
+from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
+from delaywheel.storage.writing.wheel import list_wheels
+from sim.machine.disk import SimulatedDisk
+from support.wheels.messages import BASE_SLOT, columns_of, message
+from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
+
+DATA = Path("/data")
+
+
+def counts(view: DialView, slot: int) -> tuple[int, ...] | None:
+    row = view.row(slot)
+    return None if row is None else tuple(int(row[name]) for name in row.dtype.names or ())
+
+
+def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
+    disk = PosixDisk()
+    dial = Dial(disk, tmp_path, 100)
+    view = DialView(disk, tmp_path)
+    length_bytes = 0
+    for number in (1, 2):
+        wheel = new_wheel(disk, tmp_path, number, dial=dial)
+        columns = columns_of([message(1), message(2)])
+        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        length_bytes += wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS).length_bytes
+        group = wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+        length_bytes += group.length_bytes
+    append(wheel, [message(3, slot=BASE_SLOT + 1)])
+    expected = (BASE_SLOT, 4, length_bytes, 4, 4, 2)
+    assert counts(view, BASE_SLOT) == expected
+    assert view.rows()["slot"].tolist() == [BASE_SLOT, BASE_SLOT + 1]
+    assert view.rows(BASE_SLOT + 1, BASE_SLOT + 2)["messages"].tolist() == [1]
+    again = Dial(disk, tmp_path, 100)
+    view = DialView(disk, tmp_path)
+    assert len(view.rows()) == 0
+    again.rebuild(disk, tmp_path, list_wheels(disk, tmp_path), floor=BASE_SLOT)
+    assert counts(view, BASE_SLOT) == expected
+    again.clear_below(BASE_SLOT + 1)
+    assert counts(view, BASE_SLOT) is None
+    assert counts(view, BASE_SLOT + 1) is not None
+
+
+def test_a_row_proves_its_slot() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 10)
+    view = DialView(disk, DATA)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    append(wheel, [message(1, slot=BASE_SLOT)])
+    append(wheel, [message(2, slot=BASE_SLOT + 10), message(3, slot=BASE_SLOT + 20)])
+    assert counts(view, BASE_SLOT) is None, "the newer slot has the row"
+    assert counts(view, BASE_SLOT + 10) is None
+    newest = counts(view, BASE_SLOT + 20)
+    append(wheel, [message(4, slot=BASE_SLOT)])
+    assert counts(view, BASE_SLOT + 20) == newest
+    assert newest is not None
+    assert newest[1] == 1
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_what_comes_for_a_finished_second_is_not_counted(count: int) -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 100)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    append(wheel, [message(n, slot=BASE_SLOT + n) for n in range(count)])
+    dial.clear_below(BASE_SLOT + 5)
+    dial.clear_below(BASE_SLOT + 2)  # a floor never goes back
+    append(wheel, [message(n, slot=BASE_SLOT + n) for n in range(count)])
+    left = list(range(BASE_SLOT + 5, BASE_SLOT + count))
+    assert DialView(disk, DATA).rows()["slot"].tolist() == left
+    dial.rebuild(disk, DATA, list_wheels(disk, DATA), floor=0)
+    assert DialView(disk, DATA).rows()["slot"].tolist() == left
+
+
+def test_a_floor_further_on_than_the_dial_is_long_empties_it() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 10)
+    append(new_wheel(disk, DATA, dial=dial), [message(1, slot=BASE_SLOT + 7)])
+    dial.clear_below(BASE_SLOT + 5)
+    dial.clear_below(BASE_SLOT + 1_000)
+    assert len(DialView(disk, DATA).rows()) == 0
+
+
+def test_a_dial_of_another_size_is_made_anew() -> None:
+    disk = SimulatedDisk()
+    append(new_wheel(disk, DATA, dial=Dial(disk, DATA, 10)), [message(1)])
+    Dial(disk, DATA, 20)
+    assert len(DialView(disk, DATA).rows()) == 0
+
+
+def test_no_node_ever_ran_here() -> None:
+    with pytest.raises(FileNotFoundError):
+        DialView(SimulatedDisk(), DATA)
+
+
+def test_pending_by_horizon() -> None:
+    disk = SimulatedDisk()
+    dial = Dial(disk, DATA, 200_000)
+    view = DialView(disk, DATA)
+    wheel = new_wheel(disk, DATA, dial=dial)
+    now = BASE_SLOT + 1_000
+    ahead = {
+        -900: "",  # done
+        -5: "overdue",
+        -1: "overdue",
+        0: "1s",
+        1: "10s",
+        9: "10s",
+        10: "1m",
+        59: "1m",
+        60: "10m",
+        599: "10m",
+        600: "1h",
+        3_599: "1h",
+        3_600: "1d",
+        86_399: "1d",
+        86_400: "beyond",
+        90_000: "beyond",
+    }
+    for number, seconds in enumerate(ahead):
+        append(wheel, [message(number, slot=now + seconds)])
+    found = view.pending(now, now - 5)
+    assert [horizon for horizon, _, _ in found] == [name for name, _ in HORIZONS]
+    wanted = list(ahead.values())
+    assert {horizon: messages for horizon, messages, _ in found} == {
+        name: wanted.count(name) for name, _ in HORIZONS
+    }
+    rows = view.rows(now - 5)
+    assert sum(length for _, _, length in found) == int(rows["length_bytes"].sum())
+    assert [messages for _, messages, _ in view.pending(now, now + 100_000)] == [0] * len(HORIZONS)
+
+
+def test_what_is_cancelled_is_not_pending() -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, dial=Dial(disk, DATA, 100))
+    append(wheel, [*map(message, range(3)), message(3, slot=BASE_SLOT + 1)])
+
+    def counted_after(*cancelled: int) -> dict[str, int]:
+        columns = columns_of([message(number) for number in cancelled])
+        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
+        pending = DialView(disk, DATA).pending(BASE_SLOT, 0)
+        return {horizon: messages for horizon, messages, _ in pending if messages}
+
+    assert counted_after(0) == {"1s": 2, "10s": 1}
+    assert counted_after(1, 2) == {"10s": 1}
+    assert counted_after(0) == {"10s": 1}, "a second cancel takes nobody else's message away"
+
+
+def test_pending_of_an_empty_dial() -> None:
+    disk = SimulatedDisk()
+    Dial(disk, DATA, 10)
+    assert {messages for _, messages, _ in DialView(disk, DATA).pending(BASE_SLOT, 0)} == {0}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 20), st.sampled_from([0, 8]), st.sampled_from([0, 64]), st.booleans()
+        ),
+        min_size=17,
+        max_size=30,
+    ),
+    st.integers(1, 16),
+)
+def test_few_frames_are_counted_as_many_are(
+    given_: list[tuple[int, int, int, bool]], few: int
+) -> None:
+    """Also where two seconds meet in a row of the dial."""
+    rows = np.concatenate(
+        [
+            index_rows(*(np.array([n]) for n in (*numbers, 2)), are_cancels=are_cancels)
+            for *numbers, are_cancels in given_
+        ]
+    )
+    tables = []
+    for step in (len(rows), few):
+        disk = SimulatedDisk()
+        dial = Dial(disk, DATA, 7)
+        for first in range(0, len(rows), step):
+            dial.add(rows[first : first + step])
+        tables.append(DialView(disk, DATA).rows().tolist())
+    assert tables[0] == tables[1]

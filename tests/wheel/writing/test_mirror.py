@@ -1,0 +1,467 @@
+"""A copy of a wheel: what it takes, what it refuses, what it mends, where it ends."""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
+from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.recovery.recover import Recovered, recover_wheel
+from delaywheel.storage.recovery.verify import verify_wheel
+from delaywheel.storage.writing.dial import Dial, DialView
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.wheel import (
+    Checkpoint,
+    OriginWheel,
+    WheelState,
+    load_checkpoint,
+    load_meta,
+    make_wheel,
+)
+from sim.machine.disk import Fault, SimulatedDisk
+from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of
+from support.wheels.messages import BASE_SLOT, message
+from support.wheels.wheels import append, delete_below, mark_wheel, new_wheel
+
+DATA = Path("/data")
+DIAL_ROWS = 64
+
+
+class Pair:
+    """An origin, and one copy, on disks of their own."""
+
+    def __init__(self, slots: tuple[int, ...] = (0, 1, 0, 2, 0)) -> None:
+        self.origin_disk, self.disk = SimulatedDisk(), SimulatedDisk()
+        self.origin: OriginWheel = new_wheel(self.origin_disk, DATA)
+        self.wheel = self.origin.wheel
+        self.folder = layout.wheel_folder(DATA, self.wheel)
+        for number, ahead in enumerate(slots):
+            append(self.origin, [message(number, slot=BASE_SLOT + ahead)])
+        self.copies = copies_of(self.origin_disk, DATA, self.wheel)
+        self.dial = Dial(self.disk, DATA, DIAL_ROWS)
+        make_wheel(self.disk, DATA, self.origin.meta)
+        self.mirror = MirrorWheel.open(
+            self.disk, DATA, self.wheel, HandleCache(self.disk, 2), dial=self.dial, table_rows=2
+        )
+
+    def reopened(self, *, os_crashed: bool = False) -> Recovered:
+        """The process, or the machine, starts again."""
+        self.disk.restart()
+        recovered = recover_wheel(self.disk, DATA, self.wheel, os_crashed=os_crashed)
+        self.mirror = MirrorWheel.open(
+            self.disk,
+            DATA,
+            self.wheel,
+            HandleCache(self.disk, 2),
+            damaged=recovered.damaged,
+            dial=self.dial,
+            table_rows=2,
+        )
+        return recovered
+
+    def lose_unsynced(self) -> None:
+        """As a crash of the machine that keeps nothing which was not synced."""
+        for content in self.disk._files.values():
+            content.now = bytearray(content.durable)
+            content.unsynced.clear()
+
+    def append(self, copies: Sequence[FrameCopy]) -> FrameDamaged | None:
+        return self.mirror.append(bundled(copies))
+
+    def repair(self, copies: Sequence[FrameCopy]) -> list[FrameDamaged]:
+        return self.mirror.repair(bundled(copies))
+
+    def slot_path(self, ahead: int = 0) -> Path:
+        return layout.slot_path(self.folder, BASE_SLOT + ahead)
+
+    def counted(self) -> dict[int, int]:
+        rows = DialView(self.disk, DATA).rows()
+        return {int(row["slot"]) - BASE_SLOT: int(row["messages"]) for row in rows}
+
+    def assert_same(self) -> None:
+        assert rows_of(self.disk, DATA, self.wheel) == rows_of(self.origin_disk, DATA, self.wheel)
+        assert slots_of(self.disk, DATA, self.wheel) == slots_of(self.origin_disk, DATA, self.wheel)
+        assert not list(verify_wheel(self.disk, DATA, self.wheel))
+
+
+def test_a_copy_has_the_same_bytes_at_the_same_places() -> None:
+    pair = Pair()
+    assert pair.append(pair.copies) is None
+    pair.assert_same()
+    assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
+    assert not pair.mirror.lacking
+    assert pair.counted() == {0: 3, 1: 1, 2: 1}
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+    assert (pair.mirror.last_seq, pair.mirror.top_slot) == (5, BASE_SLOT + 2)
+
+
+def test_what_is_held_is_passed_over_and_a_gap_ends_the_list() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:2])
+    pair.append([*pair.copies[:3], pair.copies[4]])
+    assert pair.mirror.last_seq == 3
+    pair.append(pair.copies[1:])
+    pair.assert_same()
+
+
+@pytest.mark.parametrize("byte", [0, 6, 12, 20, 90])
+def test_a_damaged_frame_ends_the_list(byte: int) -> None:
+    pair = Pair()
+    assert pair.append(flipped(pair.copies, 2, byte)) is not None
+    assert pair.mirror.last_seq == 2
+    assert pair.append(pair.copies) is None
+    pair.assert_same()
+
+
+def test_right_bytes_in_a_wrong_place_are_refused() -> None:
+    pair = Pair()
+    first, second, *_ = pair.copies
+    row = np.frombuffer(second.row, dtype=INDEX_ROW).copy()
+    for name, value in (("slot", BASE_SLOT), ("offset", 4), ("length", 8), ("messages", 2)):
+        wrong = row.copy()
+        wrong[name] = value
+        length = int(wrong["length"][0])
+        moved = FrameCopy(2, wrong.tobytes(), second.content[:length])
+        assert pair.append([first, moved]) is not None
+    assert pair.append([second._replace(seq=2, content=first.content)]) is not None
+    other = WheelReader(pair.origin_disk, DATA, pair.wheel)
+    assert isinstance(other.frame(2), Frame)
+    assert pair.mirror.last_seq == 1
+
+
+def test_a_frame_is_never_written_over_another_one() -> None:
+    """A holder whose index lies about an offset; the bytes themselves are right."""
+    pair = Pair()
+    pair.append(pair.copies[:2])
+    third = WheelReader(pair.origin_disk, DATA, pair.wheel).frame(3)
+    assert isinstance(third, Frame)
+    refused = pair.append([pair.copies[2]._replace(row=index_row_of(third, 0))])
+    assert refused is not None
+    assert refused.reason is DamageReason.MISPLACED
+    pair.mirror.note_damaged(2)
+    assert pair.repair([pair.copies[1]]) == []
+    pair.append(pair.copies)
+    pair.assert_same()
+
+
+@pytest.mark.parametrize("path_part", ["slot", "index"])
+@pytest.mark.parametrize("countdown", range(3))
+@pytest.mark.parametrize("written_bytes", [0, 7, 16, 40, 100])
+def test_after_a_failed_write_the_same_places_are_written_again(
+    path_part: str, countdown: int, written_bytes: int
+) -> None:
+    pair = Pair()
+    pair.disk.faults.append(Fault("write", errno.ENOSPC, path_part, countdown, written_bytes))
+    failures = 0
+    for begin in range(0, 5, 2):
+        try:
+            pair.append(pair.copies[begin : begin + 2])
+        except OSError:
+            failures += 1
+        reader = WheelReader(pair.disk, DATA, pair.wheel)
+        assert reader.last_seq() == pair.mirror.last_seq
+        for seq in range(1, reader.last_seq() + 1):
+            assert isinstance(reader.frame(seq), Frame)
+    assert failures == 1
+    pair.append(pair.copies)
+    pair.assert_same()
+    assert pair.counted() == {0: 3, 1: 1, 2: 1}
+
+
+def test_a_full_disk_gets_its_bytes_back() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:1])
+    before = slots_of(pair.disk, DATA, pair.wheel)
+    pair.disk.capacity_bytes = pair.disk.used_bytes + 40
+    with pytest.raises(OSError, match="No space"):
+        pair.append(pair.copies)
+    assert {
+        slot: content for slot, content in slots_of(pair.disk, DATA, pair.wheel).items() if content
+    } == before
+    pair.disk.capacity_bytes = None
+    pair.append(pair.copies)
+    pair.assert_same()
+
+
+def test_finished_slots_have_rows_only() -> None:
+    pair = Pair()
+    finished = copies_of(pair.origin_disk, DATA, pair.wheel, floor=BASE_SLOT + 1)
+    assert [bool(copy.content) for copy in finished] == [False, True, False, True, False]
+    pair.append(finished)
+    assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in pair.copies]
+    assert not pair.disk.exists(pair.slot_path())
+    assert not pair.mirror.lacking
+    assert pair.counted() == {1: 1, 2: 1}
+
+
+def test_a_finished_slot_never_gets_its_file_back() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:3])
+    delete_below(pair.mirror, BASE_SLOT + 1)
+    pair.append(pair.copies)
+    pair.repair(pair.copies)
+    assert list(slots_of(pair.disk, DATA, pair.wheel)) == [BASE_SLOT + 1, BASE_SLOT + 2]
+    assert pair.mirror.last_seq == 5
+
+
+def test_rows_of_deleted_segments_are_taken_as_they_are() -> None:
+    pair = Pair()
+    zeros = [FrameCopy(seq, bytes(16), b"") for seq in (1, 2)]
+    pair.append([*zeros, *pair.copies[2:]])
+    assert rows_of(pair.disk, DATA, pair.wheel)[:3] == [bytes(16), bytes(16), pair.copies[2].row]
+    assert not pair.mirror.lacking
+    # The file is sparse: what came before is finished, and nobody knows how long it was.
+    offset = np.frombuffer(pair.copies[2].row, dtype=INDEX_ROW)["offset"][0]
+    assert pair.disk.content(pair.slot_path())[:offset] == bytes(offset)
+    assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(3), Frame)
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+
+
+def test_a_hole_is_lacking_until_it_is_repaired() -> None:
+    pair = Pair()
+    hole = FrameCopy(1, HOLE_ROW, b"")
+    pair.append([hole, *pair.copies[1:]])
+    assert list(pair.mirror.lacking) == [1]
+    assert pair.reopened() == Recovered(5, [], SeqSet.of([1])), "no restart forgets it"
+    assert pair.repair([hole]) == []
+    assert list(pair.mirror.lacking) == [1]
+    assert pair.repair(pair.copies[:1]) == []
+    assert not pair.mirror.lacking
+    pair.assert_same()
+    assert pair.counted() == {0: 3, 1: 1, 2: 1}
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+
+
+def test_a_hole_of_a_finished_slot_is_filled_by_a_row() -> None:
+    for row in (bytes(16), Pair().copies[0].row):
+        pair = Pair()
+        pair.append([FrameCopy(1, HOLE_ROW, b""), *pair.copies[1:]])
+        assert pair.repair([FrameCopy(1, row, b"")]) == []
+        assert not pair.mirror.lacking
+        assert rows_of(pair.disk, DATA, pair.wheel)[0] == row
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_damaged_frame_is_repaired_in_its_place(number: int) -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    slot, offset, _, _ = np.frombuffer(pair.copies[number].row, dtype=INDEX_ROW)[0].item()
+    path = layout.slot_path(pair.folder, slot)
+    pair.disk.flip_bit(path, 8 * (offset + 30))
+    seq = number + 1
+    assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(seq), DamagedFrame)
+    pair.mirror.note_damaged(seq)
+    pair.mirror.checkpoint()
+    assert pair.reopened().damaged == SeqSet.of([seq]), "no restart forgets it"
+    assert len(pair.repair(flipped(pair.copies, number, 70))) == 1
+    assert list(pair.mirror.lacking) == [seq]
+    assert pair.repair(pair.copies) == []
+    assert not pair.mirror.lacking
+    pair.assert_same()
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+
+
+def test_a_damaged_row_is_repaired_and_hits_no_other_frame() -> None:
+    for bit in range(0, 8 * 12, 5):
+        pair = Pair()
+        pair.append(pair.copies)
+        index = layout.index_path(pair.folder, 0)
+        pair.disk.flip_bit(index, 8 * 16 * 2 + bit)
+        assert pair.repair(pair.copies) == []
+        pair.assert_same()
+
+
+def test_a_repair_goes_to_the_file_that_has_the_name() -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies)
+    pair.disk.delete(pair.slot_path())  # behind the back of the mirror, which has it open
+    pair.mirror.note_damaged(2)
+    for copy in pair.copies:
+        assert pair.repair([copy]) == []
+    assert not pair.mirror.lacking
+    pair.assert_same()
+
+
+def test_repair_of_what_is_whole_writes_nothing() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    effects = pair.disk.effects
+    assert pair.repair(pair.copies) == []
+    assert pair.disk.effects == effects
+
+
+@pytest.mark.parametrize("final_seq", range(6))
+def test_the_end_cuts_rows_frames_and_counts(final_seq: int) -> None:
+    pair, shorter = Pair(), Pair((0, 1, 0, 2, 0)[:final_seq])
+    pair.append(pair.copies)
+    pair.mirror.checkpoint()
+    pair.mirror.note_damaged(5)
+    pair.mirror.end_at(final_seq)
+    assert (pair.mirror.last_seq, pair.mirror.top_slot) == (
+        final_seq,
+        max((BASE_SLOT + (0, 1, 0, 2, 0)[at] for at in range(final_seq)), default=-1),
+    )
+    assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in shorter.copies]
+    assert slots_of(pair.disk, DATA, pair.wheel) == slots_of(shorter.origin_disk, DATA, pair.wheel)
+    assert sum(pair.counted().values()) == final_seq
+    meta = load_meta(pair.disk, DATA, pair.wheel)
+    assert (meta.state, meta.final_seq) == (WheelState.CLOSED, final_seq)
+    pair.append(pair.copies)
+    assert pair.mirror.last_seq == final_seq, "nothing comes behind the end"
+    lacking = [5] if final_seq == 5 else []
+    assert pair.mirror.lacking == SeqSet.of(lacking)
+    for os_crashed in (False, True):
+        assert pair.reopened(os_crashed=os_crashed).last_seq == final_seq
+    pair.mirror.end_at(final_seq)
+    with pytest.raises(ValueError, match="was closed at"):
+        pair.mirror.end_at(final_seq + 1)
+
+
+def test_a_copy_closed_beyond_what_it_holds_goes_on_up_to_there() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:2])
+    pair.mirror.end_at(4)
+    pair.append(pair.copies)
+    assert pair.mirror.last_seq == 4
+
+
+def test_a_cut_that_the_medium_refuses_is_done_the_next_time() -> None:
+    for operation in ("sync", "delete", "write"):
+        for countdown in range(6):
+            pair = Pair()
+            pair.append(pair.copies)
+            pair.disk.faults.append(Fault(operation, countdown=countdown))
+            for _ in range(2):
+                try:
+                    pair.mirror.end_at(1)
+                except OSError:
+                    continue
+            assert rows_of(pair.disk, DATA, pair.wheel) == [pair.copies[0].row]
+            slots = {BASE_SLOT: pair.copies[0].content}
+            assert slots_of(pair.disk, DATA, pair.wheel) == slots
+
+
+def test_a_checkpoint_says_what_is_on_the_medium() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:3])
+    pair.mirror.note_damaged(2)
+    pair.mirror.checkpoint()
+    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(3, SeqSet.of([2]))
+    pair.repair(pair.copies)
+    pair.append(pair.copies)
+    pair.mirror.checkpoint()
+    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(5)
+    effects = pair.disk.effects
+    pair.mirror.checkpoint()
+    assert pair.disk.effects == effects, "nothing was written since"
+
+
+def test_a_new_process_syncs_what_the_last_one_wrote() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.reopened()
+    pair.mirror.checkpoint()
+    assert load_checkpoint(pair.disk, pair.folder).seq == 5
+    assert all(
+        not content.unsynced for name, content in pair.disk._files.items() if name.endswith(".slot")
+    )
+    assert not pair.disk._files[str(layout.index_path(pair.folder, 0))].unsynced
+
+
+def test_after_a_failed_sync_everything_is_written_again() -> None:
+    """The kernel drops the pages that it could not write, and takes them as clean."""
+    pair = Pair()
+    pair.append(pair.copies[:2])
+    pair.mirror.checkpoint()
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.repair(pair.copies[:2])
+    pair.append(pair.copies[:4])
+    pair.disk.faults.append(Fault("sync", path_part="slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.mirror.sync()
+    for ahead in range(3):  # behind the checkpoint, mended, behind the checkpoint
+        pair.disk.faults.append(Fault("write", path_part=pair.slot_path(ahead).name))
+        with pytest.raises(OSError, match="Input/output"):
+            pair.mirror.checkpoint()
+    pair.mirror.checkpoint()
+    pair.lose_unsynced()
+    assert not pair.disk._unsynced_names
+    assert pair.reopened(os_crashed=True) == Recovered(4, [], NO_SEQS)
+    assert load_checkpoint(pair.disk, pair.folder) == Checkpoint(4)
+
+
+def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:1])
+    pair.mirror.sync()
+    pair.append(pair.copies[1:2])
+    pair.disk.faults.append(Fault("sync", path_part="slot"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.mirror.sync()
+    pair.mirror.checkpoint()
+    slots = [pair.disk._files[str(pair.slot_path(ahead))] for ahead in range(2)]
+    assert not any(content.unsynced for content in slots)
+
+
+def test_a_repair_that_a_crash_of_the_machine_undoes_is_lacking_again() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.checkpoint()
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.repair(pair.copies)
+    pair.lose_unsynced()
+    assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
+
+
+def test_a_new_process_syncs_what_the_last_one_repaired() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.checkpoint()
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.repair(pair.copies)
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+    pair.mirror.checkpoint()
+    pair.lose_unsynced()
+    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
+    pair.assert_same()
+
+
+def test_a_cut_that_a_crash_kept_from_beginning_is_made_by_recovery() -> None:
+    for os_crashed in (False, True):
+        pair = Pair()
+        pair.append(pair.copies)
+        mark_wheel(pair.disk, DATA, pair.wheel, WheelState.CLOSED, final_seq=2)
+        assert pair.reopened(os_crashed=os_crashed).last_seq == 2
+        assert list(slots_of(pair.disk, DATA, pair.wheel)) == [BASE_SLOT, BASE_SLOT + 1]
+
+
+def test_segments_with_a_hole_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("files.index", "writing.cutting", "writing.medium"):
+        monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", 2)
+    pair = Pair()
+    pair.append([pair.copies[0], FrameCopy(2, HOLE_ROW, b""), *pair.copies[2:]])
+    floor = BASE_SLOT + 3
+    assert delete_segments_below(pair.disk, pair.folder, floor) == []
+    pair.repair(pair.copies)
+    delete_below(pair.mirror, floor)
+    assert rows_of(pair.disk, DATA, pair.wheel)[:4] == [bytes(16)] * 4
+    assert pair.mirror.last_seq == 5
+    assert pair.reopened() == Recovered(5, [], NO_SEQS)
+
+
+def test_lacking_frames_below_the_floor_are_finished() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.note_damaged(1)
+    pair.mirror.note_damaged(2)
+    delete_below(pair.mirror, BASE_SLOT + 1)
+    assert pair.mirror.lacking == SeqSet.of([2])
