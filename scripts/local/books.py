@@ -41,6 +41,8 @@ from local.loopback.kafka import KafkaBroker
 CLUSTER = "books"
 TOPICS = ("orders", "bills")
 NODES = ("n1", "n2", "n3")
+PARTITIONS = 4
+"""Of each topic."""
 DELAY_MS = 600_000
 RATE = 2_000
 """Messages a second that the made-up cluster took."""
@@ -126,7 +128,7 @@ class Sender:
         self._names = names
         self._topics = topics
         admin = AdminClient({"bootstrap.servers": address})
-        wanted = [NewTopic(topic, num_partitions=4) for topic in topics]
+        wanted = [NewTopic(topic, num_partitions=PARTITIONS) for topic in topics]
         wanted.append(NewTopic(names.outcomes, num_partitions=1))
         wanted.append(
             NewTopic(names.control, num_partitions=1, config={"cleanup.policy": "compact"})
@@ -154,7 +156,8 @@ class Sender:
             )
         ):
             text = hexed[32 * row : 32 * row + 32]
-            topic = self._topics[row % len(self._topics)]
+            round_, number = divmod(row, len(self._topics))
+            topic = self._topics[number]
             if row % MISSING_EVERY == 0:
                 self._cancelled(text, due, accepted, topic, str(chunk.wheel), seq)
                 continue
@@ -164,7 +167,9 @@ class Sender:
                 ("dw-accepted", b"%d" % accepted),
                 ("dw-wheel", wheel),
             ]
-            self._produce(topic, b"content of a message", headers, due + 2 + row % 7)
+            # Kafka's own choice would go by how fast the broker is: each partition is in order.
+            partition = round_ % PARTITIONS
+            self._produce(topic, b"content of a message", headers, due + 2 + row % 7, partition)
 
     def finish(self, done: Progress) -> None:
         """Says that everything is done."""
@@ -189,11 +194,18 @@ class Sender:
         self._produce(self._names.outcomes, json.dumps(told).encode(), [], due)
 
     def _produce(
-        self, topic: str, value: bytes, headers: list[tuple[str, str | bytes | None]], at_ms: int
+        self,
+        topic: str,
+        value: bytes,
+        headers: list[tuple[str, str | bytes | None]],
+        at_ms: int,
+        partition: int = 0,
     ) -> None:
         while True:
             try:
-                self._producer.produce(topic, value, headers=headers, timestamp=at_ms)
+                self._producer.produce(
+                    topic, value, headers=headers, timestamp=at_ms, partition=partition
+                )
             except BufferError:
                 self._producer.poll(0.1)
             else:
