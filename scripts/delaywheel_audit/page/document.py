@@ -92,6 +92,7 @@ def _page(
     main = el(
         "main",
         el("h2", "What became of it"),
+        el("p", "In records of the ledger.", class_="soft"),
         _equation(summary),
         *_checks(summary),
         el("h2", "Findings"),
@@ -139,7 +140,6 @@ def _equation(summary: Summary) -> Element:
     if rest := difference(counts):
         tiles.append(el("span", "\u2260", class_="sign"))
         tiles.append(_tile("difference", rest, "wrong"))
-    tiles.append(el("span", "records of the ledger", class_="sign"))
     return el("div", *tiles, class_="equation")
 
 

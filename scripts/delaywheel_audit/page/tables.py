@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -141,7 +142,11 @@ def _findings_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Element:
         if any(value not in (None, "") for value in column)
     }
     lines = zip(*kept.values(), strict=True)
-    return table(kept, lines, class_="findings", caption=caption)
+    made = table(kept, lines, class_="findings", caption=caption)
+    # For where there is no room for columns; told once, since there may be a thousand rows.
+    heads = (f"--head-{n}: {json.dumps(name)}" for n, name in enumerate(kept, 1))
+    made.set("style", "; ".join(heads))
+    return made
 
 
 def _line(name: str, whole: Bin, names: Sequence[str]) -> list[Child]:

@@ -79,4 +79,6 @@ def _remarks(summary: Summary) -> list[str]:
 def _name(kind: str, number: int) -> str:
     if kind == "ledger_gap":
         return "gap in the ledger" if number == 1 else "gaps in the ledger"
+    if kind == "dead_letter" and number != 1:
+        return "dead letters"
     return kind_name(kind)

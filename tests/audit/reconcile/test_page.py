@@ -296,6 +296,20 @@ def test_nothing_forwarded_has_no_plots_of_spans() -> None:
     assert "None" not in text
 
 
+def test_where_findings_have_no_columns_each_cell_is_named() -> None:
+    rows = [finding("dead_letter", detail="TOPIC_UNAVAILABLE"), finding("dead_letter", 1)]
+    text, page = page_of([bucket(NOON, dead=2)], rows)
+    (frame,) = (each for each in page.of("div") if each.get("class") == "frame findings")
+    heads = re.findall(r'--head-(\d): "([^"]+)"', frame["style"] or "")
+    assert [name for _, name in heads] == [
+        "topic", "id", "due (UTC, ms)", "accepted (UTC)", "wheel / seq", "detail",
+    ]  # fmt: skip
+    for number, _ in heads:
+        assert f".findings td:nth-child({number})::before" in text
+    assert "TOPIC_UNAVAILABLE" in page.texts["td"]
+    assert "2 dead letters" in page.text
+
+
 @pytest.mark.parametrize("place", ["topic", "id", "detail", "wheel"])
 def test_nothing_that_is_shown_becomes_markup(place: str) -> None:
     rows = [finding("unexpected") | {place: HOSTILE}]
