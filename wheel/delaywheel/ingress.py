@@ -31,9 +31,6 @@ TIMESTAMP: Final = "dw-timestamp"
 CANCEL: Final = "dw-cancel"
 """The id, as in `ID`, of a message to be withdrawn; `DELIVER_AT` then holds its due."""
 
-TTL: Final = "ttl"
-"""A number of seconds. Passed on with the message."""
-
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
 

@@ -1,0 +1,268 @@
+"""What a record of an ingress topic asks for, by its headers: docs/INGRESS.md is the contract.
+
+It follows from the record and the table of levels alone: no clock, no place but the record's own.
+So whoever reads a record again makes the same message of it, with the same id and the same due.
+Only how far ahead a due may be is not looked at here, since that goes by the clock.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeAlias
+
+from delaywheel import ingress
+from delaywheel.headers import RESERVED_PREFIX, encode_headers, is_cut_off
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
+from delaywheel_replica.core.ingress.values import id_in, number_in
+
+ABSENT: Final = -1
+"""No partition, or no timestamp, was asked for."""
+
+HEADERS_MOST: Final = 10_000
+"""Headers cost by their number, however short they are."""
+
+_PARTITIONS: Final = 2**31
+_TIMES: Final = 2**63
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
+_WHEEL: Final = "dw-wheel"
+_DELIVERED: Final = frozenset({ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded"})
+_DEAD_PREFIX: Final = "dw-dead-"
+_SHOWN: Final = 40
+
+
+class Incoming(NamedTuple):
+    """A committed record, as it was read."""
+
+    place: Place
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a cluster takes.
+
+    Attributes:
+        levels_ms: name of a level -> its delay.
+        max_message_bytes: of key, value and encoded headers together.
+        own_topics: the service's own: whoever delivered to them could forge its records.
+    """
+
+    levels_ms: Mapping[str, int]
+    max_message_bytes: int
+    own_topics: frozenset[str]
+
+
+class Delayed(NamedTuple):
+    """A message to be delivered."""
+
+    id: bytes
+    due_ms: int
+    topic: str
+    partition: int
+    """`ABSENT`: the key chooses."""
+    timestamp_ms: int
+    """`ABSENT`: that of its delivery."""
+    key: bytes | None
+    value: bytes | None
+    headers: bytes
+    """Encoded: those that are passed on."""
+
+
+class Withdrawn(NamedTuple):
+    """A message that is not to be delivered any more."""
+
+    id: bytes
+    due_ms: int
+
+
+class UnfitReason(StrEnum):
+    """Why a record cannot be delayed; the names are those of refused calls, `Reason` in the SDK."""
+
+    TOPIC_INVALID = "TOPIC_INVALID"
+    DUE_MISSING = "DUE_MISSING"
+    DUE_AMBIGUOUS = "DUE_AMBIGUOUS"
+    DUE_INVALID = "DUE_INVALID"
+    DUE_BEYOND_SPAN = "DUE_BEYOND_SPAN"
+    DELAY_INVALID = "DELAY_INVALID"
+    LEVEL_UNKNOWN = "LEVEL_UNKNOWN"
+    ID_INVALID = "ID_INVALID"
+    PARTITION_INVALID = "PARTITION_INVALID"
+    TIMESTAMP_INVALID = "TIMESTAMP_INVALID"
+    HEADER_RESERVED = "HEADER_RESERVED"
+    HEADER_INVALID = "HEADER_INVALID"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+
+
+class Unfit(NamedTuple):
+    """Nothing that can be delayed: a dead letter."""
+
+    reason: UnfitReason
+    detail: str
+
+
+Wish: TypeAlias = Delayed | Withdrawn | Unfit
+
+
+class _UnfitError(Exception):
+    def __init__(self, reason: UnfitReason, detail: str) -> None:
+        super().__init__(detail)
+        self.unfit = Unfit(reason, detail)
+
+
+def read(record: Incoming, rules: Rules) -> Wish:
+    """What a record asks for."""
+    if len(record.headers) > HEADERS_MOST:
+        return Unfit(UnfitReason.MESSAGE_TOO_LARGE, f"More than {HEADERS_MOST:,} headers")
+    try:
+        asked, passed = _sorted(record.headers)
+        if ingress.CANCEL in asked:
+            return Withdrawn(_id(asked, ingress.CANCEL), _deliver_at(asked))
+        return _delayed(record, asked, passed, rules)
+    except _UnfitError as error:
+        return error.unfit
+
+
+_Asked = dict[str, bytes | None]
+
+
+def _sorted(
+    headers: Sequence[tuple[str, bytes | None]],
+) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
+    """The headers for us, the last of each name, and those that are passed on."""
+    asked: _Asked = {}
+    passed: list[tuple[str, bytes | None]] = []
+    for name, value in headers:
+        if not name.startswith(RESERVED_PREFIX) or name.startswith(ingress.PASSED_PREFIX):
+            passed.append((name, value))
+        elif name == _WHEEL:
+            asked.pop(ingress.ID, None)  # that of an earlier delivery
+        elif name in _ASKED or name == ingress.CANCEL:
+            asked[name] = value
+        elif name not in _DELIVERED and not name.startswith(_DEAD_PREFIX):
+            raise _UnfitError(UnfitReason.HEADER_RESERVED, f"Unknown header {_shown(name)}")
+    return asked, passed
+
+
+_ASKED: Final = frozenset(
+    {ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP}
+)
+
+
+def _delayed(
+    record: Incoming, asked: _Asked, passed: list[tuple[str, bytes | None]], rules: Rules
+) -> Delayed:
+    topic = _topic(asked, rules)
+    due_ms = _due_ms(record, asked, rules)
+    id_ = _id(asked, ingress.ID) if ingress.ID in asked else None
+    partition = _optional(
+        asked, ingress.PARTITION, lambda n: 0 <= n < _PARTITIONS, UnfitReason.PARTITION_INVALID
+    )
+    timestamp_ms = _optional(
+        asked, ingress.TIMESTAMP, lambda n: 0 < n < _TIMES, UnfitReason.TIMESTAMP_INVALID
+    )
+    headers = _encoded(passed)
+    length_bytes = len(record.key or b"") + len(record.value or b"") + len(headers)
+    if length_bytes > rules.max_message_bytes:
+        detail = f"{length_bytes:,} bytes, at most {rules.max_message_bytes:,}"
+        raise _UnfitError(UnfitReason.MESSAGE_TOO_LARGE, detail)
+    return Delayed(
+        id_ or message_id(record.place, record.timestamp_ms),
+        due_ms,
+        topic,
+        partition,
+        timestamp_ms,
+        record.key,
+        record.value,
+        headers,
+    )
+
+
+def _topic(asked: _Asked, rules: Rules) -> str:
+    value = asked.get(ingress.TOPIC)
+    if value is None:
+        raise _UnfitError(UnfitReason.TOPIC_INVALID, f"No {ingress.TOPIC}")
+    topic = value.decode(errors="replace")
+    if not _TOPIC.fullmatch(topic):
+        raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{ingress.TOPIC} {_shown(topic)}")
+    if topic in rules.own_topics:
+        raise _UnfitError(UnfitReason.TOPIC_INVALID, f"{topic} belongs to the service")
+    return topic
+
+
+def _due_ms(record: Incoming, asked: _Asked, rules: Rules) -> int:
+    given = [name for name in ingress.DUES if name in asked]
+    if len(given) != 1:
+        reason = UnfitReason.DUE_AMBIGUOUS if given else UnfitReason.DUE_MISSING
+        raise _UnfitError(reason, " and ".join(given) if given else f"None of {_names()}")
+    if given == [ingress.DELIVER_AT]:
+        return _deliver_at(asked)
+    delay_ms = _delay_ms(asked, rules)
+    if record.timestamp_ms == NO_TIMESTAMP or record.timestamp_ms < 0:
+        raise _UnfitError(UnfitReason.DUE_INVALID, "The record has no timestamp to count from")
+    due_ms = record.timestamp_ms + delay_ms
+    if not 0 < due_ms < _TIMES:
+        raise _UnfitError(UnfitReason.DUE_INVALID, f"A due of {due_ms} ms")
+    return due_ms
+
+
+def _names() -> str:
+    return ", ".join(ingress.DUES)
+
+
+def _delay_ms(asked: _Asked, rules: Rules) -> int:
+    if ingress.LEVEL in asked:
+        level = (asked[ingress.LEVEL] or b"").decode(errors="replace")
+        delay_ms = rules.levels_ms.get(level)
+        if delay_ms is None:
+            raise _UnfitError(UnfitReason.LEVEL_UNKNOWN, f"No level {_shown(level)}")
+        return delay_ms
+    delay_ms = number_in(asked[ingress.DELAY_MS])
+    if delay_ms is None or delay_ms < 0:
+        raise _UnfitError(UnfitReason.DELAY_INVALID, _told(ingress.DELAY_MS, asked))
+    return delay_ms
+
+
+def _deliver_at(asked: _Asked) -> int:
+    due_ms = number_in(asked.get(ingress.DELIVER_AT))
+    if due_ms is None or not 0 < due_ms < _TIMES:
+        raise _UnfitError(UnfitReason.DUE_INVALID, _told(ingress.DELIVER_AT, asked))
+    return due_ms
+
+
+def _id(asked: _Asked, name: str) -> bytes:
+    id_ = id_in(asked[name])
+    if id_ is None:
+        raise _UnfitError(UnfitReason.ID_INVALID, _told(name, asked))
+    return id_
+
+
+def _optional(asked: _Asked, name: str, fits: Callable[[int], bool], reason: UnfitReason) -> int:
+    if name not in asked:
+        return ABSENT
+    number = number_in(asked[name])
+    if number is None or not fits(number):
+        raise _UnfitError(reason, _told(name, asked))
+    return number
+
+
+def _encoded(passed: list[tuple[str, bytes | None]]) -> bytes:
+    for name, _ in passed:
+        if not name or is_cut_off(name):
+            raise _UnfitError(UnfitReason.HEADER_INVALID, f"The name {_shown(name)}")
+    try:
+        return encode_headers(passed)
+    except UnicodeEncodeError as error:
+        raise _UnfitError(UnfitReason.HEADER_INVALID, "A name that is no UTF-8") from error
+
+
+def _told(name: str, asked: _Asked) -> str:
+    return f"{name} {_shown(asked[name])}" if name in asked else f"No {name}"
+
+
+def _shown(content: str | bytes | None) -> str:
+    """What somebody sent, cut: it may be long."""
+    return "null" if content is None else repr(content[:_SHOWN])

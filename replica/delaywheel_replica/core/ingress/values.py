@@ -1,0 +1,45 @@
+"""What a header's bytes mean: numbers and ids, as text or as clients write them.
+
+| bytes | as a number | as an id |
+|---|---|---|
+| 1 to 19 decimal digits | that number | no |
+| any other 8 | a big-endian long | no |
+| any 16 | no | these bytes |
+| 32 hex digits | no | the bytes they stand for |
+| a UUID with its dashes | no | the same |
+| anything else | no | no |
+
+8 digits would, as a long, be 3.4e18 or more: no delay and no time that anybody means. 16 bytes are
+never looked at as text.
+"""
+
+import re
+
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
+
+_DIGITS_MOST = 19
+_LONG_BYTES = 8
+_HEX = re.compile(rb"[0-9a-fA-F]{32}")
+_DASHED = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def number_in(value: bytes | None) -> int | None:
+    """The number that a header holds; None: it holds none."""
+    if value is None:
+        return None
+    if value.isdigit() and len(value) <= _DIGITS_MOST:
+        return int(value)
+    if len(value) == _LONG_BYTES:
+        return int.from_bytes(value, "big", signed=True)
+    return None
+
+
+def id_in(value: bytes | None) -> bytes | None:
+    """The 16 bytes of the id that a header holds; None: it holds none."""
+    if value is None:
+        return None
+    if len(value) == ID_LENGTH_BYTES:
+        return value
+    if _HEX.fullmatch(value) or _DASHED.fullmatch(value):
+        return bytes.fromhex(value.replace(b"-", b"").decode())
+    return None

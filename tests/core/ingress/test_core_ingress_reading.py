@@ -1,0 +1,230 @@
+"""What a record of an ingress topic asks for."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel import ingress
+from delaywheel.headers import decode_headers
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
+from delaywheel_replica.core.ingress.reading import (
+    ABSENT,
+    HEADERS_MOST,
+    Delayed,
+    Incoming,
+    Rules,
+    Unfit,
+    UnfitReason,
+    Wish,
+    Withdrawn,
+    read,
+)
+from delaywheel_replica.core.ingress.values import id_in, number_in
+
+PLACE = Place("delaywheel-main-ingress", 3, 4_711)
+SENT_MS = 1_900_000_000_000
+RULES = Rules({"30s": 30_000}, 100, frozenset({"delaywheel-main-dead"}))
+ID = bytes(range(16))
+
+Headers = Sequence[tuple[str, bytes | None]]
+TO = (ingress.TOPIC, b"orders")
+SOON = (ingress.DELAY_MS, b"500")
+
+
+def wish(*headers: tuple[str, bytes | None], **changed: Any) -> Wish:
+    """What a record with these headers asks for."""
+    record = Incoming(PLACE, SENT_MS, b"key", b"value", headers)
+    return read(record._replace(**changed), RULES)
+
+
+def delayed(*headers: tuple[str, bytes | None], **changed: Any) -> Delayed:
+    """The same of one that can be delayed."""
+    found = wish(*headers, **changed)
+    assert isinstance(found, Delayed), found
+    return found
+
+
+def reason(*headers: tuple[str, bytes | None], **changed: Any) -> UnfitReason:
+    """Why one cannot be delayed."""
+    found = wish(*headers, **changed)
+    assert isinstance(found, Unfit), found
+    return found.reason
+
+
+def long(number: int) -> bytes:
+    """As the usual clients write numbers."""
+    return number.to_bytes(8, "big", signed=True)
+
+
+def test_key_value_and_other_headers_pass_unchanged() -> None:
+    passed = [("trace", b"1"), ("trace", None), ("ttl", b"x"), ("dw-retry-attempt", b"2")]
+    message = delayed(*passed[:2], TO, passed[2], SOON, passed[3])
+    assert message == Delayed(
+        id=message_id(PLACE, SENT_MS),
+        due_ms=SENT_MS + 500,
+        topic="orders",
+        partition=ABSENT,
+        timestamp_ms=ABSENT,
+        key=b"key",
+        value=b"value",
+        headers=message.headers,
+    )
+    assert decode_headers(message.headers) == passed
+    assert delayed(TO, SOON, key=None, value=None)[5:] == (None, None, b"")
+
+
+@given(st.integers(0, 2**53))
+def test_numbers_are_text_or_longs(number: int) -> None:
+    assert number_in(str(number).encode()) == number
+    assert number_in(long(number)) == number
+
+
+@given(st.binary(max_size=24))
+def test_whatever_bytes_are_a_number_or_none(value: bytes) -> None:
+    number = number_in(value)
+    if value.isdigit() and len(value) <= 19:
+        assert number == int(value)
+    else:
+        assert (number is not None) == (len(value) == 8)
+
+
+@given(st.binary(min_size=16, max_size=16))
+def test_ids_are_bytes_or_text(id_: bytes) -> None:
+    text = str(uuid.UUID(bytes=id_))
+    for form in (id_, text.encode(), text.upper().encode(), text.replace("-", "").encode()):
+        assert id_in(form) == id_
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x", b"0" * 31, b"0" * 33, b"g" * 32, b"-" * 36])
+def test_what_is_no_id(value: bytes | None) -> None:
+    assert id_in(value) is None
+    assert reason(TO, SOON, (ingress.ID, value)) is UnfitReason.ID_INVALID
+
+
+def test_a_due_is_said_in_three_ways() -> None:
+    at_ms = SENT_MS + 86_400_000
+    assert delayed(TO, (ingress.DELAY_MS, long(7))).due_ms == SENT_MS + 7
+    assert delayed(TO, (ingress.LEVEL, b"30s")).due_ms == SENT_MS + 30_000
+    assert delayed(TO, (ingress.DELIVER_AT, str(at_ms).encode())).due_ms == at_ms
+    assert delayed(TO, (ingress.DELIVER_AT, long(1)), timestamp_ms=NO_TIMESTAMP).due_ms == 1
+
+
+def test_the_last_of_a_header_counts() -> None:
+    assert delayed((ingress.TOPIC, b"old"), TO, SOON).topic == "orders"
+
+
+def test_partition_timestamp_and_id_are_taken_as_given() -> None:
+    message = delayed(
+        TO, SOON, (ingress.PARTITION, b"0"), (ingress.TIMESTAMP, long(9)), (ingress.ID, ID)
+    )
+    assert (message.partition, message.timestamp_ms, message.id) == (0, 9, ID)
+
+
+REASONS = [
+    (UnfitReason.TOPIC_INVALID, [SOON]),
+    (UnfitReason.TOPIC_INVALID, [SOON, (ingress.TOPIC, None)]),
+    (UnfitReason.TOPIC_INVALID, [SOON, (ingress.TOPIC, b"..")]),
+    (UnfitReason.TOPIC_INVALID, [SOON, (ingress.TOPIC, b"a b")]),
+    (UnfitReason.TOPIC_INVALID, [SOON, (ingress.TOPIC, b"\xff")]),
+    (UnfitReason.TOPIC_INVALID, [SOON, (ingress.TOPIC, b"delaywheel-main-dead")]),
+    (UnfitReason.DUE_MISSING, [TO]),
+    (UnfitReason.DUE_AMBIGUOUS, [TO, SOON, (ingress.LEVEL, b"30s")]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"0")]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, long(-1))]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELIVER_AT, b"9" * 19)]),
+    (UnfitReason.DUE_INVALID, [TO, (ingress.DELAY_MS, long(2**63 - 1))]),
+    (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, b"-5")]),
+    (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, long(-5))]),
+    (UnfitReason.DELAY_INVALID, [TO, (ingress.DELAY_MS, None)]),
+    (UnfitReason.LEVEL_UNKNOWN, [TO, (ingress.LEVEL, b"31s")]),
+    (UnfitReason.LEVEL_UNKNOWN, [TO, (ingress.LEVEL, None)]),
+    (UnfitReason.PARTITION_INVALID, [TO, SOON, (ingress.PARTITION, b"2147483648")]),
+    (UnfitReason.PARTITION_INVALID, [TO, SOON, (ingress.PARTITION, b"first")]),
+    (UnfitReason.TIMESTAMP_INVALID, [TO, SOON, (ingress.TIMESTAMP, b"0")]),
+    (UnfitReason.HEADER_RESERVED, [TO, SOON, ("dw-delay", b"5")]),
+    (UnfitReason.HEADER_INVALID, [TO, SOON, ("", b"5")]),
+    (UnfitReason.HEADER_INVALID, [TO, SOON, ("cut\0off", b"5")]),
+    (UnfitReason.HEADER_INVALID, [TO, SOON, ("\ud800", b"5")]),
+    (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, ("h", b"x" * 200)]),
+    (UnfitReason.MESSAGE_TOO_LARGE, [TO, SOON, *[("h", b"")] * HEADERS_MOST]),
+    (UnfitReason.ID_INVALID, [(ingress.CANCEL, b"x"), (ingress.DELIVER_AT, b"5")]),
+    (UnfitReason.DUE_INVALID, [(ingress.CANCEL, ID)]),
+]
+
+
+@pytest.mark.parametrize(("expected", "headers"), REASONS, ids=str)
+def test_what_cannot_be_delayed_is_told(expected: UnfitReason, headers: Headers) -> None:
+    assert reason(*headers) is expected
+
+
+def test_a_delay_needs_a_timestamp() -> None:
+    assert reason(TO, SOON, timestamp_ms=NO_TIMESTAMP) is UnfitReason.DUE_INVALID
+
+
+def test_a_detail_is_short() -> None:
+    found = wish(TO, (ingress.LEVEL, b"x" * 10_000))
+    assert isinstance(found, Unfit)
+    assert len(found.detail) < 100
+
+
+def test_a_cancel_needs_id_and_due_alone() -> None:
+    assert wish((ingress.CANCEL, ID), (ingress.DELIVER_AT, b"5")) == Withdrawn(ID, 5)
+
+
+DELIVERED: Headers = [
+    ("dw-id", b"00" * 16), ("dw-due", b"1"), ("dw-accepted", b"1"), ("dw-wheel", b"a.1"),
+    ("dw-forwarded", b"1"), ("dw-dead-reason", b"REFUSED"),
+]  # fmt: skip
+
+
+def test_what_was_delivered_before_gets_an_id_of_its_own() -> None:
+    """Two groups that send one message again at one time would lose one of both else."""
+    message = delayed(*DELIVERED, TO, SOON)
+    assert (message.id, message.headers) == (message_id(PLACE, SENT_MS), b"")
+    assert delayed(*DELIVERED, TO, SOON, (ingress.ID, ID)).id == ID
+    assert delayed(TO, SOON, *DELIVERED).topic == "orders"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*ingress.DUES, ingress.TOPIC, ingress.ID, ingress.CANCEL, "h", "dw-x"])
+            | st.text(max_size=5),
+            st.none() | st.binary(max_size=20),
+        ),
+        max_size=8,
+    ),
+    st.integers(-1, 2**63 - 1),
+)
+def test_whatever_is_sent_is_read_the_same_again(headers: Headers, timestamp_ms: int) -> None:
+    record = Incoming(PLACE, timestamp_ms, None, b"", headers)
+    found = read(record, RULES)
+    assert found == read(record, RULES)
+    if isinstance(found, Delayed):
+        assert len(found.id) == 16
+        assert 0 < found.due_ms < 2**63
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), st.integers(-1, 2**63 - 1))
+def test_an_id_follows_from_place_and_timestamp(
+    partition: int, offset: int, timestamp_ms: int
+) -> None:
+    place = Place("t", partition, offset)
+    made = uuid.UUID(bytes=message_id(place, timestamp_ms))
+    assert (made.version, made.variant) == (8, uuid.RFC_4122)
+    others = [
+        (place._replace(topic="t2"), timestamp_ms),
+        (place._replace(partition=partition ^ 1), timestamp_ms),
+        (place._replace(offset=offset ^ 1), timestamp_ms),
+        (place, timestamp_ms ^ 1),
+    ]
+    assert made.bytes not in [message_id(*other) for other in others]
+
+
+def test_an_id_is_never_made_otherwise() -> None:
+    """The next version must make the same: it may read what this one has handed over."""
+    assert message_id(PLACE, SENT_MS).hex() == "8c6b0d0733fb89e2ba896d664ee9a4ee"
