@@ -81,6 +81,10 @@ def test_messages_are_followed_from_acceptance_to_their_topic(
         # A busy machine may bring another election: it is waited for.
         found = watch.until("all is done", **done, **{"role/leading": 1, "ready": 1})
         assert found["accepted_messages_total"] == found["acknowledged_messages_total"] == 7
+        assert found[f"topic_accepted_messages_total/{topic}"] == 7
+        assert found[f"topic_forwarded_messages_total/{topic}"] == 5
+        assert found["acknowledgement_duration_seconds_count"] > 0
+        assert found["dead_letters_total/TOPIC_MISSING"] == 0
         assert found["accepted_cancels_total"] == 1
         assert found["pending_messages/1d"] == 1
         assert found["lateness_seconds_count"] == 5

@@ -22,11 +22,11 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
-from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.office_log import OfficeLog
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
+from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.core.election.eligibility import Eligibility, heard_beats
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
@@ -56,7 +56,6 @@ from delaywheel_replica.core.leader.holders import holds_progress, takeable
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, Leader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.protocol.histogram import COMMIT_BOUNDS_US, Tally
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
     Role,
@@ -101,8 +100,7 @@ class Leadership:
     """Leads, or waits to. One thread calls it.
 
     Attributes:
-        lateness: of what this process forwarded.
-        commit_times: how long its transactions took that were committed.
+        tallies: of what this process committed.
     """
 
     def __init__(
@@ -152,8 +150,7 @@ class Leadership:
         self._witnesses: Mapping[str, Beat] = {}
         self._lacking: str | None = None
         self._counters: Counter[str] = Counter()
-        self.lateness = Lateness()
-        self.commit_times = Tally(COMMIT_BOUNDS_US)
+        self.tallies = Tallies()
         self._shown = ControlState()
         # Read by another thread: set and cleared whole.
         self._waiting: Waiting | None = None
@@ -466,8 +463,12 @@ class Leadership:
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._error = None if done.verdict is Verdict.COMMITTED else done.cause
         if done.verdict is Verdict.COMMITTED:
-            self.lateness.add(done.dues_ms, self._clock.wall_ms())
-            self.commit_times.add(done.commit_ms * 1_000)
+            self.tallies.committed(
+                done.forwarded,
+                done.dead,
+                commit_ms=done.commit_ms,
+                visible_ms=self._clock.wall_ms(),
+            )
             self._log.committed(len(done.dead), done.duties.lost)
             self._on_dead(
                 DeadLetter(each.message.id, each.message.due_ms, each.reason.value)

@@ -243,6 +243,7 @@ class Cleaner:
             return
         leads = view.role is Role.LEADING
         unavailable = self._dead_letters.unavailable_topics if leads else ()
+        tallies = self._leadership.tallies
         status = CleanerStatus(
             node=self._config.node_id,
             boot=self._boot,
@@ -261,8 +262,11 @@ class Cleaner:
             kafka_warnings=view.warnings,
             started_ms=self._started_ms,
             counters=self._leadership.counters,
-            lateness=self._leadership.lateness.read(),
-            commit_times=self._leadership.commit_times.read(),
+            forwarded_by_topic=tallies.forwarded.read(),
+            dead_by_topic=tallies.dead.read(),
+            dead_by_reason=dict(tallies.dead_reasons),
+            lateness=tallies.lateness.read(),
+            commit_times=tallies.commit_times.read(),
             unavailable_topics=unavailable[:TOPICS_TOLD],
             fences=view.fences,
             fills=view.fills,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
@@ -113,7 +114,12 @@ def test_sizes_are_judged_to_the_byte(
     fine = sent(good, 900, b"fine")
     world.server.write([*rows, fine])
     wait_done(world, [fine])
-    counted = world.wait_for("counted", lambda s: s.counters.get("forwarded", 0) > 1).counters
+    status = world.wait_for("counted", lambda s: s.counters.get("forwarded", 0) > 1)
+    counted = status.counters
+    assert status.forwarded_by_topic[good] >= 1
+    assert sum(status.forwarded_by_topic.values()) == counted["forwarded"]
+    assert status.dead_by_topic == {small: counted["dead_lettered"]}
+    assert +Counter(status.dead_by_reason) == {"MESSAGE_TOO_LARGE": counted["dead_lettered"]}
     forwarded = read_all(kafka.address, small, at_least=counted["forwarded"] - 1)
     out = {len(message.value() or b"") for message in forwarded}
     letters = dead_letters(kafka, cluster_id, counted["dead_lettered"])

@@ -73,10 +73,10 @@ def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, in
     )
     nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
     step = Step(progress, progress, rows, nothing, behind=False)
-    dues_ms, _, counted = forwarder._write(
+    forwarded, _, counted = forwarder._write(
         0, Planned(step, Plan(rows, [], {}, frozenset())), DUE_MS, 1_000
     )
-    return dues_ms.tolist(), dict(counted)
+    return [due for each in forwarded for due in each.dues_ms.tolist()], dict(counted)
 
 
 def test_all_of_a_step_went_out() -> None:

@@ -87,7 +87,7 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
         "call", "cluster", "horizon", "node", "peer", "process", "reason", "role", "state",
-        "version",
+        "topic", "version",
     }  # fmt: skip
 
 
@@ -155,6 +155,9 @@ def test_what_was_accepted_acknowledged_and_refused() -> None:
     assert {"TOPIC_UNKNOWN", "WHEEL_LOST", "TOO_MANY_MESSAGES"} <= {name for (name,) in refused}
     never = {"CANCEL_UNKNOWN", "NODE_LEADS", "SET_BACK_UNKNOWN", "PAGE_TOKEN_INVALID", "DUE_PASSED"}
     assert not never & {name for (name,) in refused}
+    assert labelled(facts(), "topic_accepted_messages_total") == {("orders",): 40}
+    assert told["delaywheel_acknowledgement_duration_seconds_count"] == 1
+    assert told["delaywheel_acknowledgement_duration_seconds_sum"] == 0.004
     assert {reason: n for (reason,), n in refused.items() if n} == {
         "DUE_TOO_OLD": 1,
         "NO_WHEEL": 5,
@@ -202,7 +205,12 @@ def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> N
 def test_forwarding() -> None:
     told = samples(facts())
     assert told["delaywheel_forwarded_messages_total"] == 1_000
-    assert told["delaywheel_dead_letters_total"] == 2
+    assert labelled(facts(), "dead_letters_total") == {("TOPIC_MISSING",): 2, ("REFUSED",): 0}
+    assert labelled(facts(), "topic_dead_letters_total") == {("orders",): 2}
+    assert labelled(facts(), "topic_forwarded_messages_total") == {
+        ("orders",): 990,
+        ("(others)",): 10,
+    }
     assert told["delaywheel_cancelled_messages_total"] == 0, "known, though nothing was counted"
     assert told["delaywheel_commits_total"] == 30
     assert told["delaywheel_elections_total"] == 1

@@ -79,6 +79,8 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     assert answer.error.reason == "TOO_MANY_MESSAGES"
     told = node.samples()
     assert told["accepted_messages_total"] == told["acknowledged_messages_total"] == 2
+    assert told["topic_accepted_messages_total/orders"] == 2
+    assert told["acknowledgement_duration_seconds_count"] == 1
     assert told["written_groups_total"] == 1
     assert told["written_frames_total"] == 2
     assert told["written_bytes_total"] > 100

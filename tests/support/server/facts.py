@@ -83,6 +83,9 @@ def cleaner_status(**changes: Any) -> CleanerStatus:
         lateness_ms=250,
         started_ms=NOW_MS - 90_000,
         counters={"forwarded": 1_000, "transactions": 30, "elections": 1, "dead_lettered": 2},
+        forwarded_by_topic={"orders": 990, "(others)": 10},
+        dead_by_topic={"orders": 2},
+        dead_by_reason={"TOPIC_MISSING": 2, "REFUSED": 0},
         lateness=tally(LATENESS_BOUNDS_US, 4_000, 5_000, 40_000, 7_200_000_000).read(),
         commit_times=tally(COMMIT_BOUNDS_US, 12_000).read(),
     )
@@ -91,7 +94,8 @@ def cleaner_status(**changes: Any) -> CleanerStatus:
 
 def counts() -> Counts:
     made = Counts(groups=3, frames=9, frame_bytes=4_096, messages=40, cancels=2)
-    made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)})
+    made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)}, 4_000)
+    made.topics.add_one("orders", 40)
     made.refused_request(5, Reason.NO_WHEEL)
     made.refused_calls["DelayProduce", Reason.NO_WHEEL] += 1
     return made

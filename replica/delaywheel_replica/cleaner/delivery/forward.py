@@ -14,13 +14,12 @@ After anything but a known end, the state here is no longer used
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic as monotonic_clock
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery import outcomes
@@ -94,9 +93,9 @@ class Transacted:
     duties: Duties
     behind: bool
     """More is due already."""
-    dues_ms: NDArray[np.int64]
-    """Of the messages that went to their topics, if it was committed."""
-    dead: tuple[Condemned, ...] = ()
+    forwarded: Sequence[DueRows] = ()
+    """The messages that went to their topics, if it was committed."""
+    dead: Sequence[Condemned] = ()
     """Those that went to the dead letters, if it was committed."""
 
 
@@ -201,9 +200,9 @@ class Forwarder:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
-        dues_ms, dead = np.empty(0, np.int64), list[Condemned]()
+        forwarded, dead = list[DueRows](), list[Condemned]()
         if planned is not None:
-            dues_ms, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
+            forwarded, dead, written = self._write(number, planned, situation.now_ms, timeout_ms)
             counted += written
         self._producers.write_own(number, outcomes.lost(self._names, lost))
         counted["lost_frames"] += sum(run.frames for run in lost)
@@ -221,7 +220,7 @@ class Forwarder:
             if step is not None and not is_aftermath(ended.cause):
                 self._dead_letters.failed(step.messages)
         self._next_begin = began + self._pace.pause_ms / 1000
-        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, dues_ms, tuple(dead))
+        return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead)
 
     def _duties(
         self, progress: Progress | None, situation: Situation
@@ -254,24 +253,24 @@ class Forwarder:
 
     def _write(
         self, number: int, planned: Planned, now_ms: int, timeout_ms: int
-    ) -> tuple[NDArray[np.int64], list[Condemned], Counter[str]]:
+    ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
         """Everything of a step; what the client itself refuses becomes a dead letter too.
 
         Returns:
-            The dues of what goes to its topic, what does not, and how much of what there is.
+            What goes to its topic, what does not, and how much of what there is.
         """
         step, plan = planned.step, planned.plan
         dead = list(plan.dead)
-        dues_ms = [np.empty(0, np.int64)]
+        forwarded = list[DueRows]()
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
             refused = self._producers.write(number, outcomes.forwarded(rows, now_ms))
-            written = rows.dues_ms
+            written = rows
             if refused:
                 numbers = np.array([record.number for record in refused])
-                written = np.delete(written, numbers)
+                written = rows.take(np.delete(np.arange(len(rows)), numbers))
                 chosen = rows.take(numbers)
                 dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
-            dues_ms.append(written)
+            forwarded.append(written)
             if ends_batch:
                 self._producers.flush(number, timeout_ms)
         names = self._names
@@ -288,7 +287,7 @@ class Forwarder:
             cancelled=cancelled,
             duplicates=len(step.dropped) - cancelled,
         )
-        return np.concatenate(dues_ms), dead, counted
+        return forwarded, dead, counted
 
     def _control(self, record: ControlRecord) -> Record:
         key, value = record

@@ -167,6 +167,10 @@ class CleanerStatus:
         kafka_warnings: what endangers the control topic, for people.
         started_ms: its wall clock when the process started.
         counters: since the process started.
+        forwarded_by_topic: messages forwarded since then; of a bounded number of topics, and all
+            others as one.
+        dead_by_topic: dead letters since then, by the topic they were meant for, likewise.
+        dead_by_reason: dead letters since then.
         lateness: of the messages that were forwarded since then; None: nobody counts.
         commit_times: of the transactions that were committed since then, likewise.
         unavailable_topics: topics that are dead-lettered until they answer again.
@@ -197,6 +201,9 @@ class CleanerStatus:
     kafka_warnings: tuple[str, ...] = ()
     started_ms: int = 0
     counters: Mapping[str, int] = field(default_factory=dict)
+    forwarded_by_topic: Mapping[str, int] = field(default_factory=dict)
+    dead_by_topic: Mapping[str, int] = field(default_factory=dict)
+    dead_by_reason: Mapping[str, int] = field(default_factory=dict)
     lateness: Histogram | None = None
     commit_times: Histogram | None = None
     unavailable_topics: tuple[str, ...] = ()
@@ -254,6 +261,9 @@ class CleanerStatus:
             "kafka_warnings": list(self.kafka_warnings),
             "started_ms": self.started_ms,
             "counters": dict(self.counters),
+            "forwarded_by_topic": dict(self.forwarded_by_topic),
+            "dead_by_topic": dict(self.dead_by_topic),
+            "dead_by_reason": dict(self.dead_by_reason),
             "lateness": None if self.lateness is None else self.lateness.to_json(),
             "commit_times": None if self.commit_times is None else self.commit_times.to_json(),
             "unavailable_topics": list(self.unavailable_topics),
@@ -302,6 +312,9 @@ class CleanerStatus:
             kafka_warnings=fields.texts("kafka_warnings"),
             started_ms=fields.integer("started_ms"),
             counters={name: counters.integer(name) for name in counters.names()},
+            forwarded_by_topic=_counted(known, fields, "forwarded_by_topic"),
+            dead_by_topic=_counted(known, fields, "dead_by_topic"),
+            dead_by_reason=_counted(known, fields, "dead_by_reason"),
             lateness=known.of("lateness", fields.value("lateness"), _histogram),
             commit_times=known.of("commit_times", fields.value("commit_times"), _histogram),
             unavailable_topics=fields.texts("unavailable_topics"),
@@ -318,6 +331,15 @@ class CleanerStatus:
 def _sight(fields: Fields, known: Unchanged) -> PeerSight:
     beat = Beat.from_json(fields.object("beat"), known)
     return PeerSight(beat, fields.optional_integer("heard_ms"))
+
+
+def _counted(known: Unchanged, fields: Fields, name: str) -> Mapping[str, int]:
+    return known.of(name, fields.value(name), _counts)
+
+
+def _counts(document: Any) -> dict[str, int]:
+    fields = Fields(document)
+    return {name: fields.integer(name, at_least=0) for name in fields.names()}
 
 
 def _histogram(document: Any) -> Histogram | None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter_ns
 from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
@@ -108,6 +109,7 @@ class Producing:
     async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
         """Takes a request, and counts what became of its messages."""
         parts = self._accepting
+        began = perf_counter_ns()
         taking = self._take(request, outline, caller)
         del request
         try:
@@ -119,7 +121,8 @@ class Producing:
             len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
             partial(row_results if outline.columns is None else column_results, batch, wheel),
         )
-        parts.counts.answered(len(batch), batch.refusals)
+        took_us = (perf_counter_ns() - began) // 1_000
+        parts.counts.answered(len(batch), batch.refusals, took_us)
         return Answer(content, parts.admission.hold_answer(caller, len(content)))
 
     async def _take(

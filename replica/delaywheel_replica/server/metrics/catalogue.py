@@ -109,6 +109,17 @@ _ACCEPTING: tuple[Spec, ...] = (
         lambda f: f.counts.acknowledged,
     ),
     counters(
+        "topic_accepted_messages",
+        "Accepted messages by topic.",
+        ("topic",),
+        lambda f: by_label(f.counts.topics.read()),
+    ),
+    histogram(
+        "acknowledgement_duration_seconds",
+        "Time from a whole request to its answer, of requests with acknowledged messages.",
+        lambda f: f.counts.answer_times.read(),
+    ),
+    counters(
         "refused_messages",
         "Messages answered with a reason instead.",
         ("reason",),

@@ -1,7 +1,8 @@
 """One metric: its name, its kind, what it tells, and how it follows from the facts.
 
 Names begin with `delaywheel_`, end with their unit (seconds, bytes), those of counters with
-`_total`. Labels have few values: nodes, roles, reasons, horizons; never topics or wheels.
+`_total`. Labels have few values: nodes, roles, reasons, horizons, and topics as far as
+`process/topic_counts.py` tells them apart; never wheels.
 """
 
 from collections.abc import Callable, Iterable, Mapping

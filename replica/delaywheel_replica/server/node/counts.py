@@ -7,26 +7,32 @@ answered. Any thread may read, without a lock: a scrape may fall between two of 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.protocol.histogram import Tally
+from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.node.refusals import Refusal
 
+ANSWER_BOUNDS_US: Final = tuple(
+    ms * 1_000 for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500)
+)
+"""Of acknowledgements: who waits for two seconds is refused instead."""
+
 _OF_MESSAGES: Final = tuple(
-    reason
-    for reason in Reason
-    if reason
-    not in {
-        Reason.DUE_PASSED,  # told by clients alone
-        *(Reason.HANDLE_INVALID, Reason.HANDLE_AMBIGUOUS, Reason.MESSAGE_NOT_FOUND),
-        *(Reason.NOT_UP_TO_DATE, Reason.NO_LEADER, Reason.CANCEL_UNKNOWN),
-        *(Reason.SLOT_INVALID, Reason.PAGE_TOKEN_INVALID),
-        *(Reason.NODE_UNKNOWN, Reason.NODE_NOT_HEARD, Reason.NODE_LEADS, Reason.NODE_IN_USE),
-        *(Reason.NOTHING_TO_REPLACE, Reason.NODE_CHANGE_UNKNOWN),
-        *(Reason.NOTHING_TO_SET_BACK, Reason.SET_BACK_TOO_OFTEN, Reason.SET_BACK_UNKNOWN),
-    }
+    chain(
+        (Reason.DUE_MISSING, Reason.DUE_AMBIGUOUS, Reason.DUE_INVALID, Reason.DUE_BEYOND_SPAN),
+        (Reason.DUE_TOO_OLD, Reason.DELAY_INVALID, Reason.LEVEL_UNKNOWN, Reason.SENT_AT_MISSING),
+        (Reason.ID_INVALID, Reason.TOPIC_INVALID, Reason.TOPIC_UNKNOWN, Reason.MESSAGE_TOO_LARGE),
+        (Reason.HEADER_RESERVED, Reason.HEADER_INVALID, Reason.PARTITION_INVALID),
+        (Reason.TIMESTAMP_INVALID, Reason.SLOT_FULL, Reason.REQUEST_MALFORMED),
+        (Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE, Reason.BACKPRESSURE),
+        (Reason.DRAINING, Reason.NO_WHEEL, Reason.NOT_ENOUGH_REPLICAS, Reason.DISK_FULL),
+        (Reason.DISK_STALLED, Reason.WHEEL_LOST, Reason.INTERNAL),
+    )
 )
 """What a message may be answered with: counted from 0, so that the first one shows as a change."""
 
@@ -41,7 +47,9 @@ class Counts:
         frame_bytes: of these, as they lie on the disk.
         messages: in these frames; a retry counts again.
         cancels: in these frames.
+        topics: messages in these frames, by topic.
         acknowledged: messages whose callers were told that they are held by enough members.
+        answer_times: of requests with such messages, from the whole request to its answer.
         refused: messages that were not accepted, or (WHEEL_LOST) not known to be.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
@@ -51,7 +59,9 @@ class Counts:
     frame_bytes: int = 0
     messages: int = 0
     cancels: int = 0
+    topics: TopicCounts = field(default_factory=TopicCounts)
     acknowledged: int = 0
+    answer_times: Tally = field(default_factory=lambda: Tally(ANSWER_BOUNDS_US))
     refused: Counter[Reason] = field(
         default_factory=lambda: Counter(dict.fromkeys(_OF_MESSAGES, 0))
     )
@@ -67,10 +77,13 @@ class Counts:
             self.cancels += rows
         else:
             self.messages += rows
+            self.topics.add(columns.topics, columns.topic_numbers[group.order])
 
-    def answered(self, messages: int, refusals: Mapping[int, Refusal]) -> None:
+    def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
         """A request of so many messages was answered; some of them perhaps with a refusal."""
-        self.acknowledged += messages - len(refusals)
+        if len(refusals) < messages:
+            self.acknowledged += messages - len(refusals)
+            self.answer_times.add(took_us)
         for refusal in refusals.values():
             self.refused[refusal.reason] += 1
 

@@ -1,0 +1,60 @@
+"""What this process counted of the transactions that were committed, for its row.
+
+Counted by batches: a transaction's messages in columns, its few dead letters one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.lateness import Lateness
+from delaywheel_replica.core.protocol.histogram import COMMIT_BOUNDS_US, Tally
+from delaywheel_replica.process.topic_counts import TopicCounts
+
+
+class Tallies:
+    """Since the process started.
+
+    Attributes:
+        lateness: of what was forwarded.
+        commit_times: how long the transactions took.
+        forwarded: messages by topic.
+        dead: dead letters, by the topic that they were meant for.
+        dead_reasons: dead letters by reason; from 0, so that the first one shows as a change.
+    """
+
+    def __init__(self) -> None:
+        """Nothing was committed."""
+        self.lateness = Lateness()
+        self.commit_times = Tally(COMMIT_BOUNDS_US)
+        self.forwarded = TopicCounts()
+        self.dead = TopicCounts()
+        self.dead_reasons = Counter({reason.value: 0 for reason in DeadReason})
+
+    def committed(
+        self,
+        forwarded: Iterable[DueRows],
+        dead: Iterable[Condemned],
+        *,
+        commit_ms: int,
+        visible_ms: int,
+    ) -> None:
+        """Counts one transaction.
+
+        Args:
+            forwarded: what went to its topics.
+            dead: what went to the dead letters.
+            commit_ms: how long it took.
+            visible_ms: the wall clock when the commit was answered.
+        """
+        self.commit_times.add(commit_ms * 1_000)
+        for rows in forwarded:
+            self.lateness.add(rows.dues_ms, visible_ms)
+            self.forwarded.add(rows.topics, rows.topic_numbers)
+        for letter in dead:
+            self.dead.add_one(letter.message.topic)
+            self.dead_reasons[letter.reason.value] += 1
