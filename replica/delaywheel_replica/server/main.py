@@ -12,8 +12,8 @@ import signal
 import sys
 from typing import Final
 
+from delaywheel.storage.files.wheel_folder import MetaDamaged
 from delaywheel.storage.folder.node_file import NodeFolderError
-from delaywheel.storage.writing.wheel import MetaDamaged
 from delaywheel_replica.config import Config
 from delaywheel_replica.link import Link
 from delaywheel_replica.peers.network import PeerListenError

@@ -20,10 +20,11 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta, make_wheel
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, make_wheel
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.messages import Frames, WheelCard
 from delaywheel_replica.peers.encoding import decode, encode_in_parts
 

@@ -22,9 +22,10 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns, content_starts
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.server.ledger.rows import Ledger
 
 GROUPS = 2_000

@@ -10,10 +10,11 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta, list_wheels, load_meta
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import NO_BUNDLE
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, list_wheels, load_meta
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import (
     Acknowledge,

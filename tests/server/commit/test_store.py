@@ -12,6 +12,13 @@ from structlog.testing import capture_logs
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.files.wheel_folder import (
+    WheelExists,
+    WheelMissing,
+    list_wheels,
+    load_checkpoint,
+    load_meta,
+)
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.node_file import NodeFolderInUse, load_node_state
 from delaywheel.storage.folder.node_state import Spare
@@ -20,14 +27,7 @@ from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.writing.dial import DialView
-from delaywheel.storage.writing.wheel import (
-    WheelBroken,
-    WheelExists,
-    WheelMissing,
-    list_wheels,
-    load_checkpoint,
-    load_meta,
-)
+from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard

@@ -9,10 +9,11 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta, list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.recovery.verify import verify_wheel
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, list_wheels
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.node.events import (
     CloseWheel,
     Deleted,

@@ -19,10 +19,10 @@ from pathlib import Path
 import grpc
 import pyarrow.parquet as pq
 
+from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import list_wheels
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from sim.machine.disk import Crash, SimulatedDisk
 from support.server.server_process import ServerProcess, wait_until

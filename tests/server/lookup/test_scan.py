@@ -16,10 +16,11 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.writing.dial import Dial
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.writing.wheel import list_wheels
 from support.server.server_process import ServerProcess
 
 

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.wheel_folder import WheelState, list_wheels, load_meta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import load_node_state
 from delaywheel.storage.frames.format import Frame, decode_header
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import unregister_records
 from delaywheel_replica.core.protocol.heartbeat import WheelBeat
@@ -373,7 +373,7 @@ def test_frames_of_a_closed_wheel_that_a_crash_of_the_machine_took_hold_up_nothi
         _cut_behind_the_first_frame(file)
     shutil.rmtree(server.data / "ledger")  # not published yet
     if not noted:
-        mark_wheel(PosixDisk(), server.data, ONE, WheelState.FENCED)
+        mark_wheel(PosixDisk(), server.data, ONE, WheelState.OPEN)
     _change_boot(server)
     server.start()
     wait_until("they are lost", lambda: {(ONE, 2), (ONE, 3)} <= server.cleaner.state.lost)

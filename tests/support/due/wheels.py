@@ -12,12 +12,13 @@ import numpy as np
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import MAGIC, Kind
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.writing.wheel import OriginWheel
 from support.wheels.copies import rows_by_seq
 
 IN_MEMORY = Path("/dev/shm")

@@ -10,10 +10,11 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import Disk, PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.writing.wheel import OriginWheel
 from support.wheels.messages import Message, columns_of
 
 WHEEL = WheelId("golden-1", 3)

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import Disk, PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.server.commit.store import Store, StoreLimits
 from support.wheels.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP, SLOT

@@ -5,18 +5,13 @@ from pathlib import Path
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import (
-    OriginWheel,
-    WheelMeta,
-    WheelState,
-    load_meta,
-    save_meta,
-)
+from delaywheel.storage.writing.wheel import OriginWheel
 from support.wheels.copies import rows_by_seq
 from support.wheels.messages import Message, columns_of, messages_of
 

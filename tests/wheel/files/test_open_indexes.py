@@ -5,10 +5,11 @@ from pathlib import Path
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import OpenIndexes
+from delaywheel.storage.files.wheel_folder import WheelMeta, make_wheel
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMeta, make_wheel
+from delaywheel.storage.writing.wheel import OriginWheel
 from support.process.descriptors import open_files
 from support.wheels.copies import bundled, copies_of
 from support.wheels.messages import message

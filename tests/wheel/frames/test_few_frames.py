@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.storage.files import slot_files as slotfiles
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.frames import bundle, checking, encode, rows
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.format import Kind
@@ -21,7 +22,6 @@ from delaywheel.storage.frames.rows import FEW_FRAMES
 from delaywheel.storage.writing import dial
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import make_wheel
 from sim.machine.disk import SimulatedDisk
 from sim.mutants.mutant import instead
 from support.wheels.copies import rows_of, slots_of

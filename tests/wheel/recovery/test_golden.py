@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from delaywheel.seqset import NO_SEQS
+from delaywheel.storage.files.wheel_folder import list_wheels, load_meta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.format import VERSION, Frame, Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.recovery.recover import Recovered, recover_wheel
 from delaywheel.storage.recovery.verify import verify_folder
-from delaywheel.storage.writing.wheel import list_wheels, load_meta
 from support.wheels.golden import (
     ACCEPTED_AT_MS,
     CANCELLED,

@@ -6,11 +6,12 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import delete_segments_below
 from delaywheel.storage.files.slot_table import read_entry
+from delaywheel.storage.files.wheel_folder import WheelMissing
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import Cut, Recovered, recover_wheel
-from delaywheel.storage.writing.wheel import OriginWheel, WheelMissing
+from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.wheels import append, delete_below, new_wheel, read_all

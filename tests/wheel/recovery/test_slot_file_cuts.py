@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from delaywheel.storage.files.wheel_folder import load_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.recovery.recover import recover_wheel
-from delaywheel.storage.writing.wheel import load_checkpoint
 from sim.machine.disk import SimulatedDisk
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.wheels import append, new_wheel, read_all

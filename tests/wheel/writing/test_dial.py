@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
-from delaywheel.storage.writing.wheel import list_wheels
 from sim.machine.disk import SimulatedDisk
 from support.wheels.messages import BASE_SLOT, columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel

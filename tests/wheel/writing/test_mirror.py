@@ -10,6 +10,13 @@ import pytest
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import delete_segments_below
+from delaywheel.storage.files.wheel_folder import (
+    Checkpoint,
+    WheelState,
+    load_checkpoint,
+    load_meta,
+    make_wheel,
+)
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
 from delaywheel.storage.frames.frame_copy import FrameCopy
@@ -19,14 +26,7 @@ from delaywheel.storage.recovery.recover import Recovered, recover_wheel
 from delaywheel.storage.recovery.verify import verify_wheel
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import (
-    Checkpoint,
-    OriginWheel,
-    WheelState,
-    load_checkpoint,
-    load_meta,
-    make_wheel,
-)
+from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk
 from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of
 from support.wheels.messages import BASE_SLOT, message

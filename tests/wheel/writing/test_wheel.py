@@ -11,17 +11,8 @@ from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.slot_files import SlotFiles, SlotFull, list_slots
 from delaywheel.storage.files.slot_table import load_head
-from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.format import DamageReason, Frame, Kind
-from delaywheel.storage.frames.rows import cancel_counts, message_counts
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.writing.wheel import (
+from delaywheel.storage.files.wheel_folder import (
     MetaDamaged,
-    SlotFinished,
-    WheelBroken,
     WheelExists,
     WheelMeta,
     WheelMissing,
@@ -33,6 +24,14 @@ from delaywheel.storage.writing.wheel import (
     load_checkpoint,
     load_meta,
 )
+from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import DamageReason, Frame, Kind
+from delaywheel.storage.frames.rows import cancel_counts, message_counts
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.writing.wheel import SlotFinished, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of

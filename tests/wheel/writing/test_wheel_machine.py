@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files.wheel_folder import delete_wheel_below, list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
@@ -19,12 +20,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import recover_wheel
 from delaywheel.storage.recovery.verify import Problem, verify_folder
 from delaywheel.storage.writing.dial import Dial, DialView
-from delaywheel.storage.writing.wheel import (
-    OriginWheel,
-    WheelBroken,
-    delete_wheel_below,
-    list_wheels,
-)
+from delaywheel.storage.writing.wheel import OriginWheel, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of

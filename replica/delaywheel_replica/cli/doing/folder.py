@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from delaywheel.storage.files.index import read_segments
+from delaywheel.storage.files.wheel_folder import WheelState, list_wheels, load_meta
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.layout import wheel_folder
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
 from delaywheel.storage.folder.status_file import RowReader
 from delaywheel.storage.frames.rows import cancel_counts, message_counts
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import WheelState, list_wheels, load_meta
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.core.protocol.fields import MalformedError
@@ -30,7 +30,6 @@ from delaywheel_replica.server.lookup.stored import progress_message, rows_after
 _EVERY_SEQ = 2**63 - 1
 _STATES = {
     WheelState.OPEN: pb.WHEEL_STATE_OPEN,
-    WheelState.FENCED: pb.WHEEL_STATE_FENCED,
     WheelState.CLOSED: pb.WHEEL_STATE_CLOSED,
 }
 

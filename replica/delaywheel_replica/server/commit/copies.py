@@ -14,14 +14,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.layout import meta_path, wheel_folder
-from delaywheel.storage.folder.steps import Steps, finish
-from delaywheel.storage.frames.format import NO_SLOT
-from delaywheel.storage.recovery.recover import recovering
-from delaywheel.storage.writing.dial import Dial
-from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.wheel import (
+from delaywheel.storage.files.wheel_folder import (
     WheelMeta,
     delete_halves,
     deleting_wheel,
@@ -31,6 +24,13 @@ from delaywheel.storage.writing.wheel import (
     save_meta,
     syncing_names,
 )
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.layout import meta_path, wheel_folder
+from delaywheel.storage.folder.steps import Steps, finish
+from delaywheel.storage.frames.format import NO_SLOT
+from delaywheel.storage.recovery.recover import recovering
+from delaywheel.storage.writing.dial import Dial
+from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.process.logs import get_logger
 
 _NAMED: Final = 10

@@ -33,6 +33,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
+from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
 from delaywheel.storage.folder.node_state import NodeState, Spare
@@ -51,9 +52,6 @@ from delaywheel.storage.writing.wheel import (
     NotEncodable,
     OriginWheel,
     WheelBroken,
-    WheelExists,
-    WheelMeta,
-    WheelMissing,
 )
 from delaywheel_replica.core.node.events import DiskState, Held
 from delaywheel_replica.core.protocol.frames import FrameSet

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.writing.wheel import MetaDamaged
+from delaywheel.storage.files.wheel_folder import MetaDamaged
 from delaywheel_replica.core.node.events import (
     Deleted,
     DeleteWheel,

@@ -49,6 +49,12 @@ from delaywheel.storage.files.index import (
     read_raw_rows,
 )
 from delaywheel.storage.files.slot_files import announced_slots, forget_announced, slot_sizes
+from delaywheel.storage.files.wheel_folder import (
+    Checkpoint,
+    load_checkpoint,
+    load_meta,
+    save_checkpoint,
+)
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps, finish
@@ -61,7 +67,6 @@ from delaywheel.storage.reading.walk import walk_headers
 from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
 from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, last_seq_of
 from delaywheel.storage.writing.table_writer import SlotTable
-from delaywheel.storage.writing.wheel import Checkpoint, load_checkpoint, load_meta, save_checkpoint
 
 
 class Cut(NamedTuple):

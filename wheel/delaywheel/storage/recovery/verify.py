@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, list_segments, read_segments
 from delaywheel.storage.files.slot_files import list_slots
+from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing, load_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFileDamaged, load_node_state
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import DamagedFrame, read_frames
-from delaywheel.storage.writing.wheel import MetaDamaged, WheelMissing, load_meta
 
 
 class Problem(Enum):

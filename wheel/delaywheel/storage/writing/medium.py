@@ -41,12 +41,12 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter
 from delaywheel.storage.files.slot_files import SlotFiles
+from delaywheel.storage.files.wheel_folder import Checkpoint, load_checkpoint, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW, is_hole
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel.storage.writing.wheel import Checkpoint, load_checkpoint, save_checkpoint
 
 
 class CopyMedium:

@@ -26,12 +26,12 @@ A write that fails leaves whole frames with rows, and perhaps bytes that no row 
 are where the same bytes go when it is tried again. What is on the medium: see ``medium.py``.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,35 +40,29 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache, Places
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
+from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.storage.frames.checking import good_frames
-from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
+from delaywheel.storage.frames.format import FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import checked_rows, flawed_rows, is_hole, raw_rows
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader, check_copy
+from delaywheel.storage.frames.rows import checked_rows, is_hole
+from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.cutting import cut_beyond
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
-from delaywheel.storage.writing.table_writer import SlotTable
-from delaywheel.storage.writing.wheel import (
-    WheelMeta,
-    WheelState,
-    load_meta,
-    save_meta,
+from delaywheel.storage.writing.missing_frames import MissingFrames
+from delaywheel.storage.writing.placing import (
+    Occupied,
+    Place,
+    checked_frame,
+    damage_of,
+    lies_there,
+    place_of,
 )
-
-
-class _Place(NamedTuple):
-    """A frame to be written, and where; without content only its row is."""
-
-    seq: int
-    row: bytes
-    slot: int
-    offset: int
-    content: bytes
+from delaywheel.storage.writing.table_writer import SlotTable
 
 
 class MirrorWheel:
@@ -95,9 +89,8 @@ class MirrorWheel:
         self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
         self._floor = floor
         self._dial = dial
-        self._damaged = NO_SEQS  # changed as a whole, under its lock
-        self._looked_to = 0  # the last damaged frame that was looked at for being finished
-        self._damaged_lock = threading.Lock()
+        self._missing = MissingFrames()
+        self._occupied = Occupied(self._reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
         self.top_slot = -1
@@ -139,7 +132,7 @@ class MirrorWheel:
         """
         meta = load_meta(disk, data, wheel)
         copy = cls(disk, data, meta, handles, floor=floor, dial=dial, table_rows=table_rows)
-        copy._damaged = damaged
+        copy._missing.add(damaged)
         yield from copy._read_index()
         return copy
 
@@ -156,7 +149,7 @@ class MirrorWheel:
     @property
     def lacking(self) -> SeqSet:
         """Frames up to the last that cannot be read and are not known to be finished."""
-        return self._damaged
+        return self._missing.seqs
 
     # --- writing
 
@@ -188,7 +181,7 @@ class MirrorWheel:
         self._handles.pointer_slot = max(self._handles.pointer_slot, accepted_at_ms // 1000)
         refused = None
         if good < len(following):
-            refused = _damage(self.wheel, following.part(good, good + 1))
+            refused = damage_of(self.wheel, following.part(good, good + 1))
         written, taken, failure = self._write_frames(
             self._bared(following.part(0, good)), is_over, between
         )
@@ -199,7 +192,8 @@ class MirrorWheel:
             self._index.append(written.rows)
         except OSError as error:
             failure = failure or error
-            self._look_after_failure()
+            with suppress(OSError):  # then none of the rows is known to count
+                self._index.look_again()
         self._count(written.part(0, self._index.last_seq - before))
         if failure is not None:
             raise failure
@@ -220,27 +214,29 @@ class MirrorWheel:
         Raises:
             OSError: the medium refused; what was put before stays.
         """
-        places: list[_Place] = []
+        places: list[Place] = []
         refused = []
         wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
         for number in wanted.nonzero()[0].tolist():
             try:
-                places.append(self._place(bundle.part(number, number + 1)))
+                frame = checked_frame(self.wheel, bundle.part(number, number + 1))
+                places.append(place_of(self._bared(frame)))
             except FrameDamaged as damage:
                 refused.append(damage)
         damaged = []
         for place in places:
-            if self._is_damaged(place.seq):
+            found = next(self.copies(place.seq, place.seq, floor=self._floor))
+            if isinstance(found, DamagedFrame):
                 damaged.append(place)
             between()
         self._slots.reopen({place.slot for place in damaged})
         taken = set()
         for place in damaged:
-            taken |= self._taken([place])
+            taken |= self._occupied.taken([place])
             between()
         # Before it is noted: a checkpoint that is being made must not take the note back.
         seqs = SeqSet.of(place.seq for place in damaged)
-        self._change_damaged(add=seqs)
+        self._missing.add(seqs)
         with self._medium.lock:
             self._medium.note_lacking(seqs)
         for place in damaged:
@@ -249,14 +245,14 @@ class MirrorWheel:
                 between()
         # Also of those whose rows could not be read when this was opened, and can be now.
         self.top_slot = max([self.top_slot, *(place.slot for place in places)])
-        refused += [_lies_there(seq) for seq in sorted(taken)]
-        self._change_damaged(remove=SeqSet.of({place.seq for place in places} - taken))
+        refused += [lies_there(seq) for seq in sorted(taken)]
+        self._missing.remove(SeqSet.of({place.seq for place in places} - taken))
         return refused
 
     def note_damaged(self, seq: int) -> None:
         """A frame was found that cannot be read."""
         if 1 <= seq <= self.last_seq:
-            self._change_damaged(add=SeqSet.of([seq]))
+            self._missing.add(SeqSet.of([seq]))
 
     def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
         """Notes durably that the wheel ends here, then cuts what lies beyond.
@@ -284,7 +280,7 @@ class MirrorWheel:
         """Slots below are finished: nothing of them is read, written or lacking any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
-        self._change_damaged(remove=self._finished(self._next_damaged()))
+        self._missing.remove(self._finished(self._missing.some()))
 
     def delete_finished(self) -> Iterator[int]:
         """Deletes the slot files below the floor, one by one; yields their slots."""
@@ -295,7 +291,7 @@ class MirrorWheel:
 
     def end_of_hole(self, first_seq: int, last_seq: int) -> int:
         """Up to where rows from `first_seq` on are holes, and not beyond `last_seq`."""
-        span = self._damaged.span_of(first_seq)
+        span = self._missing.seqs.span_of(first_seq)
         if span is None:
             return first_seq - 1
         rows = self._reader.rows(first_seq, min(last_seq, span[1]))
@@ -342,7 +338,7 @@ class MirrorWheel:
                 raise
         with medium.lock:
             if not medium.closed:
-                medium.note_synced(seq, self._damaged)
+                medium.note_synced(seq, self._missing.seqs)
         if refreshes:
             try:
                 self._table.refresh(seq, floor=self._floor)
@@ -353,7 +349,7 @@ class MirrorWheel:
 
     def _sync(self, last_seq: int) -> SeqSet:
         unreadable = self._medium.sync(last_seq, floor=self._floor)
-        self._change_damaged(add=unreadable)
+        self._missing.add(unreadable)
         return unreadable
 
     def doubt_medium(self) -> None:
@@ -386,7 +382,7 @@ class MirrorWheel:
         for first_seq, rows in read_raw_rows(self._disk, self._folder, synced + 1, last_seq):
             self._medium.take_over(first_seq, checked_rows(rows))
             yield
-        mended = (self._medium.checkpoint.lacking - self._damaged).within(1, synced)
+        mended = (self._medium.checkpoint.lacking - self._missing.seqs).within(1, synced)
         for first_seq, rows in self._reader.rows_of(mended):
             self._medium.take_over(first_seq, rows)
             yield
@@ -433,9 +429,9 @@ class MirrorWheel:
             if wrote.misplaced_at is None:
                 return bundle.part(0, first), None, wrote.failure
             # Behind the end there is nothing; before it, what a failed write left, or a frame.
-            place = next(self._places(bundle.part(first, first + 1)))
-            if self._taken([place]):
-                return bundle.part(0, first), _lies_there(place.seq), None
+            place = place_of(bundle.part(first, first + 1))
+            if self._occupied.taken([place]):
+                return bundle.part(0, first), lies_there(place.seq), None
             try:
                 self._write(place)
             except OSError as error:
@@ -444,39 +440,9 @@ class MirrorWheel:
             if is_over is not None and is_over():
                 return bundle.part(0, first), None, None
 
-    def _place(self, frame: FrameBundle) -> _Place:
-        """Where a frame goes.
-
-        Raises:
-            FrameDamaged: its bytes are damaged, or are not what seq and row say.
-        """
-        if not good_frames(self.wheel, frame).frames:
-            raise _damage(self.wheel, frame)
-        return next(self._places(self._bared(frame)))
-
-    def _places(self, bundle: FrameBundle) -> Iterator[_Place]:
-        for copy in bundle.copies():
-            slot, offset, _, _ = raw_rows(copy.row)[0].item()
-            yield _Place(copy.seq, copy.row, slot, offset, copy.content)
-
-    def _write(self, place: _Place) -> None:
+    def _write(self, place: Place) -> None:
         if place.content:
             self._slots.write(place.slot, place.content, place.offset)
-
-    def _taken(self, places: Sequence[_Place]) -> set[int]:
-        """The seqs of those in whose place another frame lies that may be good."""
-        return {place.seq for place in places if place.content and self._is_taken(place)}
-
-    def _is_taken(self, place: _Place) -> bool:
-        seqs, rows = self._reader.slot_places(place.slot)
-        begins = rows["offset"].astype(np.int64)
-        meets = begins + rows["length"] > place.offset
-        meets &= begins < place.offset + len(place.content)
-        return any(seq != place.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
-
-    def _may_be_good(self, seq: int) -> bool:
-        found = self._reader.frame(seq)
-        return isinstance(found, Frame) or found.reason is DamageReason.UNREADABLE
 
     def _count(self, bundle: FrameBundle) -> None:
         """These frames have rows now."""
@@ -485,35 +451,20 @@ class MirrorWheel:
         self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
         if 0 in lengths:
             holes = is_hole(rows)
-            self._change_damaged(add=SeqSet.of(bundle.seqs[holes].tolist()))
+            self._missing.add(SeqSet.of(bundle.seqs[holes].tolist()))
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
-    def _look_after_failure(self) -> None:
-        try:
-            self._index.look_again()
-        except OSError:
-            return  # none of the rows is known to count
-
-    def _change_damaged(self, *, add: SeqSet = NO_SEQS, remove: SeqSet = NO_SEQS) -> None:
-        """Both the writing thread and the one that makes checkpoints find damage."""
-        with self._damaged_lock:
-            self._damaged = (self._damaged | add) - remove
-
-    def _is_damaged(self, seq: int) -> bool:
-        found = next(self.copies(seq, seq, floor=self._floor))
-        return isinstance(found, DamagedFrame)
-
-    def _mend(self, place: _Place) -> None:
+    def _mend(self, place: Place) -> None:
         """Makes one frame whole."""
         self._write(place)
         self._write_row(place)
         # In this order: whoever looks at both in between must find it in one.
         seqs = SeqSet.of([place.seq])
         self._medium.rewritten(seqs)
-        self._change_damaged(remove=seqs)
+        self._missing.remove(seqs)
 
-    def _write_row(self, place: _Place) -> None:
+    def _write_row(self, place: Place) -> None:
         old = self._reader.rows(place.seq, place.seq)
         if old.tobytes() == place.row:
             return
@@ -522,16 +473,6 @@ class MirrorWheel:
         if self._dial is not None:
             self._dial.remove(old)
         self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
-
-    def _next_damaged(self) -> SeqSet:
-        """Those that are looked at now: all, or so many as do not take long, one after another."""
-        damaged = self._damaged
-        if len(damaged) <= ROWS_PER_SEGMENT:
-            return damaged
-        behind = damaged.within(self._looked_to + 1, damaged.last) or damaged
-        looked_at = behind.least(ROWS_PER_SEGMENT)
-        self._looked_to = looked_at.last
-        return looked_at
 
     def _finished(self, seqs: SeqSet) -> SeqSet:
         """Those whose slots are below the floor."""
@@ -554,21 +495,4 @@ class MirrorWheel:
                 between()
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
-            damaged = self._damaged
-            self._change_damaged(remove=damaged - damaged.within(1, self.last_seq))
-
-
-def _damage(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
-    """What is wrong with the one frame, which is not what it should be."""
-    (copy,) = frame.copies()
-    if flawed_rows(frame.rows).any():
-        return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
-    try:
-        check_copy(wheel, copy)
-    except FrameDamaged as damage:
-        return damage
-    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
-
-
-def _lies_there(seq: int) -> FrameDamaged:
-    return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")
+            self._missing.cut_behind(self.last_seq)

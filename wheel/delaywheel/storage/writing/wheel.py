@@ -1,4 +1,4 @@
-"""A node's own wheel, and what can be done with the wheels of a data folder.
+"""A node's own wheel.
 
 The life of an origin wheel:
 
@@ -15,63 +15,36 @@ write: a frame counts from the moment its row can be read. So a crash between an
 leaves whole frames with rows, and perhaps bytes that no row speaks of, which recovery cuts.
 """
 
-import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.identity import NameInvalidError, WheelId
-from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, delete_segments_below
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter
 from delaywheel.storage.files.slot_files import (
     SlotFiles,
     delete_slots_below,
     forget_announced,
-    list_slots,
 )
+from delaywheel.storage.files.wheel_folder import Checkpoint, WheelMeta, make_wheel, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.encode import EncodedGroup, encode_group
-from delaywheel.storage.frames.format import NO_SLOT, Kind
+from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.table_writer import SlotTable
 
 DEFAULT_MAX_FRAME_MESSAGES = 10_000
 DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
-
-_META_VERSION = 1
-
-
-class WheelState(StrEnum):
-    """What the folder knows about who may still write to a wheel."""
-
-    OPEN = "open"
-    FENCED = "fenced"
-    CLOSED = "closed"
-
-
-class WheelExists(Exception):  # noqa: N818 - the condition is the name
-    """A wheel of this name was opened before; its numbers must not start again."""
-
-
-class WheelMissing(Exception):  # noqa: N818 - the condition is the name
-    """There is no wheel of this name in the folder."""
-
-
-class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
-    """A wheel's meta.json cannot be understood."""
 
 
 class SlotFinished(Exception):  # noqa: N818 - the condition is the name
@@ -95,30 +68,6 @@ class WheelBroken(Exception):  # noqa: N818 - the condition is the name
     def __init__(self, wheel: WheelId, cause: str, done: "WrittenGroup | None" = None) -> None:
         super().__init__(f"wheel {wheel}: {cause}")
         self.done = done or NO_GROUP
-
-
-@dataclass(frozen=True, slots=True)
-class WheelMeta:
-    """The content of meta.json.
-
-    ``boot`` is that of the machine when the wheel was made, or made whole after a crash of it: in
-    any other one, writes of before may be lost.
-    """
-
-    wheel: WheelId
-    members: Mapping[str, str]  # node -> storage uuid, as registered
-    min_insync: int
-    span_seconds: int
-    state: WheelState = WheelState.OPEN
-    final_seq: int | None = None  # the committed T, once closed
-    boot: str = ""
-
-
-class Checkpoint(NamedTuple):
-    """Everything up to ``seq`` is on the medium, but for the frames of ``lacking``."""
-
-    seq: int
-    lacking: SeqSet = NO_SEQS
 
 
 class OriginWheel:
@@ -326,19 +275,14 @@ class OriginWheel:
             self._index.append(rows[:frames])
         except OSError as error:
             failure = failure or error
-            self._look_after_failure()
+            with suppress(OSError):  # then nothing of the group is known to count
+                self._index.look_again()
         done = self._index.last_seq + 1 - first_seq
         if self._dial is not None and done:
             self._dial.add(rows[:done])
         seqs = np.arange(first_seq, first_seq + len(rows))
         bundle = FrameBundle(seqs, rows, edges, content)
         return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
-
-    def _look_after_failure(self) -> None:
-        try:
-            self._index.look_again()
-        except OSError:
-            return  # nothing of the group is known to count
 
     def _sync(self) -> None:
         seq = self._index.last_seq
@@ -356,169 +300,3 @@ class OriginWheel:
     def _refuse_if_broken(self) -> None:
         if self._broken is not None:
             raise WheelBroken(self.meta.wheel, self._broken)
-
-
-def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
-    """The wheels of a data folder, in order. A folder without meta.json is none yet."""
-    folder = layout.wheels_folder(data)
-    return sorted(
-        WheelId.parse(name)
-        for name in disk.list_folder(folder)
-        if _is_wheel_name(name) and disk.exists(layout.meta_path(folder / name))
-    )
-
-
-def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
-    """Makes the folder of a wheel, at once; see `making_wheel`."""
-    finish(making_wheel(disk, data, meta))
-
-
-def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
-    """Makes the folder of a wheel; it is on the medium at the end.
-
-    Raises:
-        WheelExists: the folder has a wheel of this name.
-    """
-    folder = layout.wheel_folder(data, meta.wheel)
-    if disk.exists(layout.meta_path(folder)):
-        raise WheelExists(f"wheel {meta.wheel} was opened before")
-    disk.make_folder(layout.slots_folder(folder))
-    save_meta(disk, data, meta)
-    yield
-    yield from syncing_names(disk, data)
-
-
-def syncing_names(disk: Disk, data: Path) -> Steps[None]:
-    """Puts the names of all wheels on the medium."""
-    disk.sync_folder(layout.wheels_folder(data))
-    yield
-    disk.sync_folder(data)
-    yield
-
-
-def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
-    """Reads who a wheel is.
-
-    Raises:
-        WheelMissing: there is no such wheel.
-        MetaDamaged: its meta.json cannot be understood.
-    """
-    path = layout.meta_path(layout.wheel_folder(data, wheel))
-    try:
-        content = disk.read_file(path)
-    except FileNotFoundError as error:
-        raise WheelMissing(f"{data} has no wheel {wheel}") from error
-    try:
-        document = json.loads(content)
-        return _meta_of(wheel, document)
-    except (ValueError, KeyError, TypeError) as error:
-        raise MetaDamaged(f"{path}: {error}") from error
-
-
-def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
-    """Writes who a wheel is; durable when it returns."""
-    document: dict[str, Any] = {
-        "version": _META_VERSION,
-        "wheel": str(meta.wheel),
-        "members": dict(meta.members),
-        "min_insync": meta.min_insync,
-        "span_seconds": meta.span_seconds,
-        "state": meta.state.value,
-        "final_seq": meta.final_seq,
-    }
-    if meta.boot:
-        document["boot"] = meta.boot
-    content = json.dumps(document, indent=2, sort_keys=True) + "\n"
-    disk.replace_file(layout.meta_path(layout.wheel_folder(data, meta.wheel)), content.encode())
-
-
-def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
-    """Deletes a wheel's slots below the floor, one by one, yielding them.
-
-    Last come index segments that speak of no other slot. For wheels that nobody has open; those
-    have ``delete_finished``.
-    """
-    yield from delete_slots_below(disk, folder, floor)
-    delete_segments_below(disk, folder, floor)
-
-
-def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
-    """Deletes a wheel that is unregistered. It may have slot files that were not swept yet.
-
-    They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
-    meta.json, so that no half wheel is left.
-    """
-    folder = layout.wheel_folder(data, wheel)
-    for _ in delete_slots_below(disk, folder, NO_SLOT):
-        yield
-    disk.delete_folder(layout.slots_folder(folder))
-    if disk.exists(folder):
-        disk.sync_folder(folder)
-    yield
-    disk.delete(layout.meta_path(folder))
-    yield
-    for inside in (layout.table_folder(folder), folder):
-        for name, _ in disk.list_sizes(inside):
-            disk.delete(inside / name)
-            yield
-    disk.delete_folder(folder)
-    disk.sync_folder(layout.wheels_folder(data))
-
-
-def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
-    """Deletes what a crash left of wheels that were being made or deleted; which they were.
-
-    They have no meta.json, and no slot file yet, or any more. Where slot files lie beside a
-    missing meta.json, something else happened, and nothing is touched.
-    """
-    halves = []
-    for name in disk.list_folder(layout.wheels_folder(data)):
-        folder = layout.wheels_folder(data) / name
-        if not _is_wheel_name(name) or disk.exists(layout.meta_path(folder)):
-            continue
-        if next(list_slots(disk, folder), None) is None:
-            disk.delete_folder(folder)
-            halves.append(WheelId.parse(name))
-    return halves
-
-
-def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
-    """Records what is on the medium."""
-    document: dict[str, Any] = {"seq": checkpoint.seq}
-    if checkpoint.lacking:
-        document["lacking"] = checkpoint.lacking.to_json()
-    disk.replace_file(layout.checkpoint_path(folder), json.dumps(document).encode())
-
-
-def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
-    """What is recorded; nothing when there is no record."""
-    try:
-        document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
-        return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
-        return Checkpoint(0)
-
-
-def _is_wheel_name(name: str) -> bool:
-    try:
-        WheelId.parse(name)
-    except NameInvalidError:
-        return False
-    return True
-
-
-def _meta_of(wheel: WheelId, document: dict[str, Any]) -> WheelMeta:
-    if document["version"] != _META_VERSION:
-        raise ValueError(f"version {document['version']}, this program knows {_META_VERSION}")
-    if document["wheel"] != str(wheel):
-        raise ValueError(f"it is the meta.json of wheel {document['wheel']}")
-    final_seq = document["final_seq"]
-    return WheelMeta(
-        wheel=wheel,
-        members={str(node): str(storage) for node, storage in document["members"].items()},
-        min_insync=int(document["min_insync"]),
-        span_seconds=int(document["span_seconds"]),
-        state=WheelState(document["state"]),
-        final_seq=None if final_seq is None else int(final_seq),
-        boot=str(document.get("boot", "")),
-    )

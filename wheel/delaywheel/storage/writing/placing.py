@@ -1,0 +1,80 @@
+"""Where frames of a copy go, whether another frame lies there, and what is wrong with a frame."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.checking import good_frames
+from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
+from delaywheel.storage.frames.rows import flawed_rows, raw_rows
+from delaywheel.storage.reading.reader import WheelReader, check_copy
+
+
+class Place(NamedTuple):
+    """A frame to be written, and where; a frame without content has only its row written."""
+
+    seq: int
+    row: bytes
+    slot: int
+    offset: int
+    content: bytes
+
+
+def place_of(frame: FrameBundle) -> Place:
+    """Where the only frame of a bundle goes."""
+    (copy,) = frame.copies()
+    slot, offset, _, _ = raw_rows(copy.row)[0].item()
+    return Place(copy.seq, copy.row, slot, offset, copy.content)
+
+
+def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
+    """The only frame of a bundle, as it is.
+
+    Raises:
+        FrameDamaged: its bytes are damaged, or are not what seq and row say.
+    """
+    if not good_frames(wheel, frame).frames:
+        raise damage_of(wheel, frame)
+    return frame
+
+
+def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
+    """What is wrong with the only frame of a bundle, which has failed its check."""
+    (copy,) = frame.copies()
+    if flawed_rows(frame.rows).any():
+        return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
+    try:
+        check_copy(wheel, copy)
+    except FrameDamaged as damage:
+        return damage
+    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
+
+
+def lies_there(seq: int) -> FrameDamaged:
+    """The frame cannot be written, since another one occupies its place."""
+    return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")
+
+
+class Occupied:
+    """What lies already in the places of frames, as a wheel's index says."""
+
+    def __init__(self, reader: WheelReader) -> None:
+        self._reader = reader
+
+    def taken(self, places: Sequence[Place]) -> set[int]:
+        """The seqs whose places overlap another frame that may be good."""
+        return {place.seq for place in places if place.content and self._is_taken(place)}
+
+    def _is_taken(self, place: Place) -> bool:
+        seqs, rows = self._reader.slot_places(place.slot)
+        begins = rows["offset"].astype(np.int64)
+        meets = begins + rows["length"] > place.offset
+        meets &= begins < place.offset + len(place.content)
+        return any(seq != place.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
+
+    def _may_be_good(self, seq: int) -> bool:
+        found = self._reader.frame(seq)
+        return isinstance(found, Frame) or found.reason is DamageReason.UNREADABLE
