@@ -161,3 +161,34 @@ def test_a_message_larger_than_the_limit_is_now(
         CommittedReader(kafka.address, topic) as reader,
     ):
         assert [m.value() for m in reader.wait_for(1, timeout_s=40)] == [b"x" * 200_000]
+
+
+def test_a_message_that_has_expired(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    """Whatever else was due at that moment goes out, with its own time to live."""
+    old = datetime.now(UTC) - timedelta(minutes=2)
+    ttl = [("a", b"1"), ("ttl", (60).to_bytes(8, "big"))]
+    with service.client() as client:
+        results = client.produce_many(
+            [
+                Message(topic, b"late", timestamp=old, headers=ttl, delay=timedelta(seconds=1)),
+                Message(topic, b"lives", headers=ttl, delay=timedelta(seconds=1)),
+                Message(topic, b"other", headers=[("ttl", b"5m")], delay=timedelta(seconds=1)),
+            ]
+        )
+        late = results[0].unwrap()
+        with CommittedReader(kafka.address, topic) as good:
+            arrived = {m.value(): headers_of(m) for m in good.wait_for(2, timeout_s=40)}
+        (letter,) = letters_of(kafka, service, topic, 1)
+
+        def is_told() -> bool:
+            stored = client.get(late)
+            told = stored and (stored.state, stored.dead_reason)
+            return told == (MessageState.DEAD_LETTERED, "EXPIRED")
+
+        wait_until("what became of it is told", is_told)
+    assert arrived.keys() == {b"lives", b"other"}
+    assert arrived[b"lives"][:2] == ttl
+    headers = dict(headers_of(letter))
+    assert letter.value() == b"late"
+    assert headers["dw-dead-reason"] == b"EXPIRED"
+    assert headers["ttl"] == ttl[1][1]

@@ -7,9 +7,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from delaywheel.headers import encode_headers
 from delaywheel.storage.frames.columns import Columns, content_starts
+from delaywheel.ttl import TTL_HEADER
 from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS
+from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import Draft
 
 TOPICS = ("orders", "mails")
@@ -36,6 +39,7 @@ class Entry:
         record_key: its Kafka key.
         value: its Kafka value.
         topic: where it goes.
+        ttl_s: its time to live.
         fate: what its producer knows.
         sent_us: when it was first sent.
         acknowledged_us: when its producer heard that.
@@ -49,6 +53,7 @@ class Entry:
     record_key: bytes | None
     value: bytes | None
     topic: str
+    ttl_s: int | None = None
     fate: Fate = Fate.UNSENT
     sent_us: int = -1
     acknowledged_us: int = -1
@@ -65,6 +70,18 @@ class Entry:
     def slot(self) -> int:
         """Its second."""
         return self.key[1] // 1000
+
+    @property
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """Its Kafka headers."""
+        return [] if self.ttl_s is None else [(TTL_HEADER, b"%d" % self.ttl_s)]
+
+    @property
+    def expires_us(self) -> int | None:
+        """From when on it must not be forwarded; None: never."""
+        if self.ttl_s is None:
+            return None
+        return (self.due_ms - EPOCH_MS + self.ttl_s * 1000) * US_PER_MS
 
     @property
     def is_visible(self) -> bool:
@@ -98,6 +115,7 @@ class Book:
             record_key=str(draft.number).encode() if draft.keyed else None,
             value=value,
             topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
+            ttl_s=draft.ttl_s,
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
@@ -110,7 +128,11 @@ def _content(number: int, length_bytes: int) -> bytes:
 
 def columns_of(entries: list[Entry]) -> Columns:
     """A request as the server decodes it."""
-    parts = [(entry.record_key or b"") + (entry.value or b"") for entry in entries]
+    headers = [encode_headers(entry.headers) for entry in entries]
+    parts = [
+        (entry.record_key or b"") + (entry.value or b"") + encoded
+        for entry, encoded in zip(entries, headers, strict=True)
+    ]
     lengths = np.array([len(part) for part in parts], dtype=np.int64)
     topics = tuple(dict.fromkeys([*TOPICS, *(entry.topic for entry in entries)]))
     return Columns(
@@ -122,7 +144,7 @@ def columns_of(entries: list[Entry]) -> Columns:
         topic_numbers=np.array([topics.index(entry.topic) for entry in entries], dtype=np.uint32),
         key_lengths=_lengths([entry.record_key for entry in entries]),
         value_lengths=_lengths([entry.value for entry in entries]),
-        headers_lengths=np.zeros(len(entries), dtype=np.int32),
+        headers_lengths=np.array([len(encoded) for encoded in headers], dtype=np.int32),
         partitions=np.full(len(entries), -1, dtype=np.int32),
         timestamps_ms=np.full(len(entries), -1, dtype=np.int64),
         blob=b"".join(parts),

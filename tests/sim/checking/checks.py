@@ -43,7 +43,7 @@ from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.book import Entry, Fate
 from sim.checking.calm import is_calm_when_set_back, wrong_candidacies, wrong_closes
-from sim.checking.letters import wrong_letter
+from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
 from sim.kafka.log import Entry as LogEntry
 from sim.kafka.log import Transaction
@@ -346,8 +346,10 @@ class Checks:
         if entry.fate is Fate.UNSENT:
             self._fail(f"{entry} is delivered before it was sent")
         self._check_time(entry)
+        if has_expired_long_ago(entry, entry.visible_us):
+            self._fail(f"{entry} is delivered, and has expired")
         content = log_entry.topic, log_entry.key, log_entry.value, log_entry.headers[:-4]
-        if content != (entry.topic, entry.record_key, entry.value, []):
+        if content != (entry.topic, entry.record_key, entry.value, entry.headers):
             self._fail(f"{entry} is delivered with other bytes: {content}")
 
     def _check_time(self, entry: Entry) -> None:
@@ -373,7 +375,7 @@ class Checks:
         self._delivered[key] += 1
         if self._delivered[key] > 1 and not self._any_gone(self._truth.copies[key]):
             self._fail(f"{entry} is delivered twice, as a dead letter")
-        wrong = wrong_letter(self._world, log_entry)
+        wrong = wrong_letter(self._world, entry, log_entry)
         if wrong is not None:
             self._fail(f"{entry}: {wrong}")
 

@@ -1,7 +1,8 @@
 """What must hold of dead letters, and of topics in trouble that hold up the messages for others.
 
 A message may become a dead letter only where its topic was in the trouble that the letter names,
-not long before; and topics in trouble may hold up others no longer than troubles.py says.
+not long before, or when it has expired, and then it must; and topics in trouble may hold up others
+no longer than troubles.py says.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sim.machine.scheduler import US_PER_S
 from sim.plans.plan import Action
 
 if TYPE_CHECKING:
+    from sim.checking.book import Entry
     from sim.kafka.log import Entry as LogEntry
     from sim.nodes.world import World
 
@@ -33,10 +35,19 @@ _REFUSING = ("refused_batch", "lost_request", "lost_reply")
 """Faults that make trials lie: no topic is to blame, and only a request of it is lost."""
 
 
-def wrong_letter(world: World, entry: LogEntry) -> str | None:
+def has_expired_long_ago(entry: Entry, at_us: int) -> bool:
+    """Whether a message must not be forwarded any more by what was committed at this time."""
+    return entry.expires_us is not None and at_us > entry.expires_us + TOLD_LATE_US
+
+
+def wrong_letter(world: World, entry: Entry, letter: LogEntry) -> str | None:
     """Why a message must not have become this dead letter."""
-    told = {name: (value or b"").decode() for name, value in entry.headers}
+    told = {name: (value or b"").decode() for name, value in letter.headers}
     topic, reason = told["dw-dead-topic"], DeadReason(told["dw-dead-reason"])
+    if reason is DeadReason.EXPIRED:
+        if entry.expires_us is not None and world.scheduler.now_us >= entry.expires_us:
+            return None
+        return f"a dead letter that has not expired: {told.get('dw-dead-detail', '')}"
     if _is_justified(world, topic, reason):
         return None
     return f"a dead letter of {topic}, which is well: {reason} {told.get('dw-dead-detail', '')}"

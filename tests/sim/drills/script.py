@@ -70,13 +70,14 @@ class Script:
         delay_ms: int,
         count: int = 1,
         topic: str | None = None,
+        ttl_s: int | None = None,
         **rest: Any,
     ) -> int:
         """A request with some messages of one due; the number of the first."""
         first = self._messages + 1
         self._messages += count
         numbers = range(first, first + count)
-        drafts = tuple(Draft(number, delay_ms, topic=topic) for number in numbers)
+        drafts = tuple(Draft(n, delay_ms, topic=topic, ttl_s=ttl_s) for n in numbers)
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
 

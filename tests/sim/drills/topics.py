@@ -1,4 +1,4 @@
-"""Drills about topics in trouble."""
+"""Drills about topics in trouble, and messages that expire."""
 
 from __future__ import annotations
 
@@ -69,3 +69,19 @@ def missing_for_a_moment(script: Script) -> None:
         script.do(script.about(at_ms), "kill_cleaner", node="c")
     script.flow(10_000, 34_000, 200, "abc", delay_ms=1_000)
     script.until_ms = 36_000
+
+
+@TOPICS(r"pause node=a", r"dead letter", r"delivers")
+def expired_meanwhile(script: Script) -> None:
+    """Nobody forwards for half a minute: what lives on is delivered then, the rest is not.
+
+    Some wait for longer than they live: that counts from the due.
+    """
+    for ttl_s in (None, 3, 600):
+        script.send(script.about(4_000), "abc", delay_ms=6_000, count=3, ttl_s=ttl_s)
+        script.flow(8_000, 12_000, 400, "abc", delay_ms=1_000, ttl_s=ttl_s)
+    for node in "abc":
+        script.do(script.about(9_000), "pause", node=node, part="cleaner", ms=30_000)
+    for ttl_s in (2, 4, 30):
+        script.flow(12_500, 36_000, 1_000, "abc", delay_ms=5_000, ttl_s=ttl_s)
+    script.until_ms = 60_000

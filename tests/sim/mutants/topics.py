@@ -1,10 +1,14 @@
-"""Errors in what becomes of messages whose topics are in trouble."""
+"""Errors in what becomes of messages whose topics are in trouble, or that expire."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
+from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles
-from sim.mutants.mutant import Mutant, Patch, instead
+from delaywheel_replica.cleaner.due.rows import DueRows
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
 def patience_after_patience() -> list[Patch]:
@@ -33,7 +37,32 @@ def believes_old_answers() -> list[Patch]:
     return [instead(_Questions, "is_answered", lambda *_: True)]
 
 
+def forwards_what_has_expired() -> list[Patch]:
+    return [everywhere(find_expired, lambda *_: {})]
+
+
+def lives_from_the_acceptance() -> list[Patch]:
+    def find(rows: DueRows, now_ms: int) -> dict[int, str]:
+        records = rows.records.copy()
+        records["timestamp_ms"] = records["accepted_at_ms"]
+        return find_expired(replace(rows, records=records), now_ms)
+
+    return [everywhere(find_expired, find)]
+
+
 TOPICS = {
+    "forwards what has expired": Mutant(
+        "nobody looks whether a message has expired",
+        forwards_what_has_expired,
+        "has expired",
+        ("expired_meanwhile",),
+    ),
+    "lives from the acceptance": Mutant(
+        "the time to live counts from the acceptance",
+        lives_from_the_acceptance,
+        "has not expired",
+        ("expired_meanwhile",),
+    ),
     "patience after patience": Mutant(
         "each topic's patience begins when that of the one before has ended",
         patience_after_patience,

@@ -57,6 +57,7 @@ class Draft:
         length_bytes: of its value; -1: null.
         keyed: it has a key, which may be empty.
         topic: where it goes; None: as its number says.
+        ttl_s: its time to live; None: it does not expire.
     """
 
     number: int
@@ -64,6 +65,7 @@ class Draft:
     length_bytes: int = 8
     keyed: bool = True
     topic: str | None = None
+    ttl_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ FOUND = {
     "silent_topics",
     "mended_meanwhile",
     "missing_for_a_moment",
+    "expired_meanwhile",
     "slow_files",
     "slow_starts",
     "set_back",

@@ -12,6 +12,7 @@ from delaywheel.headers import (
     check_headers,
     decode_headers,
     encode_headers,
+    rows_that_may_have,
 )
 from delaywheel.storage.frames.columns import Columns, content_starts
 from support.wheels.messages import columns_of, message
@@ -115,3 +116,31 @@ def test_so_many_headers_and_no_more_are_looked_at(rows: int) -> None:
 def test_nothing_to_check() -> None:
     assert faults_of(columns_with([b""])) == ([], [])
     assert faults_of(columns_of([message()])) == ([], [])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from(["ttl", "tt", "x"]), st.none() | st.binary(max_size=300)),
+            max_size=3,
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_messages_with_a_short_header_are_marked(
+    messages: list[list[tuple[str, bytes | None]]],
+) -> None:
+    columns = columns_with([encode_headers(headers) for headers in messages])
+    have = np.array(
+        [
+            any(name == "ttl" and value is not None and len(value) < 20 for name, value in headers)
+            for headers in messages
+        ]
+    )
+    for blob in (columns.blob, memoryview(columns.blob), bytearray(columns.blob)):
+        marked = rows_that_may_have(replace(columns, blob=blob), "ttl", 19)
+        assert (marked | ~have).all()
+        if not any(name.startswith("ttl") for headers in messages for name, _ in headers):
+            assert not marked.any() or any(b"\0ttl" in (v or b"") for h in messages for _, v in h)

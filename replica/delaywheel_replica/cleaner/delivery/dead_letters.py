@@ -10,6 +10,7 @@ Looked at before anything is produced:
 | topic in trouble (troubles.py) | wait as long as is said there; then dead letters |
 |   | until it is well |
 | a message that its topic would refuse (suitability.py) | dead letter |
+| a message that has expired (expiring.py), whatever its topic is like | dead letter |
 | found guilty by a search | dead letter |
 
 When a transaction fails all the same, trial transactions (bisection.py) look for the reason;
@@ -28,7 +29,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
@@ -36,6 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel_replica.cleaner.delivery.bisection import Findings, Place, place_of
+from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.suitability import Unsuited, find_unsuited
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
@@ -239,9 +241,23 @@ class DeadLetters:
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
-        plan = self._plan(rows, ahead, now)
+        alive, expired = self._without_expired(rows)
+        plan = self._plan(alive, ahead, now)
         self._allowance.hold(holding=isinstance(plan, Hold) and plan.for_topics)
+        if expired and isinstance(plan, Plan):
+            return replace(plan, dead=[*expired, *plan.dead])
         return plan
+
+    def _without_expired(self, rows: DueRows) -> tuple[DueRows, list[Condemned]]:
+        found = find_expired(rows, self._wall_ms())
+        if not found:
+            return rows, []
+        numbers = np.array(list(found))
+        told = zip(rows.take(numbers), found.values(), strict=True)
+        dead = [Condemned(message, DeadReason.EXPIRED, detail) for message, detail in told]
+        alive = np.ones(len(rows), np.bool_)
+        alive[numbers] = False
+        return rows.take(alive), dead
 
     def _plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]], now: float) -> Plan | Hold:
         self._take_probe(now)

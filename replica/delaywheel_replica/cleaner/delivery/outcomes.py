@@ -43,6 +43,8 @@ class DeadReason(StrEnum):
     """A header's name would be cut off; earlier versions accepted that."""
     TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
     """The topic does not take one so old, or so far ahead."""
+    EXPIRED = "EXPIRED"
+    """Its time to live was over before it could be forwarded."""
     REFUSED = "REFUSED"
     """Kafka refused this message; the detail says how."""
 

@@ -22,23 +22,24 @@ from delaywheel.storage.frames.columns import Blob
 ABSENT = -1
 """Length of a null key or value, partition or timestamp that the caller left out."""
 
-# `id_low` and `id_high` are the same 16 bytes as `id`, for arithmetic.
+# `id_low` and `id_high` are the same 16 bytes as `id`, for arithmetic. `ttl`: it may have such a
+# header.
 RECORD = np.dtype(
     {
         "names": [
             "due_ms", "id", "id_low", "id_high", "mix", "seq", "accepted_at_ms", "start",
             "timestamp_ms", "row", "wheel", "blob", "topic", "key_length", "value_length",
-            "headers_length", "partition", "suspect", "ahead",
+            "headers_length", "partition", "suspect", "ahead", "ttl",
         ],
         "formats": [
             "<i8", "V16", "<u8", "<u8", "<u8", "<i8", "<i8", "<i8",
             "<i8", "<i4", "<i4", "<i4", "<i4", "<i4", "<i4",
-            "<i4", "<i4", "?", "?",
+            "<i4", "<i4", "?", "?", "?",
         ],
         "offsets": [
             0, 8, 8, 16, 24, 32, 40, 48,
             56, 64, 68, 72, 76, 80, 84,
-            88, 92, 96, 97,
+            88, 92, 96, 97, 98,
         ],
         "itemsize": 104,
     }
@@ -149,6 +150,16 @@ class DueRows:
                 partition,
                 timestamp_ms,
             )
+
+    def headers(self) -> Iterator[list[tuple[str, bytes | None]]]:
+        """The headers of each message, copied."""
+        records, blobs = self.records, self.blobs
+        begins = records["start"] + np.maximum(records["key_length"], 0)
+        begins += np.maximum(records["value_length"], 0)
+        ends = begins + records["headers_length"]
+        columns = (records["blob"], begins, ends)
+        for blob, begin, end in zip(*[column.tolist() for column in columns], strict=True):
+            yield decode_headers(bytes(blobs[blob][begin:end]))
 
     def __iter__(self) -> Iterator[DueMessage]:
         told = self.records[list(_READ_BY_ONE)].tolist()

@@ -25,9 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.headers import rows_that_may_have
 from delaywheel.storage.frames.columns import Blob, Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
+from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES, TTL_HEADER
 from delaywheel_replica.cleaner.due.duplicates import (
     contents_differ,
     first_of_equals,
@@ -203,6 +205,7 @@ class Second:
         self._blobs.append(columns.blob)
         self.length_bytes += len(columns.blob) + _BATCH_BYTES + _ROW_BYTES * len(records)
         records["topic"] = self._topics_of(columns)
+        records["ttl"] = rows_that_may_have(columns, TTL_HEADER, LONGEST_TTL_VALUE_BYTES)
         for name, column in _TAKEN_OVER:
             records[name] = getattr(columns, column)
 

@@ -1,0 +1,41 @@
+"""Which of the messages that are due have expired: their time to live was over before they went.
+
+It counts from the timestamp that the message is to have: its caller's, else its due. Both are the
+same in every copy of a retried message, which the time of acceptance is not; and a consumer that
+reads the header counts from the same instant, but for the lateness of forwarding.
+
+Seconds are loaded with a mark on each message that may have such a header (due/seconds.py), so
+that a step without one is looked at in one pass of numpy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delaywheel.ttl import ttl_s_of
+from delaywheel_replica.cleaner.due.rows import ABSENT, DueRows
+
+Expired = dict[int, str]
+"""Number of a row -> when it expired, in words."""
+
+
+def find_expired(rows: DueRows, now_ms: int) -> Expired:
+    """The rows that have expired.
+
+    Args:
+        rows: What is due.
+        now_ms: The wall clock, in Unix milliseconds.
+    """
+    marked = np.flatnonzero(rows.records["ttl"])
+    if not len(marked):
+        return {}
+    chosen = rows.take(marked)
+    given_ms = chosen.records["timestamp_ms"]
+    from_ms = np.where(given_ms == ABSENT, chosen.dues_ms, given_ms)
+    found: Expired = {}
+    told = zip(marked.tolist(), from_ms.tolist(), chosen.headers(), strict=True)
+    for row, start_ms, headers in told:
+        ttl_s = ttl_s_of(headers)
+        if ttl_s is not None and now_ms >= start_ms + ttl_s * 1000:
+            found[row] = f"its ttl of {ttl_s} s ended at {start_ms + ttl_s * 1000}"
+    return found

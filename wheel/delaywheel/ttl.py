@@ -1,0 +1,43 @@
+"""Time to live: the header `ttl`, a whole number of seconds from 1.
+
+| value of the header | means |
+|---|---|
+| decimal digits, 19 at most | so many seconds |
+| 8 other bytes | a big-endian long of seconds, as the usual clients write numbers |
+| anything else, null, or less than 1 | nothing: the header is the caller's own |
+
+Eight digits are text: as a long they would be some hundred billion years. Of several headers of
+the name the last counts, as in Kafka's own clients. Whoever reads the header leaves it in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+TTL_HEADER = "ttl"
+LONGEST_TTL_VALUE_BYTES = 19
+
+_DIGITS = re.compile(rb"[0-9]{1,19}")
+
+
+def read_ttl_s(value: bytes | None) -> int | None:
+    """The seconds that the value of a `ttl` header means; None: it is none."""
+    if value is None:
+        return None
+    if _DIGITS.fullmatch(value):
+        ttl_s = int(value)
+    elif len(value) == 8:
+        ttl_s = int.from_bytes(value, "big", signed=True)
+    else:
+        return None
+    return ttl_s if ttl_s >= 1 else None
+
+
+def ttl_s_of(headers: Iterable[tuple[str, bytes | None]]) -> int | None:
+    """How many seconds a message with these headers lives; None: it does not expire."""
+    ttl_s = None
+    for name, value in headers:
+        if name == TTL_HEADER:
+            ttl_s = read_ttl_s(value)
+    return ttl_s
