@@ -28,6 +28,7 @@ COMMANDS = {
     "produce",
     "slots",
     "slot",
+    "search",
     "get",
     "cancel",
     "status",
@@ -136,7 +137,10 @@ def test_command_that_reads_prints_json_too(name: str, command: Command) -> None
     assert "--json" in command(*name.split(), "--help").out
 
 
-ASKING = {"produce", "slots", "slot", "get", "cancel", "status", "node replace", "node remove"}
+ASKING = {
+    *("produce", "slots", "slot", "search", "get", "cancel", "status"),
+    *("node replace", "node remove"),
+}
 
 
 @pytest.mark.parametrize("name", sorted(ASKING))

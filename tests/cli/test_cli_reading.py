@@ -543,6 +543,46 @@ def test_slot_asks_page_after_page_up_to_the_limit(command: Command, node: Scrip
     assert [request.page_token for request in node.asked] == ["", "1", "2"]
 
 
+def test_search_asks_page_after_page_up_to_the_limit(command: Command, node: ScriptedNode) -> None:
+    def page(_node: object, request: pb.SearchRequest, _context: object) -> object:
+        number = int(request.page_token or 0)
+        looked = pb.Looked(node="n1", messages=10, length_bytes=100, to_slot=1_900_000_000 + number)
+        found = [stored()] * (2 if number else 0)  # the first call finds nothing in what it reads
+        return pb.SearchResponse(messages=found, next_page_token=str(number + 1), looked=looked)
+
+    node.search = page
+    asked = ("--topic", "orders", "--key", "42", "--header", "trip=7", "--from", "1900000000000")
+    ended = command("search", *asked, "--limit", "3", "--content", "--json")
+    assert ended.document["messages"] == [STORED | CONTENT] * 4
+    assert ended.document["looked"] == {
+        "node": "n1",
+        "messages": 30,
+        "length_bytes": 300,
+        "to_slot": 1_900_000_002,
+        "incomplete": False,
+    }
+    assert [(each.page_token, each.page_size) for each in node.asked] == [
+        ("", 3),
+        ("1", 3),
+        ("2", 1),
+    ]
+    wanted = node.asked[0].filter
+    assert (wanted.topic, wanted.key, wanted.from_ms) == ("orders", b"42", 1_900_000_000_000)
+    assert (wanted.header.name, wanted.header.value) == ("trip", b"7")
+    assert not wanted.HasField("to_ms")
+
+
+def test_search_tells_what_was_not_looked_at(command: Command, node: ScriptedNode) -> None:
+    looked = pb.Looked(node="n1", messages=1, length_bytes=1, to_slot=1_900_000_000)
+    looked.incomplete = True
+    node.search = answer(pb.SearchResponse(messages=[stored()], looked=looked, next_page_token="x"))
+    ended = command("search", "--limit", "1")
+    assert HANDLE in ended.out
+    assert "looked at 1 message, 1 byte, on n1" in ended.err
+    assert "not looked at: what is due from 2030-03-17T17:46:40Z on" in ended.err
+    assert "n1 lacks something" in ended.err
+
+
 def test_get_as_json(command: Command, node: ScriptedNode) -> None:
     node.script.append(answer(pb.GetMessageResponse(message=stored())))
     assert command("get", HANDLE, "--json").document == STORED | CONTENT

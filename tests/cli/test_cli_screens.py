@@ -139,6 +139,7 @@ COMMANDS = {
     "delaywheel status": ("status",),
     "delaywheel slots": ("slots",),
     f"delaywheel slot {SLOT}": ("slot", str(SLOT)),
+    "delaywheel search --topic orders --key 42": ("search", "--topic", "orders", "--key", "42"),
     f"delaywheel get {HANDLES[0]}": ("get", HANDLES[0]),
 }
 WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
@@ -151,6 +152,10 @@ def screen(
     node.describe = answer(cluster())
     node.list_slots = answer(seconds())
     node.get_slot = answer(pb.GetSlotResponse(messages=messages(with_content=False)))
+    looked = pb.Looked(node="n1", messages=1_483_249, length_bytes=366_362_505)
+    node.search = answer(
+        pb.SearchResponse(messages=messages(with_content=False)[:1], looked=looked)
+    )
 
     def show(line: str, width: str) -> str:
         monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])

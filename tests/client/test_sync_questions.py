@@ -15,7 +15,7 @@ from delaywheel import (
     RefusedError,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.clients.fake_service import FakeService, abort, abort_bare, answer
+from support.clients.fake_service import Behaviour, FakeService, abort, abort_bare, answer
 
 
 def cancelled(outcome: pb.CancelOutcome.ValueType) -> object:
@@ -99,3 +99,38 @@ class TestGet:
             pytest.raises(RefusedError, match="HANDLE_INVALID"),
         ):
             client.get(Handle("a.1", 17, bytes(16)))
+
+
+class TestSearch:
+    def test_pages_are_asked_for_until_there_are_enough(self) -> None:
+        def page(*numbers: int, token: str = "") -> Behaviour:
+            found = [
+                pb.StoredMessage(handle=f"a.1:17:{number:032x}", id=number.to_bytes(16, "big"))
+                for number in numbers
+            ]
+            return answer(pb.SearchResponse(messages=found, next_page_token=token))
+
+        with (
+            FakeService(page(token="x"), page(1, 2, token="y"), page(2, 3)) as service,
+            Client(service.address) as client,
+        ):
+            found = client.search("orders", key=b"k", header=("trip", b"7"), limit=1_500)
+        assert [each.handle.id[-1] for each in found.messages] == [1, 2, 3]
+        assert found.complete
+        assert [each.page_token for each in service.searches] == ["", "x", "y"]
+        assert [each.page_size for each in service.searches] == [1_000, 1_000, 1_000]
+        wanted = service.searches[0].filter
+        assert (wanted.topic, wanted.key, wanted.header.value) == ("orders", b"k", b"7")
+        assert not wanted.HasField("id")
+
+    @pytest.mark.parametrize(("token", "incomplete"), [("x", False), ("", True), ("x", True)])
+    def test_what_was_cut_off_or_could_not_be_read_is_told(
+        self, token: str, *, incomplete: bool
+    ) -> None:
+        page = pb.SearchResponse(
+            messages=[pb.StoredMessage(handle="a.1:17:" + "0" * 32)],
+            next_page_token=token,
+            looked=pb.Looked(incomplete=incomplete),
+        )
+        with FakeService(answer(page)) as service, Client(service.address) as client:
+            assert not client.search(limit=1).complete

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from delaywheel.client.exchange.answers import CancelOutcome, MessageState, StoredMessage
     from delaywheel.client.exchange.pending import PendingResult
     from delaywheel.client.exchange.settings import Queue
+    from delaywheel.client.searching import FoundMessages
     from delaywheel.client.sync import Client
     from delaywheel.errors import (
         CallFailedError,
@@ -36,6 +37,7 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "DelaywheelError",
+    "FoundMessages",
     "Handle",
     "Message",
     "MessageInvalidError",
@@ -54,6 +56,7 @@ _HOMES = {
     "client.exchange.answers": ("CancelOutcome", "MessageState", "StoredMessage"),
     "client.exchange.pending": ("PendingResult",),
     "client.exchange.settings": ("Queue",),
+    "client.searching": ("FoundMessages",),
     "client.sync": ("Client",),
     "errors": (
         "CallFailedError",

@@ -276,6 +276,12 @@ class Reason(StrEnum):
         _FINAL,
         "Give next_page_token as it was returned, for the same slot.",
     )
+    SEARCHES_BUSY = (
+        "SEARCHES_BUSY",
+        _EXHAUSTED,
+        _PASSING,
+        "Too many callers search at once, and each reads much: ask again, or another node.",
+    )
     # What operators do with nodes.
     NODE_UNKNOWN = (
         "NODE_UNKNOWN",

@@ -720,6 +720,177 @@ class GetMessageResponse(_message.Message):
 Global___GetMessageResponse: _TypeAlias = GetMessageResponse  # noqa: Y015
 
 @_typing.final
+class Filter(_message.Message):
+    """Which pending messages: those that have all that is given here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    HEADER_FIELD_NUMBER: _builtins.int
+    FROM_MS_FIELD_NUMBER: _builtins.int
+    TO_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    key: _builtins.bytes
+    """The message's own key; a null key is not looked for."""
+    id: _builtins.bytes
+    """The id alone, 16 bytes, whatever the due."""
+    from_ms: _builtins.int
+    """Their dues, Unix milliseconds UTC, from_ms ≤ due < to_ms. Absent: of all that is pending."""
+    to_ms: _builtins.int
+    @_builtins.property
+    def header(self) -> Global___Header:
+        """One header of this name; with a value, if one is given here."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str | None = ...,
+        key: _builtins.bytes | None = ...,
+        id: _builtins.bytes | None = ...,
+        header: Global___Header | None = ...,
+        from_ms: _builtins.int | None = ...,
+        to_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_header", b"_header", "_id", b"_id", "_key", b"_key", "_to_ms", b"_to_ms", "_topic", b"_topic", "from_ms", b"from_ms", "header", b"header", "id", b"id", "key", b"key", "to_ms", b"to_ms", "topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms", "_header", b"_header", "_id", b"_id", "_key", b"_key", "_to_ms", b"_to_ms", "_topic", b"_topic", "from_ms", b"from_ms", "header", b"header", "id", b"id", "key", b"key", "to_ms", b"to_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_ms: _TypeAlias = _typing.Literal["from_ms"]  # noqa: Y015
+    _WhichOneofArgType__from_ms: _TypeAlias = _typing.Literal["_from_ms", b"_from_ms"]  # noqa: Y015
+    _WhichOneofReturnType__header: _TypeAlias = _typing.Literal["header"]  # noqa: Y015
+    _WhichOneofArgType__header: _TypeAlias = _typing.Literal["_header", b"_header"]  # noqa: Y015
+    _WhichOneofReturnType__id: _TypeAlias = _typing.Literal["id"]  # noqa: Y015
+    _WhichOneofArgType__id: _TypeAlias = _typing.Literal["_id", b"_id"]  # noqa: Y015
+    _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
+    _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
+    _WhichOneofReturnType__to_ms: _TypeAlias = _typing.Literal["to_ms"]  # noqa: Y015
+    _WhichOneofArgType__to_ms: _TypeAlias = _typing.Literal["_to_ms", b"_to_ms"]  # noqa: Y015
+    _WhichOneofReturnType__topic: _TypeAlias = _typing.Literal["topic"]  # noqa: Y015
+    _WhichOneofArgType__topic: _TypeAlias = _typing.Literal["_topic", b"_topic"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_ms) -> _WhichOneofReturnType__from_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__header) -> _WhichOneofReturnType__header | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__id) -> _WhichOneofReturnType__id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__key) -> _WhichOneofReturnType__key | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_ms) -> _WhichOneofReturnType__to_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__topic) -> _WhichOneofReturnType__topic | None: ...
+
+Global___Filter: _TypeAlias = Filter  # noqa: Y015
+
+@_typing.final
+class SearchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    WITH_CONTENT_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """0 = 100; at most 1,000."""
+    page_token: _builtins.str
+    """With the same filter. A page may be empty and not be the last one: nothing was found in what
+    one call reads.
+    """
+    with_content: _builtins.bool
+    @_builtins.property
+    def filter(self) -> Global___Filter: ...
+    def __init__(
+        self,
+        *,
+        filter: Global___Filter | None = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        with_content: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token", "with_content", b"with_content"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRequest: _TypeAlias = SearchRequest  # noqa: Y015
+
+@_typing.final
+class Looked(_message.Message):
+    """What one call has looked at."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    LENGTH_BYTES_FIELD_NUMBER: _builtins.int
+    TO_SLOT_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    """The node that looked: what it holds."""
+    messages: _builtins.int
+    """Messages and bytes of seconds that were read for it."""
+    length_bytes: _builtins.int
+    to_slot: _builtins.int
+    """All seconds before this one, Unix seconds, were looked at, from the first that was asked for.
+    Absent: all of them.
+    """
+    incomplete: _builtins.bool
+    """There may be more in what was looked at: the node lacks frames that others have, or cannot read
+    some.
+    """
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        messages: _builtins.int = ...,
+        length_bytes: _builtins.int = ...,
+        to_slot: _builtins.int | None = ...,
+        incomplete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_to_slot", b"_to_slot", "to_slot", b"to_slot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_to_slot", b"_to_slot", "incomplete", b"incomplete", "length_bytes", b"length_bytes", "messages", b"messages", "node", b"node", "to_slot", b"to_slot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__to_slot: _TypeAlias = _typing.Literal["to_slot"]  # noqa: Y015
+    _WhichOneofArgType__to_slot: _TypeAlias = _typing.Literal["_to_slot", b"_to_slot"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_slot) -> _WhichOneofReturnType__to_slot | None: ...
+
+Global___Looked: _TypeAlias = Looked  # noqa: Y015
+
+@_typing.final
+class SearchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LOOKED_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredMessage]:
+        """In the order of seconds. A message that was sent again may come once more on a later page."""
+
+    @_builtins.property
+    def looked(self) -> Global___Looked: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___StoredMessage] | None = ...,
+        next_page_token: _builtins.str = ...,
+        looked: Global___Looked | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked", "messages", b"messages", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchResponse: _TypeAlias = SearchResponse  # noqa: Y015
+
+@_typing.final
 class ListSlotsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

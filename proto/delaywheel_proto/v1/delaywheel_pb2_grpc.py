@@ -54,6 +54,11 @@ class DelayWheelStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageResponse.FromString,
                 _registered_method=True)
+        self.Search = channel.unary_unary(
+                '/delaywheel.v1.DelayWheel/Search',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchResponse.FromString,
+                _registered_method=True)
         self.ListSlots = channel.unary_unary(
                 '/delaywheel.v1.DelayWheel/ListSlots',
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.ListSlotsRequest.SerializeToString,
@@ -102,6 +107,14 @@ class DelayWheelServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Search(self, request, context):
+        """Pending messages by what they have, a page at a time, as the answering node sees them. It reads
+        them, second by second: bounded in what one call reads, and told how far it came.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListSlots(self, request, context):
         """The seconds that hold messages, as the answering node sees them, or all members together.
         """
@@ -145,6 +158,11 @@ def add_DelayWheelServicer_to_server(servicer, server):
                     servicer.GetMessage,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageResponse.SerializeToString,
+            ),
+            'Search': grpc.unary_unary_rpc_method_handler(
+                    servicer.Search,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchResponse.SerializeToString,
             ),
             'ListSlots': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSlots,
@@ -270,6 +288,33 @@ class DelayWheel(object):
             '/delaywheel.v1.DelayWheel/GetMessage',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Search(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheel/Search',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.SearchResponse.FromString,
             options,
             channel_credentials,
             insecure,

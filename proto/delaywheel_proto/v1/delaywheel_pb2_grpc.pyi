@@ -47,6 +47,10 @@ class DelayWheelStub:
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
     GetMessage: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]
     """Finds one message by handle, or by id and due."""
+    Search: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]
+    """Pending messages by what they have, a page at a time, as the answering node sees them. It reads
+    them, second by second: bounded in what one call reads, and told how far it came.
+    """
     ListSlots: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.ListSlotsRequest, _delaywheel_pb2.ListSlotsResponse]
     """The seconds that hold messages, as the answering node sees them, or all members together."""
     GetSlot: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetSlotRequest, _delaywheel_pb2.GetSlotResponse]
@@ -65,6 +69,10 @@ class DelayWheelAsyncStub(DelayWheelStub):
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
     GetMessage: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]  # type: ignore[assignment]
     """Finds one message by handle, or by id and due."""
+    Search: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]  # type: ignore[assignment]
+    """Pending messages by what they have, a page at a time, as the answering node sees them. It reads
+    them, second by second: bounded in what one call reads, and told how far it came.
+    """
     ListSlots: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.ListSlotsRequest, _delaywheel_pb2.ListSlotsResponse]  # type: ignore[assignment]
     """The seconds that hold messages, as the answering node sees them, or all members together."""
     GetSlot: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetSlotRequest, _delaywheel_pb2.GetSlotResponse]  # type: ignore[assignment]
@@ -104,6 +112,16 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.GetMessageResponse, _abc.Awaitable[_delaywheel_pb2.GetMessageResponse]]:
         """Finds one message by handle, or by id and due."""
+
+    @_abc_1.abstractmethod
+    def Search(
+        self,
+        request: _delaywheel_pb2.SearchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.SearchResponse, _abc.Awaitable[_delaywheel_pb2.SearchResponse]]:
+        """Pending messages by what they have, a page at a time, as the answering node sees them. It reads
+        them, second by second: bounded in what one call reads, and told how far it came.
+        """
 
     @_abc_1.abstractmethod
     def ListSlots(

@@ -148,6 +148,20 @@ def slot(parser: Parser) -> None:
     options.asking(parser)
 
 
+def search(parser: Parser) -> None:
+    """Of `search`."""
+    options.wanted(parser)
+    parser.argument(
+        "--content",
+        dest="with_content",
+        action="store_true",
+        help="with keys, values and headers",
+    )
+    options.limit(parser, 100, "messages")
+    options.as_rows(parser)
+    options.asking(parser)
+
+
 def one_message(parser: Parser) -> None:
     """Of `get` and `cancel`."""
     options.one_message(parser)

@@ -59,7 +59,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
     ),
     "slots": Command(
         "List the seconds that hold messages, of all nodes: each message once.",
-        f"{_DOING}.slots:slots",
+        f"{_DOING}.pending.slots:slots",
         arguments.slots,
         "Counts are as written: what was forwarded stays listed until its second is deleted, "
         "shortly after its due, and a message sent twice counts twice until its due. Copies: "
@@ -77,7 +77,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
     ),
     "slot": Command(
         "List the messages of one second, as one node sees them.",
-        f"{_DOING}.slots:slot",
+        f"{_DOING}.pending.slots:slot",
         arguments.slot,
         examples="""
             delaywheel slot 1900000000
@@ -88,9 +88,24 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
               jq -r 'select(.topic == "orders" and .state == "pending") | .handle'
         """,
     ),
+    "search": Command(
+        "List pending messages by topic, key, header, id or due, as one node sees them.",
+        f"{_DOING}.pending.search:search",
+        arguments.search,
+        "There is no index: the node reads second after second, so that what it costs grows with "
+        "what is pending between --from and --to. What was not looked at is told.",
+        """
+            delaywheel search --topic orders --key 42
+            delaywheel search --header trip=7 --from now --to now+1d --content
+
+            # By the id alone
+            delaywheel search --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --json |
+              jq -r .messages[].handle
+        """,
+    ),
     "get": Command(
         "Show one message with its content, until its second is deleted.",
-        f"{_DOING}.messages:get",
+        f"{_DOING}.pending.messages:get",
         arguments.one_message,
         examples="""
             delaywheel get "$handle"
@@ -100,7 +115,7 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
     ),
     "cancel": Command(
         "Withdraw a pending message; exit code 0 only if it is never delivered.",
-        f"{_DOING}.messages:cancel",
+        f"{_DOING}.pending.messages:cancel",
         arguments.one_message,
         examples="""
             delaywheel cancel "$handle" || echo "too late, or not known"

@@ -12,6 +12,7 @@ from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
 from delaywheel_replica.cli.values import (
     parse_assignment,
     parse_count,
+    parse_header,
     parse_id,
     parse_seconds,
     parse_time,
@@ -140,6 +141,33 @@ def one_message(parser: Parser) -> None:
         help="without a handle: the id; needs --at",
     )
     parser.argument("--at", type=parse_time, metavar="TIME", help="the due, with --id")
+
+
+def wanted(parser: Parser, *, with_id: bool = True) -> None:
+    """Adds what pending messages are looked for by."""
+    group = parser.add_argument_group("which messages (those that have all of it)")
+    parser.argument("--topic", group=group, metavar="TOPIC", complete=topics, help="of this topic")
+    parser.argument("--key", group=group, metavar="TEXT", help="with this key")
+    parser.argument(
+        "--header",
+        group=group,
+        type=parse_header,
+        metavar="NAME=VALUE",
+        help="with this header; NAME alone: whatever its value",
+    )
+    if with_id:
+        parser.argument(
+            "--id",
+            dest="message_id",
+            group=group,
+            type=parse_id,
+            metavar="HEX",
+            help="with this id, whatever the due",
+        )
+    for flag, text in (("from", "due from this time on"), ("to", "due before this time")):
+        parser.argument(
+            f"--{flag}", dest=f"due_{flag}", group=group, type=parse_time, metavar="TIME", help=text
+        )
 
 
 def yes(parser: Parser) -> None:

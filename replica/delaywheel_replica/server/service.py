@@ -10,9 +10,11 @@ from google.protobuf.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.cluster.asking import Asking
 from delaywheel_replica.server.lookup.cancels import Cancels
+from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
+from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.calls_to_nodes import Passing, was_passed
 
@@ -26,6 +28,7 @@ class DelayWheelService:
     def __init__(
         self,
         queries: Queries,
+        search: Search,
         cancels: Cancels,
         asking: Asking,
         passing: Passing,
@@ -33,6 +36,7 @@ class DelayWheelService:
         max_message_bytes: int,
     ) -> None:
         self._queries = queries
+        self._search = search
         self._passing = passing
         self._cancels = cancels
         self._asking = asking
@@ -41,7 +45,7 @@ class DelayWheelService:
     def length_bytes(self, request: Message) -> int:
         """How long the answer to a question may get."""
         match request:
-            case pb.GetSlotRequest():
+            case pb.GetSlotRequest() | pb.SearchRequest():
                 longest = LONGEST_PAGE_BYTES
                 return longest + self._max_message_bytes if request.with_content else longest
             case pb.GetMessageRequest():
@@ -68,6 +72,12 @@ class DelayWheelService:
                 if told is not None:
                     message.state, message.dead_reason = told.state, told.dead_reason
         return pb.GetMessageResponse(message=message)
+
+    async def Search(  # noqa: N802 - gRPC's names
+        self, request: pb.SearchRequest, _context: Context
+    ) -> pb.SearchResponse:
+        """See the protocol."""
+        return await self._search.search(request, wanted_of(request.filter))
 
     async def ListSlots(  # noqa: N802 - gRPC's names
         self, request: pb.ListSlotsRequest, context: Context

@@ -50,6 +50,7 @@ from delaywheel_replica.server.listening import Listener, Services
 from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.facts import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.calls_to_nodes import Passing
@@ -152,6 +153,13 @@ class Server:
         self._upkeep.also(topics.save_changes)
         fates = Fates()
         self._queries = Queries(disk, data, self._view, fates, on_damaged=self._driver.unreadable)
+        self._search = Search(
+            disk,
+            data,
+            self._view,
+            knows_all=self._queries.knows_all,
+            on_damaged=self._queries.damaged,
+        )
         self._passing = Passing(self._view)
         self._hearing = CleanerWatch(
             self._link,
@@ -182,6 +190,7 @@ class Server:
         )
         questions = DelayWheelService(
             self._queries,
+            self._search,
             cancels,
             self._asking(disk),
             self._passing,
@@ -316,6 +325,7 @@ class Server:
         await self._passing.close()
         await asyncio.to_thread(self._end_threads)
         self._queries.close()
+        self._search.close()
         self._producing.close()
         self._store.release()
         _log.info("stopped")

@@ -201,6 +201,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.produced: list[pb.DelayProduceRequest] = []
         self.cancels: list[pb.CancelRequest] = []
         self.gets: list[pb.GetMessageRequest] = []
+        self.searches: list[pb.SearchRequest] = []
         self.described: list[pb.DescribeClusterRequest] = []
         self.describe: Behaviour | None = None
         self.levels = {"30s": 30_000, "1m": 60_000}
@@ -278,6 +279,13 @@ class FakeService(pb_grpc.DelayWheelServicer):
         return self._behave(  # type: ignore[no-any-return]
             request, context, abort(Reason.MESSAGE_NOT_FOUND)
         )
+
+    def Search(  # noqa: N802
+        self, request: pb.SearchRequest, context: grpc.ServicerContext
+    ) -> pb.SearchResponse:
+        # A client changes its request for the next page.
+        self.searches.append(pb.SearchRequest.FromString(request.SerializeToString()))
+        return self._behave(request, context, answer(pb.SearchResponse()))  # type: ignore[no-any-return]
 
     def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError

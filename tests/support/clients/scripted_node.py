@@ -17,10 +17,11 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
     Attributes:
         list_slots: Answers ListSlots.
         get_slot: Answers GetSlot.
+        search: Answers Search.
         replace_node: Answers ReplaceNode.
         remove_node: Answers RemoveNode.
         set_back: Answers SetBack.
-        asked: The requests of all five, in order.
+        asked: The requests of all six, in order.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,7 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         self.describe = answer(describe_cluster())
         self.list_slots: Behaviour = answer(pb.ListSlotsResponse(node="n1"))
         self.get_slot: Behaviour = answer(pb.GetSlotResponse())
+        self.search: Behaviour = answer(pb.SearchResponse())
         self.replace_node: Behaviour = answer(pb.ReplaceNodeResponse())
         self.remove_node: Behaviour = answer(pb.RemoveNodeResponse())
         self.set_back: Behaviour = answer(pb.SetBackResponse())
@@ -40,6 +42,10 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
     def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)
         return self.get_slot(self, request, context)
+
+    def Search(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked.append(request)
+        return self.search(self, request, context)
 
     def ReplaceNode(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.asked.append(request)

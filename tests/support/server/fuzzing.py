@@ -157,6 +157,15 @@ _REFERENCES = st.builds(pb.MessageRef, handle=_TEXTS) | st.builds(
     pb.MessageRef,
     id_and_due=st.builds(pb.IdAndDue, id=st.binary(max_size=17), due_ms=_INT64),
 )
+_FILTERS = st.builds(
+    pb.Filter,
+    topic=st.none() | _TEXTS,
+    key=st.none() | st.binary(max_size=9),
+    id=st.none() | st.binary(max_size=17),
+    header=st.none() | st.builds(pb.Header, name=_TEXTS, value=st.none() | st.binary(max_size=9)),
+    from_ms=st.none() | _INT64,
+    to_ms=st.none() | _INT64,
+)
 _QUESTIONS = (
     st.builds(pb.CancelRequest, message=_REFERENCES)
     | st.builds(pb.GetMessageRequest, message=_REFERENCES)
@@ -172,6 +181,13 @@ _QUESTIONS = (
         slot=_INT64 | st.integers(0, 500).map(lambda s: _now_ms() // 1000 + s),
         page_size=st.integers(0, 2**32 - 1),
         page_token=_TEXTS | st.just("n1.1/1/0"),
+        with_content=st.booleans(),
+    )
+    | st.builds(
+        pb.SearchRequest,
+        filter=_FILTERS,
+        page_size=st.integers(0, 2**32 - 1),
+        page_token=_TEXTS | st.just("5") | st.just("5/n1.1/1/0"),
         with_content=st.booleans(),
     )
     | st.builds(pb.DescribeClusterRequest, details=st.booleans(), all_members=st.booleans())

@@ -18,6 +18,7 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import cancel_question, get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
+from delaywheel.client.searching import FilterOptions, FoundMessages, Searching, filter_of
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
 from delaywheel.reasons import Reason
@@ -145,6 +146,23 @@ class AsyncClient:
             if refused.reason is Reason.MESSAGE_NOT_FOUND:
                 return None
             raise
+
+    async def search(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        **options: Unpack[FilterOptions],
+    ) -> FoundMessages:
+        """Looks for pending messages that have all that is given; see `Client.search`."""
+        self._check_open()
+        searching = Searching(filter_of(topic, options), limit)
+        while not searching.done:
+            question = searching.question()
+            await self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
+            searching.add(question.answer())
+        return searching.found()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Waits until everything that `produce_async` took so far has its result.

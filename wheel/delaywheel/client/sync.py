@@ -16,6 +16,7 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import cancel_question, get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
+from delaywheel.client.searching import FilterOptions, FoundMessages, Searching, filter_of
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
@@ -205,6 +206,44 @@ class Client:
             if refused.reason is Reason.MESSAGE_NOT_FOUND:
                 return None
             raise
+
+    def search(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 100,
+        timeout: float | None = None,
+        **options: Unpack[FilterOptions],
+    ) -> FoundMessages:
+        """Looks for pending messages that have all that is given; seconds are read one by one.
+
+        What it costs grows with what is pending between `due_from` and `due_to`: there is no index.
+        The timeout is of each page.
+
+        Args:
+            topic: The Kafka topic; None: any.
+            limit: At most so many messages.
+            timeout: Seconds for a page with all its attempts.
+            **options: key, id, header, due_from, due_to: see `FilterOptions`.
+
+        Raises:
+            MessageInvalidError: an id or a due that cannot be.
+            RefusedError: the service refused.
+            TimedOutError: no answer in time.
+
+        Example:
+            ::
+
+                for message in client.search("orders", key=b"42").messages:
+                    client.cancel(message.handle)
+        """
+        self._check_open()
+        searching = Searching(filter_of(topic, options), limit)
+        while not searching.done:
+            question = searching.question()
+            self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
+            searching.add(question.answer())
+        return searching.found()
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` took so far has its result.

@@ -230,6 +230,17 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
     return document
 
 
+def looked(row: pb.Looked) -> dict[str, Any]:
+    """What was looked at, of `delaywheel search --json`."""
+    return {
+        "node": row.node,
+        "messages": row.messages,
+        "length_bytes": row.length_bytes,
+        "to_slot": _if_set(row, "to_slot", row.to_slot),
+        "incomplete": row.incomplete,
+    }
+
+
 def _if_set(message: Any, field: str, value: Any) -> Any:
     return value if message.HasField(field) else None
 

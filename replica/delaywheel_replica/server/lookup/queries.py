@@ -68,8 +68,8 @@ class Queries:
         self._fates = fates
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
-        self._scanner = Scanner(disk, data, on_damaged=self._damaged)
-        self._pages = Pages(Scanner(disk, data, on_damaged=self._damaged), fates)
+        self._scanner = Scanner(disk, data, on_damaged=self.damaged)
+        self._pages = Pages(Scanner(disk, data, on_damaged=self.damaged), fates)
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -103,7 +103,7 @@ class Queries:
             reference.due_ms,
             reference.wheel,
         )
-        found.complete = found.complete and self._knows_all(status)
+        found.complete = found.complete and self.knows_all(status)
         if found.copies and not (found.in_wheel or found.complete):
             raise RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
         if len(found.dues_ms) > 1:
@@ -216,16 +216,22 @@ class Queries:
         status = self._view.cleaner.status
         return None if status is None else status.progress
 
-    def _knows_all(self, status: ServerStatus) -> bool:
-        """Else what this node does not hold could be the message, or a cancel."""
+    def knows_all(self, status: ServerStatus) -> bool:
+        """Whether the node holds all that was acknowledged.
+
+        Else what it does not hold could be the message, or a cancel.
+        """
         cleaner = self._view.cleaner.status
         if cleaner is None:
             return False
         registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
         return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
 
-    def _damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
-        """The floor is looked at afterwards: nothing is deleted before it is known here."""
+    def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
+        """A frame could not be read.
+
+        The floor is looked at afterwards: nothing is deleted before it is known here.
+        """
         cleaner, floor = self._view.cleaner.status, self._view.status().beat.floor
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):

@@ -1,4 +1,4 @@
-"""One unary question to the service, over all its attempts: cancel, get, describe.
+"""One unary question to the service, over all its attempts: cancel, get, search, describe.
 
 Asking twice is harmless: looking changes nothing, and a message is cancelled once or not at all.
 But an answer to the second cancel tells nothing about the first one, whose reply was lost: it may
@@ -98,6 +98,13 @@ def cancel_question(message: pb.MessageRef) -> CancelQuestion:
 def get_question(message: pb.MessageRef) -> GetQuestion:
     """Asks for a message as it is stored."""
     return Question(pb.GetMessageRequest(message=message), _read_get)
+
+
+def search_question(
+    request: pb.SearchRequest,
+) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
+    """Asks for a page of pending messages."""
+    return Question(request, lambda response, _doubtful: response)
 
 
 def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:

@@ -12,8 +12,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.messages import print_messages
 from delaywheel_replica.cli.telling.tables import (
-    bytes_text,
     print_json,
     print_ndjson,
     print_prose,
@@ -152,11 +152,7 @@ def slot(
             }
         )
         return
-    columns = ["handle", "due", "state", "bytes", "topic"]
-    print_table(
-        [*columns, "key", "value"] if with_content else columns,
-        [_message_cells(message, with_content=with_content) for message in messages],
-    )
+    print_messages(messages, with_content=with_content)
     _tell_of_more(stored, limit)
 
 
@@ -170,23 +166,6 @@ def _folder() -> ModuleType:
     from delaywheel_replica.cli.doing import folder  # noqa: PLC0415
 
     return folder
-
-
-def _message_cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
-    shape = shapes.stored_message(message, with_content=False)
-    lengths = (
-        message.key_length_bytes,
-        message.value_length_bytes,
-        message.headers_length_bytes,
-    )
-    cells = [
-        *(message.handle, shape["due"], shape["state"]),
-        *(sum(max(length, 0) for length in lengths), message.topic),
-    ]
-    if with_content:
-        cells.append(bytes_text(message.key if message.HasField("key") else None))
-        cells.append(bytes_text(message.value if message.HasField("value") else None))
-    return cells
 
 
 def _ask_for_messages(

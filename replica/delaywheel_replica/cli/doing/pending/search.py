@@ -1,0 +1,143 @@
+"""`delaywheel search`: pending messages by what they have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from delaywheel.client.searching import FilterOptions, filter_of
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from delaywheel_replica.cli import known
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.messages import print_messages
+from delaywheel_replica.cli.telling.tables import print_json, print_ndjson
+from delaywheel_replica.cli.values import clock, counted
+
+_MESSAGES_PER_CALL = 1_000
+
+
+def wanted_of(
+    *,
+    topic: str | None,
+    key: str | None,
+    header: tuple[str, bytes | None] | None,
+    message_id: bytes | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+) -> pb.Filter:
+    """What the command line asks for."""
+    options = FilterOptions()
+    if key is not None:
+        options["key"] = key.encode()
+    if message_id is not None:
+        options["id"] = message_id
+    if header is not None:
+        name, value = header
+        options["header"] = name if value is None else (name, value)
+    if due_from is not None:
+        options["due_from"] = due_from
+    if due_to is not None:
+        options["due_to"] = due_to
+    return filter_of(topic, options)
+
+
+class Looking:
+    """One search, page after page, and what was looked at for it."""
+
+    def __init__(self, request: pb.SearchRequest, server: str, timeout_s: float) -> None:
+        self._request = request
+        self._server = server
+        self._timeout_s = timeout_s
+        self._looked = pb.Looked()
+
+    def messages(self, limit: int) -> Iterator[pb.StoredMessage]:
+        """What is found, as it is taken; no page is longer than what is still wanted."""
+        left = limit
+        while left > 0:
+            self._request.page_size = min(left, _MESSAGES_PER_CALL)
+            page = ask(self._server, self._ask)
+            self._count(page.looked)
+            self._request.page_token = page.next_page_token
+            left -= len(page.messages)
+            yield from page.messages
+            if not page.next_page_token:
+                return
+
+    def shape(self) -> dict[str, Any]:
+        """What was looked at, for programs."""
+        return shapes.looked(self._looked)
+
+    def tell(self) -> None:
+        """The same for people, with where to go on."""
+        looked = self._looked
+        read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
+        print(f"looked at {read}, on {looked.node}", file=sys.stderr)
+        if looked.HasField("to_slot"):
+            since = clock(looked.to_slot)
+            print(f"not looked at: what is due from {since} on; a greater --limit", file=sys.stderr)
+        if looked.incomplete:
+            print(f"{looked.node} lacks something: there may be more", file=sys.stderr)
+
+    def _ask(self, stub: DelayWheelStub) -> pb.SearchResponse:
+        return stub.Search(self._request, timeout=self._timeout_s)
+
+    def _count(self, page: pb.Looked) -> None:
+        whole = self._looked
+        whole.node = page.node
+        whole.messages += page.messages
+        whole.length_bytes += page.length_bytes
+        whole.incomplete |= page.incomplete
+        whole.ClearField("to_slot")
+        if page.HasField("to_slot"):
+            whole.to_slot = page.to_slot
+
+
+def search(  # noqa: PLR0913 - as many as the command has
+    *,
+    topic: str | None,
+    key: str | None,
+    header: tuple[str, bytes | None] | None,
+    message_id: bytes | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    with_content: bool,
+    limit: int,
+    as_json: bool,
+    as_ndjson: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Lists pending messages, page after page up to the limit."""
+    asked = wanted_of(
+        topic=topic,
+        key=key,
+        header=header,
+        message_id=message_id,
+        due_from=due_from,
+        due_to=due_to,
+    )
+    looking = Looking(pb.SearchRequest(filter=asked, with_content=with_content), server, timeout_s)
+    shown = looking.messages(limit)
+    if as_ndjson:
+        print_ndjson(shapes.stored_message(row, with_content=with_content) for row in shown)
+        looking.tell()
+        return
+    messages = list(shown)
+    known.note(server, topics=[message.topic for message in messages])
+    if as_json:
+        print_json(
+            {
+                "messages": [
+                    shapes.stored_message(message, with_content=with_content)
+                    for message in messages
+                ],
+                "looked": looking.shape(),
+            }
+        )
+        return
+    print_messages(messages, with_content=with_content)
+    looking.tell()

@@ -1,0 +1,36 @@
+"""Stored messages as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import bytes_text, print_table
+
+_COLUMNS = ("handle", "due", "state", "bytes", "topic")
+
+
+def print_messages(messages: Iterable[pb.StoredMessage], *, with_content: bool) -> None:
+    """Prints a row for each, its key and value in it if asked for."""
+    print_table(
+        [*_COLUMNS, "key", "value"] if with_content else _COLUMNS,
+        [_cells(message, with_content=with_content) for message in messages],
+    )
+
+
+def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
+    shape = shapes.stored_message(message, with_content=False)
+    lengths = (
+        message.key_length_bytes,
+        message.value_length_bytes,
+        message.headers_length_bytes,
+    )
+    cells = [
+        *(message.handle, shape["due"], shape["state"]),
+        *(sum(max(length, 0) for length in lengths), message.topic),
+    ]
+    if with_content:
+        cells.append(bytes_text(message.key if message.HasField("key") else None))
+        cells.append(bytes_text(message.value if message.HasField("value") else None))
+    return cells

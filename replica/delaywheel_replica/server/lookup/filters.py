@@ -1,0 +1,113 @@
+"""Which pending messages a caller looks for: whole columns are compared, no message by itself.
+
+What remains after topic, due, id and the length of the key is compared byte by byte, in pieces of
+bounded length; headers are decoded only of messages that have all else.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.node.refusals import RefusedError
+
+# So many bytes of keys are gathered at a time.
+_PIECE_BYTES: Final = 1 << 20
+_MS_BEYOND: Final = (1 << 32) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a message must have; None: whatever it has.
+
+    Attributes:
+        topic: its topic.
+        key: its own key.
+        id: its 16 bytes.
+        header: the name of one of its headers, and that one's value; no value: whatever it is.
+        from_ms: the earliest due.
+        to_ms: dues before this one.
+    """
+
+    topic: str | None = None
+    key: bytes | None = None
+    id: bytes | None = None
+    header: tuple[str, bytes | None] | None = None
+    from_ms: int = 0
+    to_ms: int = _MS_BEYOND
+
+    @property
+    def names_something(self) -> bool:
+        """Whether it asks for more than a time."""
+        return any(given is not None for given in (self.topic, self.key, self.id, self.header))
+
+    def rows(self, columns: Columns) -> list[int]:
+        """Which of these messages have all of it, ascending."""
+        fits = (columns.due_ms >= self.from_ms) & (columns.due_ms < self.to_ms)
+        if self.topic is not None:
+            numbers = [n for n, topic in enumerate(columns.topics) if topic == self.topic]
+            fits &= np.isin(columns.topic_numbers, numbers)
+        if self.id is not None:
+            ids = np.ascontiguousarray(columns.ids).reshape(-1, ID_LENGTH_BYTES)
+            fits &= (ids == np.frombuffer(self.id, dtype=np.uint8)).all(axis=1)
+        if self.key is not None:
+            fits &= columns.key_lengths == len(self.key)
+        rows: NDArray[np.intp] = np.flatnonzero(fits)
+        if self.key:
+            rows = _with_key(columns, rows, self.key)
+        found: list[int] = rows.tolist()
+        if self.header is not None:
+            found = [row for row in found if self._has_header(columns, row)]
+        return found
+
+    def _has_header(self, columns: Columns, row: int) -> bool:
+        assert self.header is not None
+        wanted, value = self.header
+        return any(
+            name == wanted and value in {None, content} for name, content in columns.headers(row)
+        )
+
+
+def wanted_of(asked: pb.Filter) -> Wanted:
+    """Reads a filter.
+
+    Raises:
+        RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
+    """
+    if asked.HasField("id") and len(asked.id) != ID_LENGTH_BYTES:
+        raise RefusedError(Reason.ID_INVALID, f"An id of {len(asked.id)} bytes")
+    from_ms = asked.from_ms if asked.HasField("from_ms") else 0
+    to_ms = asked.to_ms if asked.HasField("to_ms") else _MS_BEYOND
+    if not 0 <= from_ms < to_ms <= _MS_BEYOND:
+        raise RefusedError(Reason.DUE_INVALID, f"From {from_ms} to {to_ms}")
+    header = None
+    if asked.HasField("header"):
+        if not asked.header.name:
+            raise RefusedError(Reason.HEADER_INVALID)
+        value = asked.header.value if asked.header.HasField("value") else None
+        header = asked.header.name, value
+    return Wanted(
+        topic=asked.topic if asked.HasField("topic") else None,
+        key=asked.key if asked.HasField("key") else None,
+        id=asked.id if asked.HasField("id") else None,
+        header=header,
+        from_ms=from_ms,
+        to_ms=to_ms,
+    )
+
+
+def _with_key(columns: Columns, rows: NDArray[np.intp], key: bytes) -> NDArray[np.intp]:
+    """Those whose key, of the right length, is this one."""
+    content = np.frombuffer(columns.blob, dtype=np.uint8)
+    wanted, within = np.frombuffer(key, dtype=np.uint8), np.arange(len(key))
+    at_once = max(1, _PIECE_BYTES // len(key))
+    fitting = [np.empty(0, np.intp)]
+    for begin in range(0, len(rows), at_once):
+        piece = rows[begin : begin + at_once]
+        places = columns.starts[piece][:, np.newaxis] + within
+        fitting.append(piece[(content[places] == wanted).all(axis=1)])
+    return np.concatenate(fitting)

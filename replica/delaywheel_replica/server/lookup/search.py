@@ -1,0 +1,341 @@
+"""Search: walks the seconds that hold messages for those that a caller looks for.
+
+There is no index of topics, keys or ids (docs/decisions): seconds are read, one after another, from
+the first that may hold what is not done. So a call is bounded in what it reads, and in time:
+
+| a page ends | then |
+|---|---|
+| when it has as many messages, or bytes, as it may | the next one goes on behind the last |
+| when the call has read so much, or for so long | likewise, behind the last frame that was read |
+| behind the last second that is asked for | it is the last |
+
+Everything is read on a thread of its own, for one caller at a time, so that it holds up nobody who
+sends, looks for one message or cancels one; who finds too many waiting is refused.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame, Kind
+from delaywheel.storage.writing.dial import DialView
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.lookup.filters import Wanted
+from delaywheel_replica.server.lookup.queries import limits_of
+from delaywheel_replica.server.lookup.scan import Found, Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.stored import stored_message
+from delaywheel_replica.server.node.node_view import NodeView, done_slot
+from delaywheel_replica.server.node.refusals import RefusedError
+
+_PAGE_DEFAULT: Final = 100
+PAGE_AT_MOST: Final = 1_000
+# A page that carries contents ends when it gets so long.
+_PAGE_BYTES: Final = 2 << 20
+READ_BYTES: Final = 128 << 20
+"""One call reads no more than this of slot files, and the frame with which it gets there."""
+READ_S: Final = 2.0
+"""Nor for longer than this."""
+# So many callers may wait for those before them.
+_WAITING: Final = 8
+_SLOT_BEYOND: Final = 1 << 32
+_Made = TypeVar("_Made")
+
+_TOKEN = re.compile(r"(?P<slot>\d{1,10})(?:/(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a page begins.
+
+    Attributes:
+        slot: in this second.
+        after: behind this message; None: with its first.
+    """
+
+    slot: int
+    after: Position | None = None
+
+    def __str__(self) -> str:
+        """As a page token."""
+        return str(self.slot) if self.after is None else f"{self.slot}/{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One page that somebody wants.
+
+    Attributes:
+        wanted: which messages.
+        token: as the page before told; empty: from the beginning.
+        page_size: 0: as many as usual.
+        with_content: key, value and headers, too.
+    """
+
+    wanted: Wanted
+    token: str = ""
+    page_size: int = 0
+    with_content: bool = False
+
+
+@dataclass(slots=True)
+class Page:
+    """What was found, and what was looked at.
+
+    Attributes:
+        messages: pending ones, in the order of seconds.
+        places: where each of them lies.
+        next: where the next page begins; None: this is the last.
+        read_messages: messages that were looked at.
+        read_bytes: bytes of frames that were read.
+        complete: every frame of what was looked at could be read, and the node holds all of it.
+    """
+
+    messages: list[pb.StoredMessage] = field(default_factory=list)
+    places: list[Position] = field(default_factory=list)
+    next: Place | None = None
+    read_messages: int = 0
+    read_bytes: int = 0
+    complete: bool = True
+
+    @property
+    def next_token(self) -> str:
+        """Empty on the last page."""
+        return "" if self.next is None else str(self.next)
+
+    def looked(self, node: str) -> pb.Looked:
+        """As the protocol tells it."""
+        return pb.Looked(
+            node=node,
+            messages=self.read_messages,
+            length_bytes=self.read_bytes,
+            to_slot=None if self.next is None else self.next.slot,
+            incomplete=not self.complete,
+        )
+
+
+class Search:
+    """Looks for messages in what this node holds. For the event loop's thread."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        view: NodeView,
+        *,
+        knows_all: Callable[[ServerStatus], bool],
+        on_damaged: Callable[[WheelId, int, int], None],
+    ) -> None:
+        """Nothing is read yet.
+
+        Args:
+            disk: where the data folder lies.
+            data: the data folder.
+            view: what the parts know of the node.
+            knows_all: whether this node holds all that was acknowledged.
+            on_damaged: a frame was come upon that could not be read: wheel, seq, slot.
+        """
+        self._view = view
+        self._knows_all = knows_all
+        self._walk = Walk(Scanner(disk, data, on_damaged=on_damaged), DialView(disk, data))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="search")
+        self._callers = 0
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    async def search(self, request: pb.SearchRequest, wanted: Wanted) -> pb.SearchResponse:
+        """A page of pending messages.
+
+        Raises:
+            RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
+        """
+        asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
+        page = await self.page(asked)
+        node = self._view.status().beat.node
+        return pb.SearchResponse(
+            messages=page.messages, next_page_token=page.next_token, looked=page.looked(node)
+        )
+
+    async def page(self, asked: Asked) -> Page:
+        """A page of pending messages, with their places.
+
+        Raises:
+            RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
+        """
+        begin = _place_of(asked.token)
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        progress = None if cleaner is None else cleaner.progress
+        held = Held(limits_of(status), progress, NO_FRAMES if cleaner is None else cleaner.lost)
+        page = await self.on_thread(lambda: self._walk.page(asked, begin, held))
+        page.complete = page.complete and self._knows_all(status)
+        return page
+
+    async def cancels(self, keys: set[bytes], slots: set[int]) -> dict[bytes, list[Position]]:
+        """Where cancels of these messages lie now.
+
+        Args:
+            keys: ids and dues, as `key_of` gives them.
+            slots: the seconds that they are of.
+
+        Raises:
+            RefusedError: SEARCHES_BUSY.
+        """
+        limits = limits_of(self._view.status())
+        return await self.on_thread(lambda: self._walk.cancels(keys, slots, limits))
+
+    async def on_thread(self, work: Callable[[], _Made]) -> _Made:
+        """Does it after those who came before.
+
+        Raises:
+            RefusedError: SEARCHES_BUSY.
+        """
+        if self._callers > _WAITING:
+            raise RefusedError(Reason.SEARCHES_BUSY)
+        self._callers += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        finally:
+            self._callers -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the node has when a walk begins: wheels up to a seq each, what is done, what is lost."""
+
+    limits: Mapping[WheelId, int]
+    progress: Progress | None
+    lost: FrameSet
+
+
+class Walk:
+    """Reads seconds, one after another. For one thread."""
+
+    def __init__(
+        self,
+        scanner: Scanner,
+        dial: DialView,
+        *,
+        read_bytes: int = READ_BYTES,
+        read_s: float = READ_S,
+    ) -> None:
+        self._scanner = scanner
+        self._dial = dial
+        self._read_bytes = read_bytes
+        self._read_s = read_s
+
+    def page(self, asked: Asked, begin: Place, held: Held) -> Page:
+        """One page, from there on."""
+        page, until_s = Page(), time.monotonic() + self._read_s
+        first = max(begin.slot, asked.wanted.from_ms // 1000, done_slot(held.progress))
+        last = (asked.wanted.to_ms - 1) // 1000
+        size = min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST)
+        length_bytes = 0
+        for slot in self._dial.rows(first, last + 1)["slot"].tolist():
+            after = begin.after if slot == begin.slot else None
+            place = Place(slot, after)
+            for message, at in self._matches(page, asked, place, held):
+                if message is not None:
+                    page.messages.append(message)
+                    page.places.append(at)
+                    length_bytes += message.ByteSize() if asked.with_content else 0
+                place = Place(slot, at)
+                full = len(page.messages) >= size or length_bytes >= _PAGE_BYTES
+                if full or page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
+                    page.next = place
+                    return page
+            if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
+                page.next = Place(slot + 1) if slot + 1 < _SLOT_BEYOND else None
+                return page
+        return page
+
+    def cancels(
+        self, keys: set[bytes], slots: set[int], limits: Mapping[WheelId, int]
+    ) -> dict[bytes, list[Position]]:
+        """Where cancels of these messages lie."""
+        found: dict[bytes, list[Position]] = {key: [] for key in keys}
+        for slot in sorted(slots):
+            for frame in self._scanner.frames(slot, limits, kind=Kind.CANCELS):
+                for row in range(len(frame.columns)):
+                    places = found.get(key_of(frame.columns, row))
+                    if places is not None:
+                        places.append(Position(frame.wheel, frame.seq, row))
+        return found
+
+    def _matches(
+        self, page: Page, asked: Asked, begin: Place, held: Held
+    ) -> Iterator[tuple[pb.StoredMessage | None, Position]]:
+        """The messages of a second that are wanted and pending; None behind each frame."""
+        scan = Found()
+        cancels = self._scanner.frames(begin.slot, held.limits, kind=Kind.CANCELS, found=scan)
+        cancelled = cancelled_keys(_counted(cancels, page))
+        seen: set[bytes] = set()
+        frames = self._scanner.frames(
+            begin.slot,
+            held.limits,
+            kind=Kind.MESSAGES,
+            after=begin.after,
+            found=scan,
+            lost=held.lost,
+        )
+        for frame in _counted(frames, page):
+            page.complete = page.complete and scan.complete
+            page.read_messages += len(frame.columns)
+            for row in asked.wanted.rows(frame.columns):
+                at = Position(frame.wheel, frame.seq, row)
+                key = key_of(frame.columns, row)
+                if _is_before(at, begin.after) or key in cancelled or key in seen:
+                    continue
+                if held.progress is not None and held.progress.covers(
+                    int(frame.columns.due_ms[row]), at
+                ):
+                    continue
+                seen.add(key)
+                yield (
+                    stored_message(
+                        frame,
+                        row,
+                        held.progress,
+                        cancelled=False,
+                        with_content=asked.with_content,
+                    ),
+                    at,
+                )
+            yield None, Position(frame.wheel, frame.seq, len(frame.columns))
+        page.complete = page.complete and scan.complete
+
+
+def _counted(frames: Iterator[Frame], page: Page) -> Iterator[Frame]:
+    for frame in frames:
+        page.read_bytes += frame.length_bytes
+        yield frame
+
+
+def _is_before(at: Position, after: Position | None) -> bool:
+    return after is not None and (at.wheel, at.seq, at.row) <= (after.wheel, after.seq, after.row)
+
+
+def _place_of(token: str) -> Place:
+    if not token:
+        return Place(0)
+    match = _TOKEN.fullmatch(token)
+    if match is None or int(match["slot"]) >= _SLOT_BEYOND:
+        raise RefusedError(Reason.PAGE_TOKEN_INVALID)
+    if match["wheel"] is None:
+        return Place(int(match["slot"]))
+    try:
+        wheel = WheelId.parse(match["wheel"])
+    except NameInvalidError as error:
+        raise RefusedError(Reason.PAGE_TOKEN_INVALID) from error
+    return Place(int(match["slot"]), Position(wheel, int(match["seq"]), int(match["row"])))
