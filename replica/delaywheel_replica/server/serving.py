@@ -34,7 +34,6 @@ from delaywheel_replica.server.cluster.operator import (
 )
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.runtime import Surroundings
-from delaywheel_replica.server.commit.store import Store, StoreLimits
 from delaywheel_replica.server.commit.threads import BeatThread, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
@@ -59,6 +58,8 @@ from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import DelayWheelService
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.store import Store
 
 # Rows of the dial beyond span and late window: an overdue backlog of so long keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600

@@ -30,8 +30,8 @@ from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.storage.frames.format import Kind
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.server.commit.store import Store
 from delaywheel_replica.server.ledger.rows import Ledger
+from delaywheel_replica.server.store.store import Store
 
 SMALL, SMALL_BYTES = 100, 200
 LARGE_BYTES = 900_000

@@ -39,7 +39,8 @@ from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.store import Store
 
 MESSAGES_A_FRAME = 8
 VALUE_BYTES = 20

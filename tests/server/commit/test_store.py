@@ -31,7 +31,8 @@ from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
-from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import bundled, copies_of, flipped, rows_of, slots_of, verified
 from support.wheels.messages import BASE_SLOT, columns_of, message
@@ -111,7 +112,9 @@ def open_own(store: Store) -> None:
 def read(
     store: Store, wheel: WheelId, first: int, last: int, *, max_bytes: int = 10_000, floor: int = 0
 ) -> tuple[list[int], list[int]]:
-    frames, absent = store.read(wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor)
+    frames, absent = store.outgoing.read(
+        wheel, first, last, max_bytes=max_bytes, max_frames=4, floor=floor
+    )
     return frames.seqs.tolist(), list(absent)
 
 
@@ -341,11 +344,11 @@ def test_what_was_written_last_is_sent_as_it_was_written() -> None:
     write(store, 1, 2, 3)
     on_disk = copies_of(disk, DATA, OWN)
     disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, OWN), BASE_SLOT + 2), 700)
-    frames, absent = store.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
+    frames, absent = store.outgoing.read(OWN, 1, 5, max_bytes=9_999, max_frames=9, floor=0)
     assert (frames, absent) == (bundled(on_disk), NO_SEQS)
     assert read(store, OWN, 4, 9) == ([4, 5], [])
     # What is finished is sent without content, as from the disk.
-    frames, _ = store.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
+    frames, _ = store.outgoing.read(OWN, 1, 3, max_bytes=9_999, max_frames=9, floor=BASE_SLOT + 1)
     assert frames == bundled([on_disk[0]._replace(content=b""), *on_disk[1:3]])
     # Of a wheel that was left nothing is kept.
     store.leave_wheel()
@@ -360,7 +363,7 @@ def test_what_was_written_before_is_read_again() -> None:
         write(store, ahead)
     on_disk = copies_of(disk, DATA, OWN)
     assert len(on_disk[0].content) < 300 < 4 * len(on_disk[0].content)
-    frames, absent = store.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
+    frames, absent = store.outgoing.read(OWN, 1, 4, max_bytes=9_999, max_frames=9, floor=0)
     assert (frames, absent) == (bundled(on_disk), NO_SEQS)
 
 
@@ -504,7 +507,7 @@ def test_finished_slots_are_swept_and_served_as_rows() -> None:
     write(store, 0, 1)
     assert list(store.sweep(BASE_SLOT + 1)) == [BASE_SLOT, BASE_SLOT]
     assert list(store.sweep(BASE_SLOT + 1)) == []
-    frames, _ = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    frames, _ = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert frames == bundled(
         [copies[0]._replace(content=b""), copies[1], copies[2]._replace(content=b"")]
     )
@@ -534,7 +537,7 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
     assert read(store, WHEEL, 1, 3) == ([1], [2])
     store.forget_lost(FrameSet.of([(WHEEL, 2), (WHEEL, 1)]))
     assert store.held(WHEEL).lacking == NO_SEQS
-    frames, absent = store.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
+    frames, absent = store.outgoing.read(WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0)
     assert (frames, absent) == (bundled(holed[:3]), NO_SEQS), "what is here goes on, lost or not"
 
 
@@ -583,7 +586,7 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
         assert len(disk.content(layout.checkpoint_path(folder))) < 100
     asked, first_seq = 0, 2
     while first_seq <= million + 1:
-        frames, absent = store.read(
+        frames, absent = store.outgoing.read(
             WHEEL, first_seq, million + 9, max_bytes=9999, max_frames=512, floor=0
         )
         assert len(frames) == 0
@@ -598,7 +601,7 @@ def test_a_million_lost_frames_in_a_row_are_a_few_numbers() -> None:
     assert held.lacking == SeqSet([(2, million + 1)])
     store.forget_lost(FrameSet([FrameRange(WHEEL, 2, million + 1)]))
     assert store.held(WHEEL).lacking == NO_SEQS
-    frames, absent = store.read(WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0)
+    frames, absent = store.outgoing.read(WHEEL, 2, million, max_bytes=9999, max_frames=512, floor=0)
     assert (len(frames), absent) == (512, NO_SEQS)
 
 

@@ -31,7 +31,8 @@ from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import Held
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import rows_of, slots_of, verified
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
@@ -195,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _read(
         self, node: Node, wheel: WheelId, first: int, last: int
     ) -> tuple[FrameBundle, list[int]]:
-        frames, missing = node.store.read(
+        frames, missing = node.store.outgoing.read(
             wheel, first, last, max_bytes=4000, max_frames=8, floor=node.floor
         )
         for copy in frames.copies():

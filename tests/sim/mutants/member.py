@@ -36,9 +36,9 @@ from delaywheel_replica.core.wheels.mirrors import Mirrors
 from delaywheel_replica.core.wheels.node_file import Keeping
 from delaywheel_replica.core.wheels.replication import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
-from delaywheel_replica.server.commit.store import Store
 from delaywheel_replica.server.commit.time_sharing import Turn
 from delaywheel_replica.server.node.disk_space import Room
+from delaywheel_replica.server.store.store import Store
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 

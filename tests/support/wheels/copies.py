@@ -12,7 +12,7 @@ from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.store.store import Store
 from sim.machine.disk import SimulatedDisk
 
 

@@ -20,7 +20,8 @@ from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
-from delaywheel_replica.server.commit.store import Store, StoreLimits
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.store import Store
 from support.wheels.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP, SLOT
 from support.wheels.messages import columns_of
 

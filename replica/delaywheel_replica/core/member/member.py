@@ -7,6 +7,7 @@ message or a failed effect is made good by a later tick.
 
 | part | decides |
 |---|---|
+| peer_messages.py | what other nodes' messages mean for all of these |
 | own_wheels.py, wheels/node_file.py | node.json, and how it gets there: promises, own wheels |
 | open_wheel.py | the own wheel in hand: callers, mirrors, high watermark |
 | wheels/mirrors.py | what is taken, fetched, closed and deleted of all others |
@@ -48,16 +49,15 @@ full disk that takes no `Save` must not keep `Sweep` from freeing it. So do `Del
 other jobs.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
-from delaywheel_replica.core.member.prevote import Prevote
-from delaywheel_replica.core.node.awaiting import Awaited, Awaiting
+from delaywheel_replica.core.member.parts import Parts
+from delaywheel_replica.core.member.peer_messages import PeerMessages
+from delaywheel_replica.core.node.awaiting import Awaited
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
@@ -85,7 +85,6 @@ from delaywheel_replica.core.node.events import (
     Repair,
     Saved,
     Send,
-    Serve,
     Started,
     Sweep,
     Tell,
@@ -95,31 +94,9 @@ from delaywheel_replica.core.node.events import (
     VerifyWheel,
     Written,
 )
-from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
 from delaywheel_replica.core.node.known import Known, Registry
-from delaywheel_replica.core.node.plausible import known_number, tempered
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
-from delaywheel_replica.core.protocol.messages import (
-    Applied,
-    Fetch,
-    Frames,
-    Gossip,
-    Lacks,
-    PeerMessage,
-    Promise,
-    Refused,
-    Vote,
-    VoteAsk,
-)
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.core.wheels.completeness import Completeness
-from delaywheel_replica.core.wheels.fencing import Fencing, answer
-from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.mirrors import Mirrors
-from delaywheel_replica.core.wheels.node_file import Keeping
-from delaywheel_replica.core.wheels.open_wheel import Line
-from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 
 
 class MemberRefusal(StrEnum):
@@ -155,36 +132,20 @@ class Member:
             config: of the node.
             started: what was recovered.
         """
-        known = Known(config, started.state, started.now_ms)
-        self._known = known
-        self._awaiting = Awaiting()
-        self._hearing = HeardHeartbeats(config)
-        self._prevote = Prevote(config.node, started.now_ms)
-        self._fencing = Fencing()
-        self._completeness = Completeness(config.node, started.state.boot_id)
-        self._inventory = Inventory(started.held)
-        self._verifying = Verifying(started.unverified, self._awaiting)
-        self._line = Line(known, self._hearing)
-        self._keeping = Keeping(
-            known,
-            self._fencing,
-            self._completeness,
-            self._inventory,
-            self._line,
-            self._awaiting,
-        )
-        self._mirrors = Mirrors(
-            known,
-            self._hearing,
-            self._fencing,
-            self._inventory,
-            self._line,
-            self._awaiting,
-            self._verifying,
-        )
-        self._telling = OwnHeartbeat(
-            known, self._hearing, self._keeping, self._inventory, self._line, self._verifying
-        )
+        parts = Parts.of(config, started)
+        self._known = parts.known
+        self._awaiting = parts.awaiting
+        self._hearing = parts.hearing
+        self._prevote = parts.prevote
+        self._fencing = parts.fencing
+        self._completeness = parts.completeness
+        self._inventory = parts.inventory
+        self._verifying = parts.verifying
+        self._line = parts.line
+        self._keeping = parts.keeping
+        self._mirrors = parts.mirrors
+        self._telling = parts.telling
+        self._peers = PeerMessages(parts)
         self._swept: int | None = None
         self._forgotten = NO_FRAMES
 
@@ -223,7 +184,7 @@ class Member:
         known = self._known
         known.now_ms, known.wall_ms = now_ms, wall_ms
         office = known.office
-        own_answers = [] if office is None else self._answers(office.fences)
+        own_answers = [] if office is None else self._peers.answers(office.fences)
         looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
             beat=self._telling.beat(),
@@ -262,7 +223,7 @@ class Member:
             case Tick():
                 return self._tick()
             case Received():
-                return self._received(event.sender, event.message)
+                return self._peers.received(event.sender, event.message)
             case Disconnected():
                 self._hearing.disconnected(event.peer)
                 self._prevote.gone(event.peer)
@@ -325,38 +286,9 @@ class Member:
             *self._verifying.tick(known.now_ms),
             *self._forget_lost(),
             *self._sweep(),
-            *self._ask_votes(),
+            *self._peers.ask_votes(),
             *self._telling.tick(),
         ]
-
-    def _received(  # noqa: C901, PLR0911 - one for each message
-        self, sender: str, message: PeerMessage
-    ) -> list[Effect]:
-        if sender not in self._hearing.others:
-            return []
-        self._hearing.message(sender, self._known.now_ms)
-        match message:
-            case Gossip():
-                return self._gossiped(sender, message)
-            case Frames():
-                return self._mirrors.came(sender, message)
-            case Applied():
-                self._line.applied(sender, message)
-                return self._line.pushes()
-            case Refused():
-                self._refused(message)
-                return []
-            case Fetch():
-                return self._serve(sender, message)
-            case Lacks():
-                self._mirrors.told_lacks(sender, message)
-                return self._mirrors.fetch()
-            case Promise():
-                return self._promised(sender, message.answer)
-            case VoteAsk():
-                return self._asked_vote(sender, message)
-            case Vote():
-                return [Tell()] if self._prevote.voted(sender, message) else []
 
     def _disk_told(self, state: DiskState) -> list[Effect]:
         """Origins should not wait for a mirror whose disk takes nothing: they are told at once."""
@@ -372,7 +304,7 @@ class Member:
     def _saved(self, state: NodeState) -> list[Effect]:
         effects = self._keeping.saved(state)
         for beat in self._hearing.offices(self._known.now_ms):
-            effects += self._answer_leader(beat)
+            effects += self._peers.answer_leader(beat)
         return [Tell(), *effects]
 
     def _failed(self, effect: Effect) -> None:
@@ -395,31 +327,12 @@ class Member:
         if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
             self._keeping.must_leave(wheel)
 
-    def _refused(self, message: Refused) -> None:
-        """One member is enough: what it does not take may never be acknowledged."""
-        node = self._known.node
-        if message.origin == node:
-            upto = min(message.upto, self._known_number(node))
-            self._asked([Fence(node, upto)])
-
-    def _known_number(self, origin: str) -> int:
-        """No promise is given about wheels beyond: it would bind for ever."""
-        known = self._known
-        registered = () if known.registry is None else known.registry.wheels
-        held = {*self._inventory, *self._verifying.wheels}
-        number = known_number(origin, registered, held, self._hearing.beats())
-        return max(number, known.state.last_number) if origin == known.node else number
-
-    def _asked(self, fences: Iterable[Fence]) -> None:
-        if self._fencing.asked(fences, self._known.state):
-            self._keeping.changed()
-
     def _mirrored(self, held: Held) -> list[Effect]:
         wheel = held.card.wheel
         if wheel == self._line.wheel:
             self._keeping.left(wheel, held)
             return [Tell()]
-        return [*self._mirrors.mirrored(held), *self._tell_leader()]
+        return [*self._mirrors.mirrored(held), *self._peers.tell_leader()]
 
     def _verified(self, held: Held) -> list[Effect]:
         """From now on it is a wheel like all others; what was finished meanwhile is swept."""
@@ -438,99 +351,6 @@ class Member:
         acknowledge = Acknowledge(move.wheel, move.to)
         return [acknowledge, Tell(), *self._telling.gossip()] if move.is_near else [acknowledge]
 
-    # --- what others say
-
-    def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
-        known, now_ms = self._known, self._known.now_ms
-        effects: list[Effect] = []
-        most_slot = known.wall_ms // 1000 - known.config.late_window_s
-        beats = [tempered(beat, most_slot) for beat in (gossip.beat, *gossip.others)]
-        news = self._hearing.gossip(sender, Gossip(beats[0], tuple(beats[1:])), now_ms)
-        self._hearing.message(sender, now_ms)
-        for each in news:
-            effects += self._heard(each)
-        if news and news[0].is_direct:
-            effects += self._line.pushes()
-        return effects
-
-    def _heard(self, news: News) -> list[Effect]:
-        beat, known = news.beat, self._known
-        effects = self._tell_leader() if self._inventory.heard(beat) else []
-        if news.is_direct:
-            self._completeness.heard(beat)
-            self._line.heard(beat)
-            effects += self._refuse_named(beat)
-        is_waited_for = beat.stands or beat.office is not None
-        if news.is_direct and is_waited_for:
-            self._prevote.leader_heard(beat.node, known.now_ms)
-        elif news.is_direct and self._prevote.gone(beat.node):
-            effects.append(Tell())  # the cleaner may stand at once
-        if beat.office is None:
-            return effects
-        self._fencing.filled(beat.office.fills)
-        self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
-        return [*effects, *self._answer_leader(beat)]
-
-    def _refuse_named(self, beat: Beat) -> list[Effect]:
-        """Who uses what was promised away learns it before a caller's frames are at stake."""
-        upto = self._known.state.fenced.get(beat.node, 0)
-        if all(wheel.number > upto for wheel in beat.named):
-            return []
-        return [Send(beat.node, Refused(beat.node, upto))]
-
-    def _answer_leader(self, beat: Beat) -> list[Effect]:
-        fences = () if beat.office is None else beat.office.fences
-        return [Send(beat.node, Promise(found)) for found in self._answers(fences)]
-
-    def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
-        """Of those promises that are durable, at most one for each node."""
-        state = self._known.state
-        found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
-        return [each for each in found if each is not None]
-
-    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
-        """Answers are kept for each origin: of nodes that nobody knows they are not."""
-        origin = given.fence.origin
-        is_configured = origin in {self._known.node, *self._hearing.others}
-        if not is_configured and self._known_number(origin) == 0:
-            return []
-        return [Tell()] if self._fencing.answered(sender, given) else []
-
-    def _tell_leader(self) -> list[Effect]:
-        return [] if self._known.office is None else [Tell()]
-
-    def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
-        """Of what was never written, or is not told yet, nothing is read."""
-        if fetch.wheel in self._verifying:
-            return []  # who asks will ask another, and again
-        writing, held = self._line.writing, self._inventory.get(fetch.wheel)
-        if writing is not None and writing.wheel == fetch.wheel:
-            end = writing.last_seq
-        elif fetch.wheel == self._line.wheel:
-            return []
-        else:
-            end = 0 if held is None else held.applied
-        if fetch.first_seq <= end:
-            last_seq = min(fetch.last_seq, end)
-            return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
-        lacks = Lacks(
-            fetch.request, fetch.wheel, self._known.storage, fetch.first_seq, fetch.last_seq
-        )
-        return [Send(sender, lacks)]
-
-    def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
-        known = self._known
-        cleaner = known.living_cleaner
-        stands = known.office is not None or (
-            cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
-        )
-        vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
-        return [] if vote is None else [Send(sender, vote), Tell()]
-
-    def _ask_votes(self) -> list[Effect]:
-        ask = self._prevote.ask()
-        return [] if ask is None else [Send(peer, ask) for peer in self._hearing.others]
-
     # --- what the cleaner says
 
     def _cleaner_told(self, status: CleanerStatus | None) -> list[Effect]:
@@ -542,7 +362,7 @@ class Member:
         if stood != _standing(known):
             effects += self._telling.gossip()  # who stands for it should not wait for the tick
         if self._prevote.wished(None if status is None else status.vote_wish):
-            effects += self._ask_votes()
+            effects += self._peers.ask_votes()
         if status is None:
             return effects
         if status.control_offset >= 0:

@@ -40,8 +40,8 @@ from delaywheel.storage.frames.format import Kind
 from delaywheel.storage.writing.wheel import NotEncodable, SlotFinished, WheelBroken
 from delaywheel_replica.core.member.member import Admission
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.commit.store import Store
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.store.store import Store
 
 _GROUP_MESSAGES: Final = 20_000
 # A group is in memory three times while it is written. A longer request is one by itself.

@@ -41,7 +41,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 from delaywheel.identity import WheelId
@@ -90,7 +89,7 @@ from delaywheel_replica.core.node.events import (
     Written,
 )
 from delaywheel_replica.core.node.plausible import check
-from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
+from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.server.commit.committer import (
     Answers,
@@ -99,16 +98,14 @@ from delaywheel_replica.server.commit.committer import (
     Request,
     write,
 )
+from delaywheel_replica.server.commit.disk_watch import DiskWatch
 from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
-from delaywheel_replica.server.commit.store import Store
-from delaywheel_replica.server.commit.time_sharing import TURN_MS, AllOfAWheel, LongWork, Turn
-from delaywheel_replica.server.node.disk_space import is_no_room
+from delaywheel_replica.server.commit.peer_frames import PeerFrames
+from delaywheel_replica.server.commit.time_sharing import TURN_MS, AllOfAWheel, LongWork
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.store.store import Store
 
 MESSAGE_BYTES: Final = 2 << 20
-_STALLED_MS: Final = 1_500
-"""A disk that has been at one thing for so long hangs, for all that anybody can tell."""
-
 
 _EventAt: TypeAlias = Callable[[int, int], Event]
 """Makes an event from the monotonic and the wall clock."""
@@ -147,18 +144,22 @@ class Driver:
         self.machine = Member(config, started)
         self.refusal: MemberRefusal | None = MemberRefusal.NO_WHEEL
         self.floor = 0
-        self._storage = store.state.storage
-        self._batch_frames = config.batch_frames
-        self._message_bytes = message_bytes
         self._store = store
         self._outside = outside
         self._committer = Committer()
-        self._turn_at_most = turn_at_most
-        # Since when the store's thread does what it does; None: it waits for a job.
-        self._busy_since_ms: int | None = None
-        self._is_stalled = False
-        self._disk_lock = threading.Lock()
-        self._disk_told = DiskState.ROOM
+        self._disk = DiskWatch(
+            store.room, outside.now_ms, lambda state: self._tell(DiskTold(state))
+        )
+        self._peer_frames = PeerFrames(
+            store,
+            outside,
+            write_group=self._write_group,
+            tell=self._tell,
+            wrote=self._disk.wrote,
+            message_bytes=message_bytes,
+            batch_frames=config.batch_frames,
+            turn_at_most=turn_at_most,
+        )
         self._long_work = LongWork(store, outside.now_ms, most_files=turn_at_most)
         # When the last group was accepted, and into which wheel.
         self._accepted: tuple[WheelId, int] | None = None
@@ -183,10 +184,8 @@ class Driver:
     def tick(self) -> None:
         """100 ms have passed."""
         self._step(Tick)
-        now_ms, since_ms = self._outside.now_ms(), self._busy_since_ms
-        self._is_stalled = since_ms is not None and now_ms - since_ms >= _STALLED_MS
-        self._tell_disk()
-        overdue = self._committer.overdue(now_ms)
+        self._disk.tick()
+        overdue = self._committer.overdue(self._outside.now_ms())
         if overdue:
             self._outside.answer(overdue)
 
@@ -223,8 +222,7 @@ class Driver:
 
     def look_at_disk(self) -> None:
         """Sees how much room there is; may wait for the disk."""
-        self._store.room.look(self._outside.now_ms())
-        self._tell_disk()
+        self._disk.look()
 
     def checkpoint(self) -> None:
         """Puts on the medium what was written; may wait for it.
@@ -236,11 +234,11 @@ class Driver:
         try:
             self._store.checkpoint(lambda *damaged: self._tell(Unreadable(*damaged)))
         except WheelBroken as error:
-            self._look_for_room(error)
+            self._disk.failed(error)
             if wheel is not None:
                 self._tell(Broken(wheel.wheel, str(error)))
         except OSError as error:
-            self._look_for_room(error)
+            self._disk.failed(error)
             raise
 
     def submit(self, request: Request) -> None:
@@ -253,6 +251,9 @@ class Driver:
 
     def _tell(self, event: Event) -> None:
         self._step(_at_any_time(event))
+
+    def _tell_disk(self, state: DiskState) -> None:
+        self._tell(DiskTold(state))
 
     def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
         """Steps the machine; the event is made from the clocks.
@@ -313,32 +314,11 @@ class Driver:
         if tells and not tells_first:
             self._outside.tell()
 
-    def _tell_disk(self) -> None:
-        """Tells how the disk stands, if that is news."""
-        if self._store.room.state is self._disk_told and not self._is_stalled:
-            return
-        with self._disk_lock:
-            state = DiskState.DISK_STALLED if self._is_stalled else self._store.room.state
-            if state is self._disk_told:
-                return
-            self._disk_told = state
-            self._tell(DiskTold(state))
-
-    def _wrote(self, length_bytes: int) -> None:
-        self._store.room.wrote(length_bytes, self._outside.now_ms())
-        self._tell_disk()
-
-    def _look_for_room(self, error: BaseException) -> None:
-        """Something failed; if for want of room, the next save shall have some."""
-        if is_no_room(error):
-            self._store.room.refused(self._outside.now_ms())
-            self._tell_disk()
-
     # --- jobs, on the store's thread
 
     def begins(self) -> None:
         """A job, or the next piece of it, is under way from now on: whoever ticks sees how long."""
-        self._busy_since_ms = self._outside.now_ms()
+        self._disk.begins()
 
     def do(self, job: Job) -> None:
         """Does a job to its end."""
@@ -348,7 +328,7 @@ class Driver:
 
     def ends(self) -> None:
         """The job is done."""
-        self._busy_since_ms = None
+        self._disk.ends()
 
     def _do(self, job: Job) -> None:
         match job:
@@ -384,7 +364,7 @@ class Driver:
             event_at = self._carry_out(effect)
         except (OSError, WheelBroken) as error:
             effects.clear()
-            self._look_for_room(error)
+            self._disk.failed(error)
             self._tell(Failed(effect, str(error)))
             return
         if event_at is not None:
@@ -407,7 +387,7 @@ class Driver:
                 held = store.leave_wheel()
                 return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
-                return _mirrored(self._mirror(effect))
+                return _mirrored(self._peer_frames.mirror(effect))
             case Repair():
                 between = self._write_group
                 return _mirrored(store.repair(effect.card, effect.frames, between=between))
@@ -416,7 +396,7 @@ class Driver:
                 closed = store.close_wheel(effect.wheel, effect.final_seq, between=between)
                 return _at_any_time(Closed(closed))
             case Serve():
-                self._serve(effect)
+                self._peer_frames.serve(effect, floor=self.floor)
             case ForgetLost():
                 store.forget_lost(effect.frames)
             case _:
@@ -428,59 +408,6 @@ class Driver:
             self.floor = max(self.floor, effect.floor)
         if self._long_work.begin(effect):
             self._outside.enqueue(StepJob())
-
-    def _turn(self) -> Turn:
-        return Turn(self._outside.now_ms, self._turn_at_most)
-
-    def _mirror(self, effect: Mirror) -> Held:
-        """Whatever ends a piece without a frame, ends the whole."""
-        held: Held | None = None
-        frames = effect.frames
-        while True:
-            before = held
-            turn = self._turn()
-            held = self._store.mirror(
-                effect.card, frames, is_over=turn.is_over, between=self._write_group
-            )
-            done = int(frames.seqs.searchsorted(held.applied, side="right"))
-            self._wrote(frames.part(0, done).length_bytes)
-            frames = frames.part(done, len(frames))
-            if not len(frames) or (before is not None and held.applied == before.applied):
-                return held
-            self._write_group()
-
-    def _serve(self, effect: Serve) -> None:
-        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one.
-
-        What of a push takes longer than a turn goes behind all that came meanwhile.
-        """
-        first_seq = effect.first_seq
-        turn = self._turn()
-        while first_seq <= effect.last_seq:
-            frames, lacking = self._store.read(
-                effect.wheel,
-                first_seq,
-                effect.last_seq,
-                max_bytes=self._message_bytes,
-                max_frames=self._batch_frames,
-                floor=self.floor,
-                is_over=turn.is_over,
-            )
-            if len(frames):
-                card = self._store.card(effect.wheel)
-                self._outside.send(effect.peer, Frames(card, frames, effect.request))
-                first_seq = frames.last_seq + 1
-            elif effect.request:
-                first, last = lacking.first, lacking.last
-                lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
-                self._outside.send(effect.peer, lacks)
-            if lacking:
-                self._tell(Unreadable(effect.wheel, lacking))
-            if effect.request or lacking or not len(frames):
-                return
-            if first_seq <= effect.last_seq and turn.has_ended:
-                self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
-                return
 
     # --- callers' groups, on the store's thread
 
@@ -526,7 +453,7 @@ class Driver:
         written, seq = wrote.group, seq_before
         if len(written):
             seq = written.last_seq
-            self._wrote(written.length_bytes)
+            self._disk.wrote(written.length_bytes)
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())
@@ -535,7 +462,7 @@ class Driver:
         if refused:
             self._outside.answer(refused)
         if wrote.broken is not None:
-            self._look_for_room(wrote.broken)
+            self._disk.failed(wrote.broken)
             self._tell(Broken(wheel, str(wrote.broken)))
 
 

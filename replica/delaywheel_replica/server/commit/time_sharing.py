@@ -33,7 +33,7 @@ from delaywheel_replica.core.node.events import (
     Verified,
     VerifyWheel,
 )
-from delaywheel_replica.server.commit.store import Store
+from delaywheel_replica.server.store.store import Store
 
 TURN_MS: Final = 40
 

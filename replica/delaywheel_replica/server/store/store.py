@@ -25,30 +25,25 @@ remember it (its checkpoint), so that a restart does not turn a lacking frame in
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
 from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel.storage.folder.steps import Steps, finish
-from delaywheel.storage.frames.bundle import NO_BUNDLE, NO_GROUP, FrameBundle, WrittenGroup
+from delaywheel.storage.frames.bundle import NO_GROUP, FrameBundle, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Kind
-from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import HOLE_ROW
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import (
-    DEFAULT_MAX_FRAME_BYTES,
-    DEFAULT_MAX_FRAME_MESSAGES,
     NotEncodable,
     OriginWheel,
     WheelBroken,
@@ -57,41 +52,13 @@ from delaywheel_replica.core.node.events import DiskState, Held
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.commit.copies import Copies
-from delaywheel_replica.server.commit.missing import Lacking
-from delaywheel_replica.server.commit.recent import Recent
-from delaywheel_replica.server.node.disk_space import BALLAST_BYTES, Room
+from delaywheel_replica.server.node.disk_space import Room
+from delaywheel_replica.server.store.copies import Copies
+from delaywheel_replica.server.store.frames_to_send import FramesToSend
+from delaywheel_replica.server.store.limits import StoreLimits
+from delaywheel_replica.server.store.missing import Lacking
 
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLimits:
-    """How wheels are made and written.
-
-    Attributes:
-        span_seconds: of new wheels.
-        dial_rows: slots that can hold messages at one time, and some.
-        open_files: at most so many slot files are open.
-        max_frame_messages: of one frame of the own wheel.
-        max_frame_bytes: of one frame of the own wheel.
-        sync_groups: nothing counts before it is on the medium.
-        recent_bytes: so much of what was written last is kept for mirrors.
-        reserve_bytes: with less free space no messages are taken.
-        ballast_bytes: so much is kept back for saves when there is none.
-        table_rows: by so many rows of the index, and some, slot tables are behind.
-    """
-
-    span_seconds: int = 7_200
-    dial_rows: int = 8_192
-    open_files: int = 1_024
-    max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES
-    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
-    sync_groups: bool = False
-    recent_bytes: int = 8 << 20
-    reserve_bytes: int = 0
-    ballast_bytes: int = BALLAST_BYTES
-    table_rows: int = ROWS_PER_SEGMENT
 
 
 class Store:
@@ -100,6 +67,7 @@ class Store:
     Attributes:
         room: how much there is.
         handles: the open slot files.
+        outgoing: reads frames for other nodes.
         unverified: wheels that were left, and are not known to be whole.
     """
 
@@ -129,10 +97,9 @@ class Store:
         self.unverified = frozenset[WheelId]()
         self._counted = frozenset[WheelId]()  # of those, what the dial counts already
         self._open: OriginWheel | None = None
-        self._open_reader: WheelReader | None = None
-        self._recent = Recent(limits.recent_bytes)
         self._top_slot = -1
         self._lacking = Lacking()
+        self.outgoing = FramesToSend(self._copies, self._lacking, limits.recent_bytes)
 
     @classmethod
     def open(
@@ -268,7 +235,7 @@ class Store:
             max_frame_bytes=self._limits.max_frame_bytes,
             table_rows=self._limits.table_rows,
         )
-        self._open_reader = WheelReader(self._disk, self._data, spare.wheel)
+        self.outgoing.opened(WheelReader(self._disk, self._data, spare.wheel))
         self._open.raise_floor(self._copies.floor)
         self._top_slot = -1
 
@@ -295,7 +262,7 @@ class Store:
             if len(group):
                 self._top_slot = max(self._top_slot, group.top_slot)
         if len(self._open.meta.members) > 1:
-            self._recent.add(group.bundle)
+            self.outgoing.recent.add(group.bundle)
         return group
 
     def can_encode(self, columns: Columns, kind: Kind) -> bool:
@@ -321,10 +288,8 @@ class Store:
             raise WheelMissing(f"{self._data} has no open wheel")
         wheel, is_doubtful = self._open.wheel, self._open.is_doubtful
         self._open.close()
-        if self._open_reader is not None:
-            self._open_reader.close()
-        self._open, self._open_reader = None, None
-        self._recent.clear()
+        self._open = None
+        self.outgoing.left()
         try:
             self._copies.recover(wheel, is_doubtful=is_doubtful)
         except OSError as error:
@@ -429,67 +394,6 @@ class Store:
         self._dial.clear_below(floor)
         return self._delete_finished(wheels)
 
-    def read(
-        self,
-        wheel: WheelId,
-        first_seq: int,
-        last_seq: int,
-        *,
-        max_bytes: int,
-        max_frames: int,
-        floor: int,
-        is_over: Callable[[], bool] = lambda: False,
-    ) -> tuple[FrameBundle, SeqSet]:
-        """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
-
-        Every frame is checked. One below the floor is without content; one committed to be lost,
-        and not here, is a hole. One that is found damaged is lacking from then on.
-
-        Args:
-            wheel: of which wheel.
-            first_seq: the first that is wanted.
-            last_seq: the last that is wanted.
-            max_bytes: at most so many; but one frame always.
-            max_frames: at most so many.
-            floor: slots below are finished.
-            is_over: is asked after each frame that was read; if it is so, no more are.
-
-        Returns:
-            The frames; and the one that ended them, if it is damaged. Where there are none: the
-            leading seqs of which nothing is here, be they damaged or above the last one held, in
-            one span. Holes are told a segment of the index at a time, what is above the last one
-            all at once.
-        """
-        end_seq = min(last_seq, first_seq + max_frames - 1)
-        floor = max(floor, self._copies.floor)
-        if self._open is not None and self._open.wheel == wheel:
-            recent = self._recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
-            if len(recent):
-                is_over()
-                return recent, NO_SEQS
-        absent = self._absent(wheel, first_seq, last_seq)
-        if absent:
-            return NO_BUNDLE, absent
-        frames: list[FrameCopy] = []
-        length_bytes = 0
-        for found in self._reading(wheel, first_seq, end_seq, floor):
-            if isinstance(found, DamagedFrame):
-                absent = absent.with_span(found.seq, found.seq)
-                if frames or is_over():
-                    break
-                continue
-            length_bytes += len(found.content)
-            if absent or (frames and length_bytes > max_bytes):
-                break
-            frames.append(found)
-            if is_over():
-                break
-        else:
-            beyond = first_seq + len(absent)
-            if not frames and beyond <= end_seq:
-                absent = absent.with_span(beyond, last_seq)  # here the wheel ends before
-        return FrameBundle.of_copies(frames), absent
-
     def card(self, wheel: WheelId) -> WheelCard:
         """Who a wheel is.
 
@@ -564,29 +468,16 @@ class Store:
         if failure is not None:
             raise failure
 
-    def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
-        """The leading seqs that are holes, which are many where one is; lost ones are sent."""
-        copy = self._found(wheel)
-        if copy is None:
-            return NO_SEQS
-        end_seq = copy.end_of_hole(first_seq, min(last_seq, first_seq + ROWS_PER_SEGMENT - 1))
-        lost = self._lacking.lost.seqs(wheel).within(first_seq, end_seq)
-        return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
-
     def _written(self, copy: MirrorWheel) -> Held:
         if self._limits.sync_groups:
             copy.sync()
         return self.held(copy.wheel)
 
     def _copy(self, wheel: WheelId) -> MirrorWheel:
-        copy = self._found(wheel)
+        copy = self.outgoing.copy_of(wheel)
         if copy is None:
             raise WheelMissing(f"{self._data} has no copy of {wheel}")
         return copy
-
-    def _found(self, wheel: WheelId) -> MirrorWheel | None:
-        is_open = self._open is not None and self._open.wheel == wheel
-        return None if is_open else self._copies.find(wheel)
 
     def _taken(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
         """The copy of a wheel, which is made if there is none."""
@@ -597,30 +488,6 @@ class Store:
             return copy
         meta = WheelMeta(card.wheel, card.members, card.min_insync, card.span_seconds)
         return finish(self._copies.taking(meta), between)
-
-    def _reading(
-        self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
-    ) -> Iterator[FrameCopy | DamagedFrame]:
-        """One after the other, as far as the wheel goes here."""
-        copy = self._found(wheel)
-        source = self._open_reader if copy is None else copy
-        if source is None or source.wheel != wheel:
-            return
-        for found in source.copies(first_seq, last_seq, floor=floor):
-            if isinstance(found, FrameCopy):
-                yield found
-            elif (wheel, found.seq) in self._lacking.lost:
-                yield FrameCopy(found.seq, HOLE_ROW, b"")
-            else:
-                self._note_damaged(wheel, copy, found)
-                yield found
-
-    def _note_damaged(self, wheel: WheelId, copy: MirrorWheel | None, frame: DamagedFrame) -> None:
-        if copy is not None and frame.seq in copy.lacking:
-            return
-        _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
-        if copy is not None:
-            copy.note_damaged(frame.seq)
 
 
 def _card(meta: WheelMeta) -> WheelCard:

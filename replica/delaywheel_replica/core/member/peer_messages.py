@@ -1,0 +1,195 @@
+"""What a member does with the messages of other nodes, and what it answers.
+
+Part of the member machine (member.py), which steps it: no message is taken but by `Member.step`.
+"""
+
+from collections.abc import Iterable
+
+from delaywheel_replica.core.member.parts import Parts
+from delaywheel_replica.core.node.events import (
+    Effect,
+    Send,
+    Serve,
+    Tell,
+)
+from delaywheel_replica.core.node.heard_heartbeats import News
+from delaywheel_replica.core.node.plausible import known_number, tempered
+from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    Promise,
+    Refused,
+    Vote,
+    VoteAsk,
+)
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.core.wheels.fencing import answer
+
+
+class PeerMessages:
+    """Takes messages of other nodes, and changes the parts of the machine accordingly."""
+
+    def __init__(self, parts: Parts) -> None:
+        """Begins with nothing heard.
+
+        Args:
+            parts: of the machine.
+        """
+        self._known = parts.known
+        self._hearing = parts.hearing
+        self._prevote = parts.prevote
+        self._fencing = parts.fencing
+        self._completeness = parts.completeness
+        self._inventory = parts.inventory
+        self._verifying = parts.verifying
+        self._line = parts.line
+        self._keeping = parts.keeping
+        self._mirrors = parts.mirrors
+
+    def received(  # noqa: C901, PLR0911 - one for each message
+        self, sender: str, message: PeerMessage
+    ) -> list[Effect]:
+        """Takes one message; one of an unknown node is ignored."""
+        if sender not in self._hearing.others:
+            return []
+        self._hearing.message(sender, self._known.now_ms)
+        match message:
+            case Gossip():
+                return self._gossiped(sender, message)
+            case Frames():
+                return self._mirrors.came(sender, message)
+            case Applied():
+                self._line.applied(sender, message)
+                return self._line.pushes()
+            case Refused():
+                self._refused(message)
+                return []
+            case Fetch():
+                return self._serve(sender, message)
+            case Lacks():
+                self._mirrors.told_lacks(sender, message)
+                return self._mirrors.fetch()
+            case Promise():
+                return self._promised(sender, message.answer)
+            case VoteAsk():
+                return self._asked_vote(sender, message)
+            case Vote():
+                return [Tell()] if self._prevote.voted(sender, message) else []
+
+    def _refused(self, message: Refused) -> None:
+        """One member is enough: what it does not take may never be acknowledged."""
+        node = self._known.node
+        if message.origin == node:
+            upto = min(message.upto, self._known_number(node))
+            self._asked([Fence(node, upto)])
+
+    def _known_number(self, origin: str) -> int:
+        """No promise is given about wheels beyond: it would bind for ever."""
+        known = self._known
+        registered = () if known.registry is None else known.registry.wheels
+        held = {*self._inventory, *self._verifying.wheels}
+        number = known_number(origin, registered, held, self._hearing.beats())
+        return max(number, known.state.last_number) if origin == known.node else number
+
+    def _asked(self, fences: Iterable[Fence]) -> None:
+        if self._fencing.asked(fences, self._known.state):
+            self._keeping.changed()
+
+    def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
+        known, now_ms = self._known, self._known.now_ms
+        effects: list[Effect] = []
+        most_slot = known.wall_ms // 1000 - known.config.late_window_s
+        beats = [tempered(beat, most_slot) for beat in (gossip.beat, *gossip.others)]
+        news = self._hearing.gossip(sender, Gossip(beats[0], tuple(beats[1:])), now_ms)
+        self._hearing.message(sender, now_ms)
+        for each in news:
+            effects += self._heard(each)
+        if news and news[0].is_direct:
+            effects += self._line.pushes()
+        return effects
+
+    def _heard(self, news: News) -> list[Effect]:
+        beat, known = news.beat, self._known
+        effects = self.tell_leader() if self._inventory.heard(beat) else []
+        if news.is_direct:
+            self._completeness.heard(beat)
+            self._line.heard(beat)
+            effects += self._refuse_named(beat)
+        is_waited_for = beat.stands or beat.office is not None
+        if news.is_direct and is_waited_for:
+            self._prevote.leader_heard(beat.node, known.now_ms)
+        elif news.is_direct and self._prevote.gone(beat.node):
+            effects.append(Tell())  # the cleaner may stand at once
+        if beat.office is None:
+            return effects
+        self._fencing.filled(beat.office.fills)
+        self._asked(f for f in beat.office.fences if f.upto <= self._known_number(f.origin))
+        return [*effects, *self.answer_leader(beat)]
+
+    def _refuse_named(self, beat: Beat) -> list[Effect]:
+        """Who uses what was promised away learns it before a caller's frames are at stake."""
+        upto = self._known.state.fenced.get(beat.node, 0)
+        if all(wheel.number > upto for wheel in beat.named):
+            return []
+        return [Send(beat.node, Refused(beat.node, upto))]
+
+    def answer_leader(self, beat: Beat) -> list[Effect]:
+        """Sends a leader this node's durable answers to the fences it asks for."""
+        fences = () if beat.office is None else beat.office.fences
+        return [Send(beat.node, Promise(found)) for found in self.answers(fences)]
+
+    def answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
+        """Of those promises that are durable, at most one for each node."""
+        state = self._known.state
+        found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
+        return [each for each in found if each is not None]
+
+    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
+        """Answers are kept for each origin: of nodes that nobody knows they are not."""
+        origin = given.fence.origin
+        is_configured = origin in {self._known.node, *self._hearing.others}
+        if not is_configured and self._known_number(origin) == 0:
+            return []
+        return [Tell()] if self._fencing.answered(sender, given) else []
+
+    def tell_leader(self) -> list[Effect]:
+        """Has the row written at once if the own cleaner leads."""
+        return [] if self._known.office is None else [Tell()]
+
+    def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
+        """Of what was never written, or is not told yet, nothing is read."""
+        if fetch.wheel in self._verifying:
+            return []  # who asks will ask another, and again
+        writing, held = self._line.writing, self._inventory.get(fetch.wheel)
+        if writing is not None and writing.wheel == fetch.wheel:
+            end = writing.last_seq
+        elif fetch.wheel == self._line.wheel:
+            return []
+        else:
+            end = 0 if held is None else held.applied
+        if fetch.first_seq <= end:
+            last_seq = min(fetch.last_seq, end)
+            return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
+        lacks = Lacks(
+            fetch.request, fetch.wheel, self._known.storage, fetch.first_seq, fetch.last_seq
+        )
+        return [Send(sender, lacks)]
+
+    def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
+        known = self._known
+        cleaner = known.living_cleaner
+        stands = known.office is not None or (
+            cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
+        )
+        vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
+        return [] if vote is None else [Send(sender, vote), Tell()]
+
+    def ask_votes(self) -> list[Effect]:
+        """Asks all other nodes for votes, if the own cleaner wants any."""
+        ask = self._prevote.ask()
+        return [] if ask is None else [Send(peer, ask) for peer in self._hearing.others]

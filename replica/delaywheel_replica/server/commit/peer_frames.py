@@ -1,0 +1,106 @@
+"""Frames from and for other nodes, on the store's thread: written as a mirror, read for one."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from delaywheel_replica.core.node.events import Event, Held, Mirror, Serve, Unreadable
+from delaywheel_replica.core.protocol.messages import Frames, Lacks
+from delaywheel_replica.server.commit.outside import Outside
+from delaywheel_replica.server.commit.time_sharing import Turn
+from delaywheel_replica.server.store.store import Store
+
+
+class PeerFrames:
+    """Carries out `Mirror` and `Serve` in turns, between which callers' groups are written."""
+
+    def __init__(
+        self,
+        store: Store,
+        outside: Outside,
+        *,
+        write_group: Callable[[], None],
+        tell: Callable[[Event], None],
+        wrote: Callable[[int], None],
+        message_bytes: int,
+        batch_frames: int,
+        turn_at_most: int | None,
+    ) -> None:
+        """Begins with nothing to do.
+
+        Args:
+            store: has the frames.
+            outside: clock, queue and network.
+            write_group: writes the callers' group that waits, if there is one.
+            tell: steps the machine with an event.
+            wrote: is called with the length of what was written.
+            message_bytes: frames of so many bytes go in one message; but one frame always.
+            batch_frames: at most so many frames go in one message.
+            turn_at_most: at most so many frames make a turn; None: as time allows.
+        """
+        self._store = store
+        self._outside = outside
+        self._write_group = write_group
+        self._tell = tell
+        self._wrote = wrote
+        self._message_bytes = message_bytes
+        self._batch_frames = batch_frames
+        self._turn_at_most = turn_at_most
+        self._storage = store.state.storage
+
+    def _turn(self) -> Turn:
+        return Turn(self._outside.now_ms, self._turn_at_most)
+
+    def mirror(self, effect: Mirror) -> Held:
+        """Writes frames of another node, in pieces; a piece without a frame ends the whole.
+
+        Raises:
+            OSError: the medium refused.
+        """
+        held: Held | None = None
+        frames = effect.frames
+        while True:
+            before = held
+            turn = self._turn()
+            held = self._store.mirror(
+                effect.card, frames, is_over=turn.is_over, between=self._write_group
+            )
+            done = int(frames.seqs.searchsorted(held.applied, side="right"))
+            self._wrote(frames.part(0, done).length_bytes)
+            frames = frames.part(done, len(frames))
+            if not len(frames) or (before is not None and held.applied == before.applied):
+                return held
+            self._write_group()
+
+    def serve(self, effect: Serve, *, floor: int) -> None:
+        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one.
+
+        What of a push takes longer than a turn goes behind all that came meanwhile.
+        """
+        first_seq = effect.first_seq
+        turn = self._turn()
+        while first_seq <= effect.last_seq:
+            frames, lacking = self._store.outgoing.read(
+                effect.wheel,
+                first_seq,
+                effect.last_seq,
+                max_bytes=self._message_bytes,
+                max_frames=self._batch_frames,
+                floor=floor,
+                is_over=turn.is_over,
+            )
+            if len(frames):
+                card = self._store.card(effect.wheel)
+                self._outside.send(effect.peer, Frames(card, frames, effect.request))
+                first_seq = frames.last_seq + 1
+            elif effect.request:
+                first, last = lacking.first, lacking.last
+                lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
+                self._outside.send(effect.peer, lacks)
+            if lacking:
+                self._tell(Unreadable(effect.wheel, lacking))
+            if effect.request or lacking or not len(frames):
+                return
+            if first_seq <= effect.last_seq and turn.has_ended:
+                self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
+                return
