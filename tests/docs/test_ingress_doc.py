@@ -6,6 +6,7 @@ from pathlib import Path
 from delaywheel import ingress
 from delaywheel.message import RESERVED_PREFIX
 from delaywheel.reasons import Reason
+from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.core.ingress.reading import UnfitReason
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "INGRESS.md").read_text(encoding="utf-8")
@@ -26,7 +27,7 @@ def test_headers_are_those_of_the_code() -> None:
         ingress.ID,
         ingress.PARTITION,
         ingress.TIMESTAMP,
-        "ttl",
+        TTL_HEADER,
         ingress.CANCEL,
     ]
     assert first_column("Headers") == named

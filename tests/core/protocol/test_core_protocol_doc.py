@@ -21,7 +21,12 @@ from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost
 from delaywheel_replica.core.leader.registration import MAX_WHEELS, Registered, register
 from delaywheel_replica.core.protocol import control
 from delaywheel_replica.core.protocol import status_files as status
-from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
+from delaywheel_replica.core.protocol.control import (
+    REMOVED,
+    ControlState,
+    IngressRecord,
+    NodeRecord,
+)
 from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.protocol.progress import (
@@ -66,6 +71,7 @@ def test_keys_of_the_control_topic() -> None:
         control.node_record("<id>", NodeRecord("s", 0))[0],
         control.wheel_record(A1, wheel_record_of())[0].replace("a.1", "<id>"),
         control.lost_record(FrameRange(A1, 7, 9))[0].replace("a.1/7", "<wheel>/<seq>"),
+        control.ingress_record(("<topic>", 0), IngressRecord("", 0))[0].replace("0", "<partition>"),
     ]
     assert [row[0].strip("`") for row in table("key")[1:]] == written
 

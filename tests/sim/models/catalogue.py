@@ -9,7 +9,10 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from sim.models.ingress import IngressModel
+from sim.models.ingress import State as IngressState
 from sim.models.model import Explored, explore
 from sim.models.office import OfficeModel
 from sim.models.office import State as OfficeState
@@ -38,8 +41,20 @@ OFFICES = [
     OfficeModel(candidacies=3, transactions=2, late=1),
 ]
 LARGER_OFFICES = [OfficeModel(candidacies=3)]
-ALL: list[WheelModel | OfficeModel] = [*WHEELS, *OFFICES, *LARGER_WHEELS, *LARGER_OFFICES]
-WHEEL_STATES, OFFICE_STATES = 1_000_000, 2_000_000
+INGRESSES = [
+    IngressModel(),
+    IngressModel(records=2, begins=1),
+]
+LARGER_INGRESSES = [
+    IngressModel(records=2),
+    IngressModel(begins=3),
+]
+Model: TypeAlias = WheelModel | OfficeModel | IngressModel
+Found: TypeAlias = Explored[WheelState] | Explored[OfficeState] | Explored[IngressState]
+ALL: list[Model] = [
+    *WHEELS, *OFFICES, *INGRESSES, *LARGER_WHEELS, *LARGER_OFFICES, *LARGER_INGRESSES,
+]  # fmt: skip
+WHEEL_STATES, OFFICE_STATES, INGRESS_STATES = 1_000_000, 2_000_000, 1_000_000
 """More than these at most is a model that has grown."""
 
 
@@ -54,30 +69,32 @@ class Exhausted:
     """
 
     name: str
-    found: Explored[WheelState] | Explored[OfficeState]
+    found: Found
     took_s: float
 
 
-def exhausted(model: WheelModel | OfficeModel) -> Exhausted:
+def exhausted(model: Model) -> Exhausted:
     """Every state of a model, until one is wrong."""
     began = time.monotonic()
-    found: Explored[WheelState] | Explored[OfficeState]
+    found: Found
     if isinstance(model, WheelModel):
         found = explore(model.start, model.moves, model.wrong, at_most=WHEEL_STATES)
-    else:
+    elif isinstance(model, OfficeModel):
         found = explore(model.start, model.moves, model.wrong, at_most=OFFICE_STATES)
+    else:
+        found = explore(model.start, model.moves, model.wrong, at_most=INGRESS_STATES)
     return Exhausted(name_of(model), found, time.monotonic() - began)
 
 
-def exhaust(models: Sequence[WheelModel | OfficeModel], *, jobs: int) -> Iterator[Exhausted]:
+def exhaust(models: Sequence[Model], *, jobs: int) -> Iterator[Exhausted]:
     """Goes through models on several processes; tells of each when it is done."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap_unordered(exhausted, models)
 
 
-def name_of(model: WheelModel | OfficeModel) -> str:
+def name_of(model: Model) -> str:
     """The kind and the size of a model."""
-    if isinstance(model, OfficeModel):
+    if not isinstance(model, WheelModel):
         return str(model)
     return (
         f"N={model.nodes} W={model.min_insync} frames={model.frames}"

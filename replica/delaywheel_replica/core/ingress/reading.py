@@ -80,7 +80,7 @@ class Withdrawn(NamedTuple):
 
 
 class UnfitReason(StrEnum):
-    """Why a record cannot be delayed; the names are those of refused calls, `Reason` in the SDK."""
+    """Why a record is not delayed; the names are those of refused calls, `Reason` in the SDK."""
 
     TOPIC_INVALID = "TOPIC_INVALID"
     DUE_MISSING = "DUE_MISSING"
@@ -95,6 +95,9 @@ class UnfitReason(StrEnum):
     HEADER_RESERVED = "HEADER_RESERVED"
     HEADER_INVALID = "HEADER_INVALID"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    DUE_TOO_OLD = "DUE_TOO_OLD"
+    SLOT_FULL = "SLOT_FULL"
+    WHEEL_LOST = "WHEEL_LOST"
 
 
 class Unfit(NamedTuple):

@@ -12,6 +12,7 @@ that transaction is known to be committed.
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
+| ``ingress/<topic>/<partition>`` | how far an ingress partition was taken in | never |
 """
 
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.fields import Fields, MalformedError, dump, parse_wheel
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
@@ -33,6 +35,7 @@ REMOVED = "removed"
 
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
+_INGRESS_KEY = re.compile(r"ingress/([^/]+)/(0|[1-9][0-9]{0,9})")
 
 
 class ControlRecordMalformedError(Exception):
@@ -139,6 +142,56 @@ class WheelRecord:
         return record
 
 
+IngressPartition = tuple[str, int]
+"""A topic that records are taken from, and one of its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressRecord:
+    """How far an ingress partition was taken in.
+
+    Attributes:
+        topic_id: Kafka's own: a topic that was made anew has another.
+        next_offset: what lies below is settled, and never looked at again.
+        announced: offsets from there on that a leader may have handed to a server.
+        levels_ms: the levels that those count by: name -> delay.
+    """
+
+    topic_id: str
+    next_offset: int
+    announced: SeqSet = NO_SEQS
+    levels_ms: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "topic_id": self.topic_id,
+            "next_offset": self.next_offset,
+            "announced": self.announced.to_json(),
+            "levels_ms": dict(self.levels_ms),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            MalformedError: it is something else.
+        """
+        fields = document if isinstance(document, Fields) else Fields(document)
+        levels = fields.object("levels_ms")
+        try:
+            announced = SeqSet.from_json(fields.items("announced"))
+        except (ValueError, TypeError, IndexError) as error:
+            raise MalformedError(f"announced: {error}") from error
+        return cls(
+            topic_id=fields.text("topic_id"),
+            next_offset=fields.integer("next_offset", at_least=0),
+            announced=announced,
+            levels_ms={name: levels.integer(name, at_least=0) for name in levels.names()},
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class ControlState:
     """What the records so far say.
@@ -151,6 +204,7 @@ class ControlState:
         lost: frames that no member can read.
         lost_records: first frame of each record of lost ones -> last seq: what is to be removed
             with the wheel. Ranges of several records may touch, and overlap.
+        ingress: every ingress partition that was ever read.
     """
 
     progress: Progress | None = None
@@ -159,6 +213,7 @@ class ControlState:
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
     lost: FrameSet = NO_FRAMES
     lost_records: Mapping[FrameName, int] = field(default_factory=dict)
+    ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
         """The state after one more record.
@@ -230,7 +285,15 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
         return _apply_wheel(state, parse_wheel(rest), value)
     if match := _LOST_KEY.fullmatch(key):
         return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
-    return state
+    return _apply_ingress(state, key, value) if kind == "ingress" else state
+
+
+def _apply_ingress(state: ControlState, key: str, value: bytes | None) -> ControlState:
+    match = _INGRESS_KEY.fullmatch(key)
+    if match is None:
+        return state
+    taken = IngressRecord.from_json(_fields(value))
+    return replace(state, ingress={**state.ingress, (match[1], int(match[2])): taken})
 
 
 def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> ControlState:
@@ -289,6 +352,12 @@ def node_record(node: str, record: NodeRecord) -> ControlRecord:
 def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
     """A registered wheel."""
     return f"wheel/{wheel}", dump(record.to_json())
+
+
+def ingress_record(partition: IngressPartition, record: IngressRecord) -> ControlRecord:
+    """How far an ingress partition was taken in."""
+    topic, number = partition
+    return f"ingress/{topic}/{number}", dump(record.to_json())
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:

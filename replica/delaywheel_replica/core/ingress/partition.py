@@ -1,0 +1,404 @@
+"""One partition of an ingress topic under one leader: what of it is settled, what is on its way.
+
+The control topic says of a partition which offset is next, everything below being settled, and
+which offsets are announced. Only what is announced is ever handed to a server, so only that may lie
+in a wheel. Of a record at offset o:
+
+| it is | as is known by | may lie in a wheel | a leader |
+|---|---|---|---|
+| unread | o >= next, not announced | no | reads it, then announces or settles it |
+| announced | o >= next, announced | perhaps | hands it to its server until W members hold it |
+| held | announced, and the server's answer | yes | settles it |
+| settled | o < next | yes, or it has gone out | never looks at it again |
+
+A record is settled in the transaction that moves next beyond it:
+
+| a record that | is settled as |
+|---|---|
+| W members hold | nothing more to do |
+| is unfit | a dead letter |
+| is due, too late to be handed over, and no server has | a message that goes out with it |
+| is too late to be handed over, and a server may have | a dead letter, WHEEL_LOST |
+
+The last is a way out for what cannot be decided any more: a clock that jumped leads to it, or a
+leader of a version that does not know these rules.
+
+Invariants:
+
+- Offset after acceptance: next passes a record only in a transaction that settles it.
+- Announced before handed: its announcement is known to be committed when a record is handed over.
+- What a server was asked to take, and did not refuse for good, goes out through a wheel alone.
+- The floor waits, and seals with it (`bound`): neither passes the slot of what is announced and not
+  settled, and while some of that is unread, neither moves. So whoever reads it again can hand it
+  over again, and its second still knows its duplicate.
+- Id and due follow from the record. Levels are those that it was announced by, which are kept
+  beside it: under others nothing is announced until all of that is settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
+
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.reading import (
+    Delayed,
+    Incoming,
+    Rules,
+    Unfit,
+    UnfitReason,
+    Wish,
+    Withdrawn,
+    read,
+)
+from delaywheel_replica.core.protocol.control import IngressRecord
+
+SPANS_MOST: Final = 200
+"""Of announced offsets, in one control record; what would make more waits for its turn."""
+
+REST: Final = 0
+"""A bound below every floor and every seal: they do not move."""
+
+
+class Deleted(NamedTuple):
+    """Kafka has deleted records before they were read; those that were announced may be held."""
+
+    first_offset: int
+    last_offset: int
+
+
+class Answer(Enum):
+    """What a server said of a record that it was handed."""
+
+    HELD = "held"
+    """W members have it."""
+    SEALED = "sealed"
+    """It did not take it, and never will: its second is sealed."""
+    FULL = "full"
+    """It did not take it, and never will: its second holds as much as it can."""
+    NOT_NOW = "not now"
+    """It did not take it."""
+    UNKNOWN = "unknown"
+    """It may have taken it."""
+
+
+class _Stage(Enum):
+    READ = "read"
+    ANNOUNCED = "announced"
+    HANDED = "handed"
+    HELD = "held"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True, eq=False)
+class Taken:
+    """A record on its way.
+
+    Attributes:
+        offset: where it lies; of deleted ones the last.
+        wish: what it asks for.
+        record: as it was read; None: deleted.
+        stage: how far it has come.
+        answer: of the server, once it is refused.
+        perhaps_held: a server may have it.
+    """
+
+    offset: int
+    wish: Wish | Deleted
+    record: Incoming | None
+    stage: _Stage = _Stage.READ
+    answer: Answer | None = None
+    perhaps_held: bool = False
+
+    @property
+    def slot(self) -> int | None:
+        """The second of its due; None: it has none."""
+        return None if isinstance(self.wish, Unfit | Deleted) else self.wish.due_ms // 1000
+
+
+class Goes(NamedTuple):
+    """Settled: it goes out in the transaction."""
+
+    taken: Taken
+    message: Delayed
+
+
+class Dies(NamedTuple):
+    """Settled: a dead letter in the transaction."""
+
+    taken: Taken
+    unfit: Unfit
+
+
+class Gone(NamedTuple):
+    """Settled: its records were deleted before they were read, which is told in the transaction."""
+
+    taken: Taken
+    deleted: Deleted
+
+
+Settled: TypeAlias = Goes | Dies | Gone
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a step is planned.
+
+    Attributes:
+        now_ms: the leader's wall clock.
+        least_slot: what is for an earlier second is not handed over; None: nothing is, for the node
+            takes nothing now. Well above every seal that is known, so that another node can take
+            again what is handed over.
+        span_end_ms: no due may be later.
+    """
+
+    now_ms: int
+    least_slot: int | None
+    span_end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeStep:
+    """What the next transaction carries of a partition.
+
+    Attributes:
+        record: what it leaves in the control topic.
+        settled: what goes with it, in order; what is held has nothing to go with it.
+        passed: so many of the first are settled by it.
+        announced: those that it announces.
+    """
+
+    record: IngressRecord
+    settled: tuple[Settled, ...] = ()
+    passed: int = 0
+    announced: tuple[Taken, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step while it is filled."""
+
+    passed: int = 0
+    next_offset: int = 0
+    settled: list[Settled] = field(default_factory=list)
+
+
+class Intake:
+    """One partition in one office. Made anew with each, from what is committed.
+
+    Attributes:
+        record: what is committed.
+        position: the offset to be read next.
+    """
+
+    def __init__(self, record: IngressRecord, rules: Rules) -> None:
+        """Nothing is read yet.
+
+        Args:
+            record: what is committed.
+            rules: what the cluster takes now.
+        """
+        self.record = record
+        self.position = record.next_offset
+        self._inherited: SeqSet = record.announced
+        self._rules = rules
+        # What was announced has been judged before: whatever has changed since, it may be held.
+        self._inherited_rules = Rules(record.levels_ms, 2**63, frozenset())
+        self._taken: deque[Taken] = deque()
+
+    def __len__(self) -> int:
+        """How many records are on their way."""
+        return len(self._taken)
+
+    def read(self, records: Iterable[Incoming], position: int) -> None:
+        """Takes in what was read, in order.
+
+        Args:
+            records: committed ones, from `position` of before on.
+            position: the offset behind them, and behind what is no record.
+        """
+        for record in records:
+            offset = record.place.offset
+            is_inherited = offset in self._inherited
+            rules = self._inherited_rules if is_inherited else self._rules
+            stage = _Stage.ANNOUNCED if is_inherited else _Stage.READ
+            taken = Taken(offset, read(record, rules), record, stage, perhaps_held=is_inherited)
+            self._taken.append(taken)
+        self.position = max(self.position, position)
+
+    def deleted(self, first_kept: int) -> None:
+        """Kafka has nothing before this offset any more, however much of it was read."""
+        if first_kept > self.position:
+            gap = Deleted(self.position, first_kept - 1)
+            self._taken.append(Taken(gap.last_offset, gap, None))
+            self.position = first_kept
+
+    def plan(self, moment: Moment, *, room: int) -> IntakeStep:
+        """What the next transaction can carry; nothing has changed until it is committed.
+
+        Args:
+            moment: when.
+            room: so many messages may go with it.
+        """
+        draft = self._settle(moment, room)
+        before = self.record.announced
+        before = before.within(draft.next_offset, before.last) if before else before
+        is_inheriting = bool(self._inherited) and self._inherited.last >= draft.next_offset
+        announced: list[Taken] = []
+        spans = before
+        if not is_inheriting or self.record.levels_ms == self._rules.levels_ms:
+            announced, spans = self._announce(moment, draft.passed, before)
+        record = replace(
+            self.record,
+            next_offset=draft.next_offset,
+            announced=spans,
+            levels_ms=self.record.levels_ms if is_inheriting else self._rules.levels_ms,
+        )
+        return IntakeStep(record, tuple(draft.settled), draft.passed, tuple(announced))
+
+    def committed(self, step: IntakeStep) -> None:
+        """The transaction with the newest step is committed."""
+        for _ in range(step.passed):
+            self._taken.popleft()
+        for taken in step.announced:
+            taken.stage = _Stage.ANNOUNCED
+        self.record = step.record
+
+    def to_hand(self, most: int) -> list[Taken]:
+        """Records for the server, at most so many: each is to be answered."""
+        found = (each for each in self._taken if each.stage is _Stage.ANNOUNCED)
+        handed = list(islice((each for each in found if each.slot is not None), most))
+        for taken in handed:
+            taken.stage = _Stage.HANDED
+        return handed
+
+    def answered(self, taken: Taken, answer: Answer) -> None:
+        """The server has said what became of a record."""
+        taken.answer = answer
+        match answer:
+            case Answer.HELD:
+                taken.stage = _Stage.HELD
+            case Answer.SEALED | Answer.FULL:
+                taken.stage = _Stage.REFUSED
+            case Answer.NOT_NOW | Answer.UNKNOWN:
+                taken.stage = _Stage.ANNOUNCED
+                taken.perhaps_held |= answer is Answer.UNKNOWN
+
+    def bound(self, step: IntakeStep | None = None) -> int | None:
+        """The slot that floor and seals must not pass; None: any.
+
+        Args:
+            step: for the transaction that carries it; None: as it is committed.
+        """
+        record = self.record if step is None else step.record
+        if not record.announced:
+            return None
+        if record.announced.last >= self.position:
+            return REST
+        rest = islice(self._taken, 0 if step is None else step.passed, None)
+        slots = (each.slot for each in rest if each.offset in record.announced)
+        return min((slot for slot in slots if slot is not None), default=None)
+
+    def _settle(self, moment: Moment, room: int) -> _Draft:
+        draft = _Draft(next_offset=self.record.next_offset)
+        for taken in self._taken:
+            if taken.stage is not _Stage.HELD:
+                settled = self._settled(taken, moment)
+                if settled is None or len(draft.settled) >= room:
+                    return draft
+                draft.settled.append(settled)
+            draft.passed += 1
+            draft.next_offset = taken.offset + 1
+        draft.next_offset = self.position
+        return draft
+
+    def _settled(self, taken: Taken, moment: Moment) -> Settled | None:
+        """How a record that is not held can be settled now; None: it cannot."""
+        wish = taken.wish
+        if isinstance(wish, Deleted):
+            return Gone(taken, wish)
+        if taken.stage is _Stage.HANDED:
+            return None
+        unfit = _unfit(taken, wish, moment)
+        if unfit is not None:
+            return Dies(taken, unfit)
+        is_late = taken.stage is _Stage.REFUSED or _is_late(taken, moment)
+        if not is_late or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
+            return None
+        return Goes(taken, wish)
+
+    def _announce(self, moment: Moment, passed: int, spans: SeqSet) -> tuple[list[Taken], SeqSet]:
+        """Records that are to be handed over from now on, and all that is announced then.
+
+        What lies between two that follow on one another is no record: it is announced with them.
+        """
+        found: list[Taken] = []
+        begin: int | None = None
+        for taken in islice(self._taken, passed, None):
+            if taken.stage is not _Stage.READ:
+                begin = taken.offset + 1 if taken.offset in spans else None
+            elif not _can_be_handed(taken, moment):
+                begin = None
+            else:
+                more = spans.with_span(taken.offset if begin is None else begin, taken.offset)
+                if len(more.spans) > SPANS_MOST:
+                    break
+                spans, begin = more, taken.offset + 1
+                found.append(taken)
+        return found, spans
+
+
+def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+    """Where a new office begins in a partition.
+
+    Args:
+        record: what is committed; None: nothing was ever read of it.
+        topic_id: Kafka's, of the topic that is there now: one that was made anew begins anew.
+        rules: what the cluster takes now.
+    """
+    if record is None or record.topic_id != topic_id:
+        return IngressRecord(topic_id, 0, NO_SEQS, rules.levels_ms)
+    return record
+
+
+def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
+    """Why a record that is not held becomes a dead letter; None: it does not."""
+    is_refused = taken.stage is _Stage.REFUSED
+    if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
+        return Unfit(UnfitReason.DUE_TOO_OLD, "The message to be withdrawn is gone by now")
+    if taken.perhaps_held and (is_refused or isinstance(wish, Unfit)):
+        return Unfit(UnfitReason.WHEEL_LOST, "Perhaps it was taken by an earlier leader")
+    if isinstance(wish, Unfit):
+        return wish
+    if taken.stage is _Stage.READ and wish.due_ms > moment.span_end_ms:
+        return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
+    if is_refused and taken.answer is Answer.FULL:
+        return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
+    return None
+
+
+def _can_be_handed(taken: Taken, moment: Moment) -> bool:
+    """Whether a record that was only read may be announced."""
+    slot = taken.slot
+    return (
+        slot is not None
+        and isinstance(taken.wish, Delayed | Withdrawn)
+        and moment.least_slot is not None
+        and slot >= moment.least_slot
+        and taken.wish.due_ms <= moment.span_end_ms
+    )
+
+
+def _is_late(taken: Taken, moment: Moment) -> bool:
+    """Whether a record that nobody was handed is for a second that is not handed over any more."""
+    slot = taken.slot
+    return (
+        taken.stage is _Stage.READ
+        and slot is not None
+        and moment.least_slot is not None
+        and slot < moment.least_slot
+    )

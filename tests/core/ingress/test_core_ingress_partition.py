@@ -1,0 +1,291 @@
+"""One partition of an ingress topic under one leader."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel import ingress
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.partition import (
+    REST,
+    SPANS_MOST,
+    Answer,
+    Deleted,
+    Dies,
+    Goes,
+    Gone,
+    Intake,
+    IntakeStep,
+    Moment,
+    Settled,
+    begun,
+)
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Incoming, Rules, UnfitReason
+from delaywheel_replica.core.protocol.control import (
+    ControlRecordMalformedError,
+    ControlState,
+    IngressRecord,
+    ingress_record,
+)
+
+SENT_MS = 1_900_000_000_000
+SENT = SENT_MS // 1000
+RULES = Rules({"1m": 60_000}, 1_000, frozenset())
+NEW = IngressRecord("id", 0, NO_SEQS, RULES.levels_ms)
+NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000)
+LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
+ANNOUNCED = replace(NEW, announced=SeqSet([(0, 1)]))
+
+
+def record(offset: int, *headers: tuple[str, bytes]) -> Incoming:
+    """One that is delayed by a minute unless it asks for something else."""
+    said = headers or ((ingress.TOPIC, b"t"), (ingress.LEVEL, b"1m"))
+    return Incoming(Place("ingress", 0, offset), SENT_MS, None, b"", said)
+
+
+def delayed(offset: int, delay_ms: int) -> Incoming:
+    """One with a delay."""
+    return record(offset, (ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms))
+
+
+def reading(*records: Incoming, of: IngressRecord = NEW, rules: Rules = RULES) -> Intake:
+    """An office that has read these."""
+    intake = Intake(of, rules)
+    intake.read(records, records[-1].place.offset + 1)
+    return intake
+
+
+def transact(intake: Intake, moment: Moment = NOW, *, room: int = 99) -> IntakeStep:
+    """A transaction that is committed."""
+    step = intake.plan(moment, room=room)
+    intake.committed(step)
+    return step
+
+
+def hand(intake: Intake, answer: Answer) -> list[int]:
+    """Everything that is to be handed over, with one answer; the offsets."""
+    handed = intake.to_hand(99)
+    for taken in handed:
+        intake.answered(taken, answer)
+    return [taken.offset for taken in handed]
+
+
+def told(settled: Iterable[Settled]) -> list[tuple[int, object]]:
+    """Offsets, with the reason of those that are dead letters, and None of those that go out."""
+    return [
+        (each.taken.offset, each.unfit.reason if isinstance(each, Dies) else None)
+        for each in settled
+    ]
+
+
+def test_a_record_is_announced_then_handed_over_then_settled() -> None:
+    intake = reading(record(0), record(1))
+    assert hand(intake, Answer.HELD) == []
+    assert transact(intake).record == ANNOUNCED
+    assert intake.bound() == SENT + 60
+    assert hand(intake, Answer.HELD) == [0, 1]
+    step = intake.plan(NOW, room=99)
+    assert (intake.bound(), intake.bound(step)) == (SENT + 60, None)
+    assert (step.record, step.settled) == (replace(NEW, next_offset=2), ())
+    intake.committed(step)
+    assert (len(intake), intake.bound()) == (0, None)
+
+
+def test_nothing_changes_until_it_is_committed() -> None:
+    intake = reading(record(0))
+    assert intake.plan(NOW, room=9) == intake.plan(NOW, room=9)
+    assert hand(intake, Answer.HELD) == []
+
+
+def test_offsets_without_a_record_are_passed() -> None:
+    intake = Intake(NEW, RULES)
+    intake.read([], 7)
+    assert transact(intake).record.next_offset == 7
+
+
+def test_what_is_late_goes_out_when_it_is_settled() -> None:
+    intake = reading(delayed(0, 1_000), record(1), delayed(2, 5_000))
+    step = transact(intake, LATER)
+    assert [type(each) for each in step.settled] == [Goes, Goes, Goes]
+    assert step.record.next_offset == 3
+
+
+def test_between_late_ones_others_are_announced() -> None:
+    """All of them take as many transactions as one."""
+    records = [delayed(n, 1_000 if n % 2 else 700_000) for n in range(6)]
+    intake = reading(*records)
+    step = transact(intake, LATER)
+    assert (step.settled, step.record.announced) == ((), SeqSet.of([0, 2, 4]))
+    hand(intake, Answer.HELD)
+    step = transact(intake, LATER)
+    assert told(step.settled) == [(1, None), (3, None), (5, None)]
+    assert step.record == replace(NEW, next_offset=6)
+
+
+def test_announced_ones_are_few_spans() -> None:
+    of_transactions = [record(3 * n) for n in range(SPANS_MOST * 2)]
+    intake = reading(*of_transactions)
+    announced = transact(intake).record.announced
+    assert announced.spans == ((0, of_transactions[-1].place.offset),)
+    mixed = [delayed(n, 1_000 if n % 2 else 700_000) for n in range(SPANS_MOST * 4)]
+    intake = reading(*mixed)
+    assert len(transact(intake, LATER).record.announced.spans) == SPANS_MOST
+
+
+def test_nothing_is_handed_over_while_the_node_takes_nothing() -> None:
+    intake = reading(record(0, (ingress.TOPIC, b"t")), record(1))
+    step = transact(intake, replace(NOW, least_slot=None))
+    assert told(step.settled) == [(0, UnfitReason.DUE_MISSING)]
+    assert not step.announced
+
+
+def test_no_more_goes_out_than_there_is_room_for() -> None:
+    intake = reading(*[delayed(n, 0) for n in range(5)])
+    assert told(transact(intake, LATER, room=2).settled) == [(0, None), (1, None)]
+    assert intake.record.next_offset == 2
+
+
+def test_nothing_stops_behind_what_cannot_be_delayed() -> None:
+    beyond = delayed(1, 3_600_001)
+    intake = reading(record(0, ("dw-x", b"")), beyond, record(2))
+    step = transact(intake)
+    reasons = [(0, UnfitReason.HEADER_RESERVED), (1, UnfitReason.DUE_BEYOND_SPAN)]
+    assert told(step.settled) == reasons
+    assert [taken.offset for taken in step.announced] == [2]
+
+
+@pytest.mark.parametrize("answer", [Answer.NOT_NOW, Answer.UNKNOWN])
+def test_what_is_not_known_to_be_held_is_handed_over_again(answer: Answer) -> None:
+    intake = reading(record(0))
+    transact(intake)
+    assert hand(intake, answer) == [0]
+    assert transact(intake).record.next_offset == 0
+    assert hand(intake, Answer.HELD) == [0]
+
+
+def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
+    intake = reading(record(0))
+    transact(intake)
+    hand(intake, Answer.NOT_NOW)
+    hand(intake, Answer.SEALED)
+    assert transact(intake).settled == ()  # it is not due
+    assert told(transact(intake, LATER).settled) == [(0, None)]
+
+
+def test_what_a_server_may_have_never_goes_out() -> None:
+    intake = reading(record(0))
+    transact(intake)
+    hand(intake, Answer.UNKNOWN)
+    hand(intake, Answer.SEALED)
+    assert told(transact(intake, LATER).settled) == [(0, UnfitReason.WHEEL_LOST)]
+
+
+def test_what_an_earlier_leader_announced_never_goes_out() -> None:
+    intake = reading(record(0), record(1), of=ANNOUNCED)
+    assert transact(intake, LATER).settled == ()
+    assert hand(intake, Answer.SEALED) == [0, 1]
+    reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
+    assert told(transact(intake, LATER).settled) == reasons
+
+
+def test_a_full_second_is_told() -> None:
+    intake = reading(record(0))
+    transact(intake)
+    hand(intake, Answer.FULL)
+    assert told(transact(intake).settled) == [(0, UnfitReason.SLOT_FULL)]
+
+
+def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
+    at = str(SENT_MS + 60_000).encode()
+    cancel = record(0, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
+    intake = reading(cancel)
+    transact(intake)
+    assert hand(intake, Answer.HELD) == [0]
+    late = [(0, UnfitReason.DUE_TOO_OLD)]
+    assert told(transact(reading(cancel), LATER).settled) == late
+
+
+def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
+    intake = Intake(ANNOUNCED, RULES)
+    assert intake.bound() == REST
+    intake.read([record(0)], 1)
+    assert intake.bound() == REST
+    intake.read([record(1)], 2)
+    assert intake.bound() == SENT + 60
+
+
+def test_levels_are_those_of_the_announcement() -> None:
+    other = replace(RULES, levels_ms={"1m": 61_000})
+    intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=other)
+    assert [taken.slot for taken in intake.to_hand(9)] == [SENT + 60, SENT + 60]
+    step = transact(intake)
+    assert (step.announced, step.record) == ((), ANNOUNCED)
+
+
+def test_other_levels_count_when_the_old_ones_are_settled() -> None:
+    other = replace(RULES, levels_ms={"1m": 61_000})
+    intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=other)
+    hand(intake, Answer.HELD)
+    step = transact(intake)
+    assert step.record == IngressRecord("id", 2, SeqSet.of([2]), other.levels_ms)
+    assert intake.bound() == SENT + 61
+
+
+def test_limits_of_today_do_not_judge_what_was_announced() -> None:
+    strict = Rules(RULES.levels_ms, 0, frozenset({"t"}))
+    intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=strict)
+    assert hand(intake, Answer.HELD) == [0, 1]
+    assert told(transact(intake).settled) == [(2, UnfitReason.TOPIC_INVALID)]
+
+
+def test_what_kafka_deleted_is_told() -> None:
+    intake = Intake(ANNOUNCED, RULES)
+    intake.deleted(1)
+    intake.read([record(1)], 2)
+    hand(intake, Answer.HELD)
+    (gone,) = transact(intake).settled
+    assert isinstance(gone, Gone)
+    assert gone.deleted == Deleted(0, 0)
+    assert intake.record.next_offset == 2
+    intake.deleted(2)
+    assert len(intake) == 0
+
+
+def test_a_topic_that_was_made_anew_begins_anew() -> None:
+    assert begun(None, "id", RULES) == NEW
+    assert begun(ANNOUNCED, "id", RULES) is ANNOUNCED
+    assert begun(ANNOUNCED, "another", RULES) == replace(NEW, topic_id="another")
+
+
+@given(
+    st.integers(0, 2**40),
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=5),
+    st.dictionaries(st.text(max_size=3), st.integers(0, 2**40), max_size=3),
+)
+def test_a_control_record_is_read_back(
+    offset: int, spans: list[tuple[int, int]], levels_ms: dict[str, int]
+) -> None:
+    made = IngressRecord("id", offset, SeqSet(spans), levels_ms)
+    state = ControlState().apply_all([ingress_record(("t.x", 3), made)])
+    assert state.ingress == {("t.x", 3): made}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{}",
+        b'{"topic_id":"","next_offset":-1,"announced":[],"levels_ms":{}}',
+        b'{"topic_id":"","next_offset":1,"announced":[[]],"levels_ms":{}}',
+    ],
+)
+def test_a_malformed_control_record_is_named(value: bytes) -> None:
+    with pytest.raises(ControlRecordMalformedError, match="ingress/t/0"):
+        ControlState().apply("ingress/t/0", value, 5)
+
+
+def test_another_key_is_left_alone() -> None:
+    assert ControlState().apply("ingress/t", b"", 5) == ControlState()

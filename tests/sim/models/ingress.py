@@ -1,0 +1,297 @@
+"""A record or two of an ingress partition, two nodes that lead in turn or at once, and any trouble.
+
+The real `Intake` plans, with the real meaning of headers. Around it all is minimal: a wheel is the
+messages that W members hold, a second of it is done as a whole, and time goes by in seconds. What
+may happen at any time: a node takes office over one that does not know it yet; a transaction is
+committed and nobody hears of it, or is not; a server takes a record and its answer is lost, or
+never gets it; seals move as far as clocks and the newest leader let them.
+
+What could be wrong with a state:
+
+- a record was delivered twice, or before its due;
+- its offset is committed, and it was neither delivered nor is it held: it is lost;
+- it became a dead letter, though nothing is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+from delaywheel import ingress
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.core.ingress.partition import (
+    Answer,
+    Dies,
+    Goes,
+    Intake,
+    IntakeStep,
+    Moment,
+    Taken,
+)
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.protocol.control import IngressRecord
+
+T = TypeVar("T")
+
+NODES = ("a", "b")
+LATE_WINDOW = 1
+OFFSETS = (0, 2)
+"""What lies between them was aborted."""
+END = 3
+DUES = (1, 2)
+RULES = Rules({}, 1_000, frozenset())
+
+Message = tuple[int, int]
+"""The offset of the record that it was made of, and the slot of its due."""
+
+
+@dataclass(frozen=True)
+class Office:
+    """One leadership as a value: two that know the same are alike."""
+
+    epoch: int
+    intake: Intake = field(compare=False)
+    key: tuple[object, ...]
+
+    @classmethod
+    def of(cls, epoch: int, intake: Intake) -> Office:
+        """An office with what it knows now."""
+        key = (
+            intake.position,
+            _committed(intake.record),
+            tuple(
+                (each.offset, each.stage, each.answer, each.perhaps_held) for each in intake._taken
+            ),
+        )
+        return cls(epoch, intake, key)
+
+
+class State(NamedTuple):
+    """Everything.
+
+    Attributes:
+        now: the second that all clocks show.
+        control: what is committed of the partition: the next offset, and what is announced.
+        floor: seconds below are forgotten.
+        epoch: of the newest leader.
+        offices: of each node; None: it does not lead.
+        begins: so many offices may still begin.
+        wheels: of each node what W members hold.
+        seal: of all wheels; no one differs from another for long.
+        done: what was delivered out of wheels, while it is not forgotten.
+        delivered: how often each record was.
+        dead: offsets of dead letters.
+        wrong: what went wrong.
+    """
+
+    now: int
+    control: tuple[int, SeqSet]
+    floor: int
+    epoch: int
+    offices: tuple[Office | None, ...]
+    begins: int
+    wheels: tuple[frozenset[Message], ...]
+    seal: int
+    done: frozenset[Message] = frozenset()
+    delivered: tuple[int, ...] = (0,) * len(OFFSETS)
+    dead: frozenset[int] = frozenset()
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class IngressModel:
+    """The model of one size.
+
+    Attributes:
+        records: how many were sent.
+        begins: how many offices there are at most.
+        seconds: for how long time goes on.
+        due_by_clock: dues count from when a record is read, as they must not.
+    """
+
+    records: int = 1
+    begins: int = 2
+    seconds: int = 4
+    due_by_clock: bool = False
+
+    @property
+    def start(self) -> State:
+        """Two records were sent, and nobody has read them."""
+        nothing: tuple[frozenset[Message], ...] = (frozenset(),) * len(NODES)
+        return State(
+            now=0,
+            control=(0, NO_SEQS),
+            floor=-LATE_WINDOW,
+            epoch=0,
+            offices=(None,) * len(NODES),
+            begins=self.begins,
+            wheels=nothing,
+            seal=-LATE_WINDOW,
+        )
+
+    def moves(self, state: State) -> Iterator[tuple[str, State]]:
+        """Everything that may happen next."""
+        if state.now < self.seconds:
+            yield "a second passes", state._replace(now=state.now + 1)
+        sealed = self._seals(state)
+        if sealed != state:
+            yield "wheels are sealed", sealed
+        for index, name in enumerate(NODES):
+            if state.begins:
+                yield f"{name} takes office", self._begins(state, index)
+            office = state.offices[index]
+            if office is not None:
+                for move, after in self._leads(state, index, office):
+                    if after != state:
+                        yield f"{name} {move}", after
+
+    def wrong(self, state: State) -> str | None:
+        """What is wrong with a state."""
+        if state.wrong is not None:
+            return state.wrong
+        held = {offset for wheel in state.wheels for offset, _ in wheel}
+        for number, offset in enumerate(OFFSETS[: self.records]):
+            if state.delivered[number] > 1:
+                return f"{offset} was delivered twice"
+            is_settled = offset < state.control[0]
+            if is_settled and not state.delivered[number] and offset not in held | state.dead:
+                return f"{offset} is lost"
+        return "a dead letter" if state.dead else None
+
+    def _begins(self, state: State, index: int) -> State:
+        record = IngressRecord("topic", *state.control, RULES.levels_ms)
+        office = Office.of(state.epoch + 1, Intake(record, RULES))
+        state = state._replace(epoch=state.epoch + 1, begins=state.begins - 1)
+        return state._replace(offices=_put(state.offices, index, office))
+
+    def _seals(self, state: State) -> State:
+        """As far as the clocks let it, and the newest leader, which is heard."""
+        for office in state.offices:
+            if office is not None and office.epoch == state.epoch:
+                slot = _bounded(state.now - LATE_WINDOW, office.intake.bound())
+                return state._replace(seal=max(slot, state.seal))
+        return state
+
+    def _leads(self, state: State, index: int, office: Office) -> Iterator[tuple[str, State]]:
+        yield "reads", self._reads(state, index, office)
+        yield from self._hands(state, index, office)
+        if office.epoch == state.epoch:
+            after, intake, step = self._transacts(state, office)
+            yield (
+                "commits, and nobody hears",
+                after._replace(offices=_put(state.offices, index, None)),
+            )
+            intake.committed(step)
+            yield "commits", _with(after, index, office, intake)
+
+    def _reads(self, state: State, index: int, office: Office) -> State:
+        intake = _copied(office.intake)
+        base = state.now if self.due_by_clock else 0
+        for number, offset in enumerate(OFFSETS[: self.records]):
+            if offset >= intake.position:
+                headers = [
+                    (ingress.TOPIC, b"t"),
+                    (ingress.DELAY_MS, b"%d" % (DUES[number] * 1000)),
+                ]
+                place = Place("ingress", 0, offset)
+                intake.read([Incoming(place, base * 1000, None, None, headers)], offset + 1)
+                return _with(state, index, office, intake)
+        intake.read([], END)
+        return _with(state, index, office, intake)
+
+    def _hands(self, state: State, index: int, office: Office) -> Iterator[tuple[str, State]]:
+        """The first record that waits for it; a second one has its turn when that is held."""
+
+        def answered(answer: Answer) -> State:
+            intake = _copied(office.intake)
+            (taken,) = intake.to_hand(1)
+            intake.answered(taken, answer)
+            return _with(state, index, office, intake)
+
+        handed = _copied(office.intake).to_hand(1)
+        if not handed:
+            return
+        message = _message(handed[0])
+        if message[1] < state.seal:
+            yield f"hands {message}, sealed", answered(Answer.SEALED)
+            return
+        wheels = _put(state.wheels, index, state.wheels[index] | {message})
+        yield f"hands {message}", answered(Answer.HELD)._replace(wheels=wheels)
+        lost = answered(Answer.UNKNOWN)
+        yield f"hands {message}, hears nothing", lost._replace(wheels=wheels)
+        yield f"hands {message}, in vain", lost
+
+    def _transacts(self, state: State, office: Office) -> tuple[State, Intake, IntakeStep]:
+        """The state once its transaction is committed; what it does not know yet; and the step."""
+        intake = _copied(office.intake)
+        moment = Moment(
+            now_ms=state.now * 1000,
+            least_slot=state.now - LATE_WINDOW + 1,
+            span_end_ms=10**9,
+        )
+        step = intake.plan(moment, room=9)
+        counts, wrong = list(state.delivered), state.wrong
+        out = [_message(each.taken) for each in step.settled if isinstance(each, Goes)]
+        dead = {each.taken.offset for each in step.settled if isinstance(each, Dies)}
+        due = {
+            message
+            for wheel in state.wheels
+            for message in wheel
+            if message[1] <= state.now and message not in state.done
+        }
+        for offset, slot in [*out, *due]:
+            counts[OFFSETS.index(offset)] += 1
+            if slot > state.now:
+                wrong = f"{offset} was early"
+        floor = _bounded(min(state.now - LATE_WINDOW, state.seal), intake.bound(step))
+        floor = max(floor, state.floor)
+        after = state._replace(
+            control=_committed(step.record),
+            floor=floor,
+            done=_kept(state.done | due, floor),
+            wheels=tuple(_kept(wheel, floor) for wheel in state.wheels),
+            delivered=tuple(counts),
+            dead=state.dead | dead,
+            wrong=wrong,
+        )
+        return after, intake, step
+
+
+def _copied(intake: Intake) -> Intake:
+    copy = Intake(intake.record, RULES)
+    copy.position = intake.position
+    copy._inherited = intake._inherited
+    copy._taken = deque(replace(each) for each in intake._taken)
+    return copy
+
+
+def _with(state: State, index: int, office: Office, intake: Intake) -> State:
+    return state._replace(offices=_put(state.offices, index, Office.of(office.epoch, intake)))
+
+
+def _message(taken: Taken) -> Message:
+    assert isinstance(taken.wish, Delayed)
+    return taken.offset, taken.wish.due_ms // 1000
+
+
+def _committed(record: IngressRecord) -> tuple[int, SeqSet]:
+    return record.next_offset, record.announced
+
+
+def _bounded(slot: int, bound: int | None) -> int:
+    """REST lies below every slot of a real clock; here slots begin at 0."""
+    if bound is None:
+        return slot
+    return -LATE_WINDOW if bound == 0 else min(slot, bound)
+
+
+def _kept(messages: frozenset[Message], floor: int) -> frozenset[Message]:
+    return frozenset(message for message in messages if message[1] >= floor)
+
+
+def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
+    return (*items[:index], item, *items[index + 1 :])

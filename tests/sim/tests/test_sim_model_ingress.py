@@ -1,0 +1,83 @@
+"""Taking records in exactly once, against every interleaving of two leaders."""
+
+from unittest.mock import patch
+
+import pytest
+
+from delaywheel_replica.core.ingress import partition
+from delaywheel_replica.core.ingress.partition import (
+    REST,
+    Answer,
+    Intake,
+    IntakeStep,
+    Moment,
+    Taken,
+)
+from delaywheel_replica.core.ingress.reading import Unfit, Wish
+from sim.models.catalogue import INGRESSES, exhausted, name_of
+from sim.models.ingress import IngressModel
+
+ALONE = IngressModel(begins=1)
+unfit = partition._unfit
+
+
+def unbound(_self: Intake, _step: IntakeStep | None = None) -> None:
+    """The floor, and seals, go where they like."""
+
+
+def doubtless(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
+    """Who may have a record is forgotten."""
+    taken.perhaps_held = False
+    return unfit(taken, wish, moment)
+
+
+@pytest.mark.parametrize("model", INGRESSES, ids=name_of)
+def test_each_record_is_delivered_once(model: IngressModel) -> None:
+    found = exhausted(model).found
+    assert found.wrong is None, str(found)
+
+
+def test_a_due_from_the_clock_is_found() -> None:
+    assert exhausted(IngressModel(due_by_clock=True)).found.wrong == "0 was delivered twice"
+
+
+def test_an_offset_before_acceptance_is_found() -> None:
+    answered = Intake.answered
+
+    def trusting(self: Intake, taken: Taken, answer: Answer) -> None:
+        answered(self, taken, Answer.HELD if answer is Answer.UNKNOWN else answer)
+
+    with patch.object(Intake, "answered", trusting):
+        assert exhausted(ALONE).found.wrong == "0 is lost"
+
+
+def test_a_record_handed_over_before_it_is_announced_is_found() -> None:
+    plan = Intake.plan
+
+    def hasty(self: Intake, moment: Moment, *, room: int) -> IntakeStep:
+        for taken in self._taken:
+            if taken.stage is partition._Stage.READ:
+                taken.stage = partition._Stage.ANNOUNCED
+        return plan(self, moment, room=room)
+
+    with patch.object(Intake, "plan", hasty), patch.object(partition, "_unfit", doubtless):
+        assert exhausted(IngressModel()).found.wrong == "0 was delivered twice"
+
+
+def test_a_floor_past_an_uncommitted_offset_is_found() -> None:
+    """What nobody can tell any more is a dead letter, and only without that rule it comes twice."""
+    with patch.object(Intake, "bound", unbound):
+        assert exhausted(IngressModel()).found.wrong == "a dead letter"
+        with patch.object(partition, "_unfit", doubtless):
+            assert exhausted(IngressModel()).found.wrong == "0 was delivered twice"
+
+
+def test_a_floor_that_does_not_wait_for_unread_records_is_found() -> None:
+    bound = Intake.bound
+
+    def unaware(self: Intake, step: IntakeStep | None = None) -> int | None:
+        found = bound(self, step)
+        return None if found == REST else found
+
+    with patch.object(Intake, "bound", unaware):
+        assert exhausted(IngressModel()).found.wrong == "a dead letter"
