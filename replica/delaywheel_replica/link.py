@@ -21,6 +21,9 @@ message            direction           meaning
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
 ``DeadLettered``   cleaner to server   messages that were committed as dead letters
+``AskPlace``       server to cleaner   where in Kafka is this message's record? answered with
+                                       ``PlaceFound`` after some seconds, or never
+``PlaceFound``     cleaner to server   where a record is, or that it was not found
 =================  ==================  ==========================================================
 """
 
@@ -30,7 +33,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from delaywheel_replica.process.inheritance import LINK_FD_VARIABLE
 from delaywheel_replica.process.logs import get_logger
@@ -134,11 +137,64 @@ class DeadLettered:
     letters: tuple[DeadLetter, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class AskPlace:
+    """Asks where the record of a message is that is done.
+
+    Attributes:
+        question: The answer names it.
+        id: Of the message.
+        due_ms: Of the message.
+        topic: That it was to go to.
+        timestamp_ms: That its caller gave it; None: none.
+        is_dead: Whether it is a dead letter; None: not known.
+    """
+
+    question: int
+    id: bytes
+    due_ms: int
+    topic: str
+    timestamp_ms: int | None = None
+    is_dead: bool | None = None
+
+
+class Place(NamedTuple):
+    """One record in Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFound:
+    """Answers `AskPlace`.
+
+    Attributes:
+        question: Which one.
+        place: None: the record was not found, which proves nothing.
+        dead_reason: Why it is a dead letter, if the place is that of one.
+    """
+
+    question: int
+    place: Place | None = None
+    dead_reason: str | None = None
+
+
 LETTERS_AT_MOST = 200
 """In one message: some 16 KiB."""
 
 Message: TypeAlias = (
-    Wake | CommitSoon | AskTopic | NodeStorage | SetBack | Stop | Topics | DeadLettered
+    Wake
+    | CommitSoon
+    | AskTopic
+    | NodeStorage
+    | SetBack
+    | Stop
+    | Topics
+    | DeadLettered
+    | AskPlace
+    | PlaceFound
 )
 
 
@@ -257,13 +313,13 @@ _PLAIN_NAMES = {kind: name for name, kind in _PLAIN.items()}
 def _document(message: Message) -> dict[str, Any]:
     match message:
         case AskTopic():
-            return {"type": "topic", "name": message.name}
+            document: dict[str, Any] = {"type": "topic", "name": message.name}
         case NodeStorage():
-            return {"type": "node", "node": message.node, "storage": message.storage}
+            document = {"type": "node", "node": message.node, "storage": message.storage}
         case SetBack():
-            return {"type": "set back", "set_backs": message.set_backs}
+            document = {"type": "set back", "set_backs": message.set_backs}
         case Topics():
-            return {
+            document = {
                 "type": "topics",
                 "topics": {
                     name: [info.partitions, info.max_message_bytes]
@@ -273,30 +329,49 @@ def _document(message: Message) -> dict[str, Any]:
                 "checked_at_ms": message.checked_at_ms,
             }
         case DeadLettered():
-            return {
+            document = {
                 "type": "dead",
                 "cleaner_ms": message.cleaner_ms,
                 "before": message.before,
                 "letters": [[each.id.hex(), each.due_ms, each.reason] for each in message.letters],
             }
+        case AskPlace():
+            document = {
+                "type": "place",
+                "question": message.question,
+                "id": message.id.hex(),
+                "due_ms": message.due_ms,
+                "topic": message.topic,
+                "timestamp_ms": message.timestamp_ms,
+                "is_dead": message.is_dead,
+            }
+        case PlaceFound():
+            document = {
+                "type": "place found",
+                "question": message.question,
+                "place": message.place,
+                "dead_reason": message.dead_reason,
+            }
         case Wake() | CommitSoon() | Stop():
-            return {"type": _PLAIN_NAMES[type(message)]}
+            document = {"type": _PLAIN_NAMES[type(message)]}
+    return document
 
 
 def _message(document: dict[str, Any]) -> Message:
     kind = document["type"]
     if kind in _PLAIN:
         return _PLAIN[kind]()
+    message: Message
     match kind:
         case "topic":
-            return AskTopic(str(document["name"]))
+            message = AskTopic(str(document["name"]))
         case "node":
             storage = document["storage"]
-            return NodeStorage(str(document["node"]), None if storage is None else str(storage))
+            message = NodeStorage(str(document["node"]), None if storage is None else str(storage))
         case "set back":
-            return SetBack(int(document["set_backs"]))
+            message = SetBack(int(document["set_backs"]))
         case "topics":
-            return Topics(
+            message = Topics(
                 topics={
                     name: TopicInfo(int(partitions), None if limit is None else int(limit))
                     for name, (partitions, limit) in document["topics"].items()
@@ -305,7 +380,7 @@ def _message(document: dict[str, Any]) -> Message:
                 absent=tuple(document["absent"]),
             )
         case "dead":
-            return DeadLettered(
+            message = DeadLettered(
                 cleaner_ms=int(document["cleaner_ms"]),
                 before=int(document["before"]),
                 letters=tuple(
@@ -313,4 +388,23 @@ def _message(document: dict[str, Any]) -> Message:
                     for id_, due_ms, reason in document["letters"]
                 ),
             )
-    raise LinkMessageError(f"unknown type {kind!r}")
+        case "place":
+            timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
+            message = AskPlace(
+                int(document["question"]),
+                bytes.fromhex(document["id"]),
+                int(document["due_ms"]),
+                str(document["topic"]),
+                timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
+                is_dead=None if is_dead is None else bool(is_dead),
+            )
+        case "place found":
+            place, reason = document["place"], document["dead_reason"]
+            message = PlaceFound(
+                int(document["question"]),
+                None if place is None else Place(str(place[0]), int(place[1]), int(place[2])),
+                None if reason is None else str(reason),
+            )
+        case _:
+            raise LinkMessageError(f"unknown type {kind!r}")
+    return message

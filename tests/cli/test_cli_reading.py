@@ -52,6 +52,7 @@ STORED = {
     "seq": 7,
     "state": "pending",
     "dead_reason": None,
+    "place": None,
     "key_length_bytes": -1,
     "value_length_bytes": 2,
     "headers_length_bytes": 19,

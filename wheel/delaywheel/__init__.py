@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delaywheel.client.aio import AsyncClient
-    from delaywheel.client.exchange.answers import CancelOutcome, MessageState, StoredMessage
+    from delaywheel.client.exchange.answers import (
+        CancelOutcome,
+        KafkaPlace,
+        MessageState,
+        StoredMessage,
+    )
     from delaywheel.client.exchange.pending import PendingResult
     from delaywheel.client.exchange.settings import Queue
     from delaywheel.client.searching import FoundMessages
@@ -39,6 +44,7 @@ __all__ = [
     "DelaywheelError",
     "FoundMessages",
     "Handle",
+    "KafkaPlace",
     "Message",
     "MessageInvalidError",
     "MessageState",
@@ -53,7 +59,7 @@ __all__ = [
 
 _HOMES = {
     "client.aio": ("AsyncClient",),
-    "client.exchange.answers": ("CancelOutcome", "MessageState", "StoredMessage"),
+    "client.exchange.answers": ("CancelOutcome", "KafkaPlace", "MessageState", "StoredMessage"),
     "client.exchange.pending": ("PendingResult",),
     "client.exchange.settings": ("Queue",),
     "client.searching": ("FoundMessages",),

@@ -614,6 +614,7 @@ class StoredMessage(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     HEADERS_FIELD_NUMBER: _builtins.int
     DEAD_REASON_FIELD_NUMBER: _builtins.int
+    PLACE_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     id: _builtins.bytes
     due_ms: _builtins.int
@@ -635,6 +636,12 @@ class StoredMessage(_message.Message):
     """Why it is a dead letter: as in its header dw-dead-reason."""
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]: ...
+    @_builtins.property
+    def place(self) -> Global___KafkaPlace:
+        """Where it lies in Kafka, itself or its dead letter; only where `find_place` asked for it, and
+        its record was found.
+        """
+
     def __init__(
         self,
         *,
@@ -655,10 +662,11 @@ class StoredMessage(_message.Message):
         value: _builtins.bytes | None = ...,
         headers: _abc.Iterable[Global___Header] | None = ...,
         dead_reason: _builtins.str = ...,
+        place: Global___KafkaPlace | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "place", b"place", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "place", b"place", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015
@@ -680,20 +688,53 @@ class StoredMessage(_message.Message):
 Global___StoredMessage: _TypeAlias = StoredMessage  # noqa: Y015
 
 @_typing.final
+class KafkaPlace(_message.Message):
+    """One record in Kafka."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KafkaPlace: _TypeAlias = KafkaPlace  # noqa: Y015
+
+@_typing.final
 class GetMessageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGE_FIELD_NUMBER: _builtins.int
+    FIND_PLACE_FIELD_NUMBER: _builtins.int
+    find_place: _builtins.bool
+    """Of a message that is done, look for its record in Kafka: the answer may take 3 s. What is
+    found also tells a dead letter from what was delivered, however long ago that was.
+    """
     @_builtins.property
     def message(self) -> Global___MessageRef: ...
     def __init__(
         self,
         *,
         message: Global___MessageRef | None = ...,
+        find_place: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["find_place", b"find_place", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

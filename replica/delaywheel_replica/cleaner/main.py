@@ -30,6 +30,7 @@ from delaywheel_replica.cleaner.delivery.topics import CreateTopics, KnownTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.kafka.clients import KafkaClients
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
+from delaywheel_replica.cleaner.kafka.places import Places
 from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
 from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
 from delaywheel_replica.cleaner.leadership import Leadership
@@ -50,6 +51,7 @@ from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
 )
 from delaywheel_replica.link import (
+    AskPlace,
     AskTopic,
     CommitSoon,
     Link,
@@ -102,6 +104,8 @@ class Cleaner:
         self._topics = KnownTopics(KafkaTopicAdmin(settings), create=create, on_news=self._awake)
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
+        self._places = Places(settings, send=link.send, on_found=self._awake)
+        threading.Thread(target=self._places.run, name="places", daemon=True).start()
         self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
         self._bisection = Bisection(
             lambda number: TransactionalProducer(
@@ -159,6 +163,7 @@ class Cleaner:
             rest_s = self._leadership.turn(self._server)
             self._news.tell(self._topics.news())
             self._dead_news.tell()
+            self._places.tell()
             self._write_row()
             if self._leadership.phase is Phase.STOPPED:
                 return
@@ -224,6 +229,8 @@ class Cleaner:
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask_for_caller(message.name)
+            case AskPlace():
+                self._places.ask(message)
             case NodeStorage(node, str(storage)):
                 self._leadership.replace(node, storage)
             case NodeStorage(node):

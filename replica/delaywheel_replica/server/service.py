@@ -12,6 +12,7 @@ from delaywheel_replica.server.cluster.asking import Asking
 from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
+from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
@@ -32,12 +33,14 @@ class DelayWheelService:
         cancels: Cancels,
         asking: Asking,
         passing: Passing,
+        places: Places,
         *,
         max_message_bytes: int,
     ) -> None:
         self._queries = queries
         self._search = search
         self._passing = passing
+        self._places = places
         self._cancels = cancels
         self._asking = asking
         self._max_message_bytes = max_message_bytes
@@ -68,9 +71,12 @@ class DelayWheelService:
         if message.state == pb.MESSAGE_STATE_DONE:
             address = self._passing.leader_address()
             if address is not None and not was_passed(context.invocation_metadata()):
-                told = await self._passing.get_message(address, request)
+                asked = pb.GetMessageRequest(message=request.message)
+                told = await self._passing.get_message(address, asked)
                 if told is not None:
                     message.state, message.dead_reason = told.state, told.dead_reason
+        if request.find_place:
+            await self._places.add_place(message)
         return pb.GetMessageResponse(message=message)
 
     async def Search(  # noqa: N802 - gRPC's names

@@ -48,6 +48,7 @@ from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
 from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.facts import Sources
@@ -161,6 +162,7 @@ class Server:
             knows_all=self._queries.knows_all,
             on_damaged=self._queries.damaged,
         )
+        places = Places(ask=self._link.send)
         self._passing = Passing(self._view)
         self._hearing = CleanerWatch(
             self._link,
@@ -168,6 +170,7 @@ class Server:
             self._view.cleaner,
             on_topics=topics.learn,
             on_dead=fates.heard,
+            on_place=places.heard,
             on_status=partial(self._heard_cleaner, fates),
         )
         writing = Writing(self._driver)
@@ -195,6 +198,7 @@ class Server:
             cancels,
             self._asking(disk),
             self._passing,
+            places,
             max_message_bytes=config.max_message_bytes,
         )
         self._address = config.advertised or config.listen

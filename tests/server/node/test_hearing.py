@@ -64,6 +64,7 @@ async def ears(tmp_path: Path) -> AsyncIterator[Ears]:
         found.cleaner,
         on_topics=lambda _: None,
         on_dead=lambda _: None,
+        on_place=lambda _: None,
         on_status=found.take,
     )
     task = asyncio.create_task(hearing.run())
@@ -152,6 +153,7 @@ async def test_what_the_loop_calls_ends_the_process_when_it_fails(
         found.cleaner,
         on_topics=fail,
         on_dead=lambda _: None,
+        on_place=lambda _: None,
         on_status=fail_when_it_died,
     )
     found.write(process.pid)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from delaywheel_replica.link import (
+    AskPlace,
     AskTopic,
     CommitSoon,
     DeadLetter,
@@ -12,6 +13,8 @@ from delaywheel_replica.link import (
     LinkMessageError,
     Message,
     NodeStorage,
+    Place,
+    PlaceFound,
     SetBack,
     Stop,
     TopicInfo,
@@ -36,6 +39,11 @@ MESSAGES: list[Message] = [
         absent=("nope",),
     ),
     DeadLettered(1_763_700_000_123, 5, (DeadLetter(bytes(range(16)), 17, "TOPIC_MISSING"),)),
+    AskPlace(3, bytes(range(16)), 17, "orders"),
+    AskPlace(4, bytes(range(16)), 17, "orders", timestamp_ms=0, is_dead=False),
+    PlaceFound(3),
+    PlaceFound(4, Place("orders", 2, 4_711)),
+    PlaceFound(5, Place("dead", 0, 1), "TOPIC_MISSING"),
 ]
 
 

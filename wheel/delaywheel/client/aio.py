@@ -134,11 +134,12 @@ class AsyncClient:
         *,
         id: Id | None = None,  # noqa: A002  its public name
         deliver_at: datetime | None = None,
+        find_place: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
     ) -> StoredMessage | None:
         """Looks at a message as it is stored; see `Client.get`."""
         self._check_open()
-        question = get_question(message_ref(handle, id, deliver_at))
+        question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
         await self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
         try:
             return question.answer()

@@ -189,16 +189,25 @@ class Client:
         *,
         id: Id | None = None,  # noqa: A002  its public name
         deliver_at: datetime | None = None,
+        find_place: bool = False,
         timeout: float | None = None,
     ) -> StoredMessage | None:
         """Looks at a message as it is stored; None: it never was, or is finished and deleted.
+
+        Args:
+            handle: of the message; or its id and due.
+            id: see `handle`.
+            deliver_at: see `handle`.
+            find_place: of one that is done, look for its record in Kafka: `StoredMessage.place`.
+                The answer may take 3 s.
+            timeout: seconds; None: the client's.
 
         Raises:
             RefusedError: the service refused.
             TimedOutError: no answer in time.
         """
         self._check_open()
-        question = get_question(message_ref(handle, id, deliver_at))
+        question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
         self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
         try:
             return question.answer()

@@ -216,6 +216,7 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
         "seq": row.seq,
         "state": _state(pb.MessageState.Name(row.state), "MESSAGE_STATE_"),
         "dead_reason": row.dead_reason or None,
+        "place": _place(row.place) if row.HasField("place") else None,
         "key_length_bytes": row.key_length_bytes,
         "value_length_bytes": row.value_length_bytes,
         "headers_length_bytes": row.headers_length_bytes,
@@ -239,6 +240,10 @@ def looked(row: pb.Looked) -> dict[str, Any]:
         "to_slot": _if_set(row, "to_slot", row.to_slot),
         "incomplete": row.incomplete,
     }
+
+
+def _place(place: pb.KafkaPlace) -> dict[str, Any]:
+    return {"topic": place.topic, "partition": place.partition, "offset": place.offset}
 
 
 def _if_set(message: Any, field: str, value: Any) -> Any:

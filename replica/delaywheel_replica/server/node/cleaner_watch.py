@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.link import DeadLettered, Link, LinkMessageError, Topics
+from delaywheel_replica.link import DeadLettered, Link, LinkMessageError, PlaceFound, Topics
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
@@ -33,6 +33,7 @@ class CleanerWatch:
         *,
         on_topics: Callable[[Topics], None],
         on_dead: Callable[[DeadLettered], None],
+        on_place: Callable[[PlaceFound], None],
         on_status: Callable[[CleanerStatus | None], None],
     ) -> None:
         """Prepares.
@@ -43,6 +44,7 @@ class CleanerWatch:
             cleaner: where the newest status is put.
             on_topics: the cleaner knows something about topics.
             on_dead: it has committed dead letters.
+            on_place: it has looked for a record.
             on_status: it has written its row; None: it has died.
         """
         self._link = link
@@ -50,6 +52,7 @@ class CleanerWatch:
         self._cleaner = cleaner
         self._on_topics = on_topics
         self._on_dead = on_dead
+        self._on_place = on_place
         self._on_status = on_status
         self._read_at = float("-inf")
         self._pid: int | None = None
@@ -84,6 +87,8 @@ class CleanerWatch:
                     self._on_topics(message)
                 elif isinstance(message, DeadLettered):
                     self._on_dead(message)
+                elif isinstance(message, PlaceFound):
+                    self._on_place(message)
                 # Anything else is a wake-up; the row is read below.
         except LinkMessageError as error:
             _log.warning("link message ignored", error=str(error))

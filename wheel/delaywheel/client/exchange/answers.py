@@ -50,6 +50,20 @@ class MessageState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KafkaPlace:
+    """One record in Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, place: pb.KafkaPlace) -> Self:
+        """Reads one of the protocol's."""
+        return cls(place.topic, place.partition, place.offset)
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMessage:
     """A message as it lies in the service, see `Client.get`.
 
@@ -58,6 +72,8 @@ class StoredMessage:
         partition: None: chosen from the key when it is forwarded.
         timestamp_ms: None: the time of forwarding.
         dead_reason: Why it is a dead letter; None: it is not known to be one.
+        place: Where its record is, or that of its dead letter; None: it was not asked for, or not
+            found.
     """
 
     handle: Handle
@@ -73,6 +89,7 @@ class StoredMessage:
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     dead_reason: str | None = None
+    place: KafkaPlace | None = None
 
     @classmethod
     def of(cls, stored: pb.StoredMessage) -> Self:
@@ -94,4 +111,5 @@ class StoredMessage:
                 for header in stored.headers
             ),
             dead_reason=stored.dead_reason or None,
+            place=KafkaPlace.of(stored.place) if stored.HasField("place") else None,
         )

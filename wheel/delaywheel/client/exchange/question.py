@@ -95,9 +95,9 @@ def cancel_question(message: pb.MessageRef) -> CancelQuestion:
     return Question(pb.CancelRequest(message=message), _read_cancel)
 
 
-def get_question(message: pb.MessageRef) -> GetQuestion:
-    """Asks for a message as it is stored."""
-    return Question(pb.GetMessageRequest(message=message), _read_get)
+def get_question(message: pb.MessageRef, *, find_place: bool) -> GetQuestion:
+    """Asks for a message as it is stored, and perhaps for its record in Kafka."""
+    return Question(pb.GetMessageRequest(message=message, find_place=find_place), _read_get)
 
 
 def search_question(

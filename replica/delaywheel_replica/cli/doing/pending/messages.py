@@ -27,7 +27,7 @@ def get(
     timeout_s: float,
 ) -> None:
     """Show one message with its content, until its second is deleted."""
-    request = pb.GetMessageRequest(message=message_ref(handle, message_id, at))
+    request = pb.GetMessageRequest(message=message_ref(handle, message_id, at), find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
     known.note(server, topics=[message.topic])
     if as_json:
@@ -42,6 +42,7 @@ def get(
         [
             ("handle", message.handle),
             ("state", _state(message)),
+            *_place(message),
             ("due", shape["due"]),
             ("accepted", iso(message.accepted_at_ms)),
             ("topic", message.topic),
@@ -73,6 +74,14 @@ def cancel(
         raise Failure(outcome.value, "the message was not withdrawn")
     if not as_json:
         print("CANCELLED: it is never delivered")
+
+
+def _place(message: pb.StoredMessage) -> list[tuple[str, str]]:
+    """Where its record is, if it was found."""
+    if not message.HasField("place"):
+        return []
+    place = message.place
+    return [("in Kafka", f"{place.topic}, partition {place.partition}, offset {place.offset}")]
 
 
 def _state(message: pb.StoredMessage) -> str:

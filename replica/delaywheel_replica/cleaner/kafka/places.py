@@ -1,0 +1,165 @@
+"""Where messages went: their records are looked for in Kafka when somebody asks, and only then.
+
+Nothing is kept of what is forwarded: delivery reports would cost each message, and be known to one
+leader alone. A record names its message (`dw-id`, `dw-due`), and its time is the one of its
+forwarding, not before its due, or the one that its caller gave: so a search begins at that time.
+
+| looked for in | from | for messages that |
+|---|---|---|
+| the topic itself | due, or the timestamp its caller gave, if that is earlier | may be delivered |
+| the dead-letter topic | due | may be dead letters |
+
+A search ends with the record, with the end of all partitions, after `RECORDS_AT_MOST`, or
+`SEARCH_S` after it was asked for; only a record proves anything. One search at a time, on a thread
+and with a client of its own; of what waits, no more than `WAITING_AT_MOST`.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.kafka_settings import KafkaSettings
+from delaywheel_replica.link import AskPlace, Place, PlaceFound
+from delaywheel_replica.process.logs import get_logger
+
+SEARCH_S = 2.0
+RECORDS_AT_MOST = 20_000
+PARTITIONS_AT_MOST = 1_000
+WAITING_AT_MOST = 16
+
+_SLACK_MS = 5_000
+"""A broker that stamps records itself may have a clock that is behind."""
+_BATCH = 500
+_BATCH_S = 0.1
+_FETCHED_BYTES = 4 << 20
+
+log = get_logger(__name__)
+
+
+class Places:
+    """Looks for records. `ask` and `tell` are for one thread, `run` for another."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        send: Callable[[PlaceFound], bool],
+        on_found: Callable[[], object],
+    ) -> None:
+        """Nothing is looked for yet.
+
+        Args:
+            settings: How to reach Kafka.
+            send: To the server; False: the link is full, and it is not told.
+            on_found: There is something to be told.
+        """
+        self._settings = settings
+        self._send = send
+        self._on_found = on_found
+        self._asked: queue.Queue[tuple[float, AskPlace]] = queue.Queue(WAITING_AT_MOST)
+        self._found: deque[PlaceFound] = deque()
+
+    def ask(self, asked: AskPlace) -> None:
+        """Looks for a record, behind those that wait; with too many of them not at all."""
+        try:
+            self._asked.put_nowait((time.monotonic() + SEARCH_S, asked))
+        except queue.Full:
+            self._found.append(PlaceFound(asked.question))
+
+    def tell(self) -> None:
+        """Tells the server what was found."""
+        while self._found:
+            self._send(self._found.popleft())
+
+    def run(self) -> None:
+        """Looks, as long as the process lives."""
+        while True:
+            deadline, asked = self._asked.get()
+            try:
+                found = _Search(self._settings, asked, deadline).run()
+            except KafkaException as exception:
+                log.info("place not found", topic=asked.topic, cause=exception.args[0].str())
+                found = PlaceFound(asked.question)
+            self._found.append(found)
+            self._on_found()
+
+
+class _Search:
+    """One record."""
+
+    def __init__(self, settings: KafkaSettings, asked: AskPlace, deadline: float) -> None:
+        self._settings = settings
+        self._asked = asked
+        self._deadline = deadline
+        self._records_left = RECORDS_AT_MOST
+        self._id, self._due = asked.id.hex().encode(), b"%d" % asked.due_ms
+
+    def run(self) -> PlaceFound:
+        """Raises KafkaException: Kafka does not answer, or does not allow it."""
+        asked = self._asked
+        if self._left_s <= 0:
+            return PlaceFound(asked.question)
+        settings = self._settings.consumer() | {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
+        consumer = Consumer(settings, logger=LOGGER)
+        try:
+            found = None
+            if asked.is_dead is not True:
+                own_ms = asked.due_ms if asked.timestamp_ms is None else asked.timestamp_ms
+                found = self._look(consumer, asked.topic, min(own_ms, asked.due_ms))
+            if found is None and asked.is_dead is not False:
+                found = self._look(consumer, self._settings.names.dead, asked.due_ms)
+        finally:
+            consumer.close()
+        if found is None:
+            return PlaceFound(asked.question)
+        topic, partition, offset = found.topic(), found.partition(), found.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        reason = _header(found, "dw-dead-reason") if topic == self._settings.names.dead else None
+        return PlaceFound(
+            asked.question,
+            Place(topic, partition, offset),
+            None if reason is None else reason.decode(errors="replace"),
+        )
+
+    @property
+    def _left_s(self) -> float:
+        return self._deadline - time.monotonic()
+
+    def _look(self, consumer: Consumer, topic: str, since_ms: int) -> Message | None:
+        known = consumer.list_topics(topic, timeout=max(self._left_s, 0.01)).topics[topic]
+        partitions = sorted(known.partitions or ())[:PARTITIONS_AT_MOST]
+        since = [TopicPartition(topic, n, max(0, since_ms - _SLACK_MS)) for n in partitions]
+        if known.error is not None or not since:
+            return None
+        begins = consumer.offsets_for_times(since, timeout=max(self._left_s, 0.01))
+        begins = [begin for begin in begins if begin.error is None and begin.offset >= 0]
+        unread = {begin.partition for begin in begins}
+        consumer.assign(begins)
+        while unread and self._records_left > 0 and self._left_s > 0:
+            for message in consumer.consume(_BATCH, min(_BATCH_S, max(self._left_s, 0))):
+                if message.error() is not None:
+                    unread.discard(message.partition())  # its end, or not to be read
+                elif self._is_it(message):
+                    return message
+                else:
+                    self._records_left -= 1
+        return None
+
+    def _is_it(self, message: Message) -> bool:
+        return _header(message, "dw-id") == self._id and _header(message, "dw-due") == self._due
+
+
+def _header(message: Message, name: str) -> bytes | None:
+    """The last of this name: ours lie behind the caller's."""
+    for found, value in reversed(message.headers() or []):
+        if found == name:
+            return value if isinstance(value, bytes) else None
+    return None

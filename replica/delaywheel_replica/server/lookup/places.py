@@ -1,0 +1,75 @@
+"""Where a message went in Kafka: the cleaner is asked, which looks for its record.
+
+A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is told without a
+place. So many may wait as the cleaner lets wait: of more none is asked for.
+"""
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.link import AskPlace, PlaceFound
+
+ANSWER_WAIT_S: Final = 2.5
+ASKED_AT_MOST: Final = 16
+
+_IS_DEAD: Final = {
+    pb.MESSAGE_STATE_DONE: None,
+    pb.MESSAGE_STATE_DELIVERED: False,
+    pb.MESSAGE_STATE_DEAD_LETTERED: True,
+}
+
+
+class Places:
+    """Asks for them. For the event loop's thread."""
+
+    def __init__(self, *, ask: Callable[[AskPlace], bool], wait_s: float = ANSWER_WAIT_S) -> None:
+        """Nobody waits.
+
+        Args:
+            ask: sends a question to the cleaner.
+            wait_s: how long its answer is waited for.
+        """
+        self._ask = ask
+        self._wait_s = wait_s
+        self._questions = count(1)
+        self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
+
+    async def add_place(self, message: pb.StoredMessage) -> None:
+        """Adds where a message's record lies, if it has one; and what that proves of its state."""
+        if message.state not in _IS_DEAD or len(self._asked) >= ASKED_AT_MOST:
+            return
+        question = AskPlace(
+            next(self._questions),
+            message.id,
+            message.due_ms,
+            message.topic,
+            timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
+            is_dead=_IS_DEAD[message.state],
+        )
+        if not self._ask(question):
+            return
+        answer = asyncio.get_running_loop().create_future()
+        self._asked[question.question] = answer
+        try:
+            found = await asyncio.wait_for(answer, self._wait_s)
+        except TimeoutError:
+            return
+        finally:
+            del self._asked[question.question]
+        if found.place is None:
+            return
+        topic, partition, offset = found.place
+        message.place.CopyFrom(pb.KafkaPlace(topic=topic, partition=partition, offset=offset))
+        if found.dead_reason is None:
+            message.state = pb.MESSAGE_STATE_DELIVERED
+        else:
+            message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
+
+    def heard(self, found: PlaceFound) -> None:
+        """The cleaner has answered; perhaps one who waits no more."""
+        answer = self._asked.get(found.question)
+        if answer is not None and not answer.done():
+            answer.set_result(found)

@@ -1,0 +1,82 @@
+"""Where a message went: the cleaner is asked, and waited for no longer than is bearable."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.link import AskPlace, Place, PlaceFound
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, Places
+
+DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
+    pb.MessageState.Value(f"MESSAGE_STATE_{name}")
+    for name in ("DELIVERED", "DEAD_LETTERED", "DONE", "PENDING", "CANCELLED")
+)
+
+
+class Cleaner:
+    """Hears questions, and answers them with what it is given."""
+
+    def __init__(self, found: PlaceFound | None) -> None:
+        self.asked: list[AskPlace] = []
+        self.places = Places(ask=self._hear, wait_s=0.05 if found is None else 60)
+        self._found = found
+
+    def _hear(self, question: AskPlace) -> bool:
+        self.asked.append(question)
+        if self._found is not None:
+            answer = replace(self._found, question=question.question)
+            asyncio.get_running_loop().call_soon(self.places.heard, answer)
+        return True
+
+
+def message(state: pb.MessageState.ValueType) -> pb.StoredMessage:
+    return pb.StoredMessage(id=bytes(16), due_ms=17, topic="orders", state=state)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_dead"), [(DELIVERED, False), (DEAD, True), (DONE, None)], ids=str
+)
+async def test_a_record_proves_what_became_of_a_message(
+    state: pb.MessageState.ValueType, is_dead: bool | None
+) -> None:
+    cleaner = Cleaner(PlaceFound(0, Place("orders", 2, 4_711)))
+    asked = message(state)
+    await cleaner.places.add_place(asked)
+    assert [question.is_dead for question in cleaner.asked] == [is_dead]
+    assert (asked.place.topic, asked.place.partition, asked.place.offset) == ("orders", 2, 4_711)
+    assert asked.state == DELIVERED
+
+
+async def test_a_dead_letter_tells_its_reason() -> None:
+    cleaner = Cleaner(PlaceFound(0, Place("dead", 0, 1), "TOPIC_MISSING"))
+    asked = message(DONE)
+    await cleaner.places.add_place(asked)
+    assert (asked.state, asked.dead_reason) == (DEAD, "TOPIC_MISSING")
+
+
+@pytest.mark.parametrize("found", [None, PlaceFound(0)], ids=["no answer", "not found"])
+async def test_without_a_record_nothing_is_known(found: PlaceFound | None) -> None:
+    cleaner = Cleaner(found)
+    asked = message(DONE)
+    await cleaner.places.add_place(asked)
+    assert asked == message(DONE)
+    cleaner.places.heard(PlaceFound(cleaner.asked[0].question, Place("orders", 0, 0)))
+
+
+@pytest.mark.parametrize("state", [PENDING, CANCELLED])
+async def test_what_is_not_done_is_not_looked_for(state: pb.MessageState.ValueType) -> None:
+    cleaner = Cleaner(PlaceFound(0))
+    await cleaner.places.add_place(message(state))
+    assert cleaner.asked == []
+
+
+async def test_so_many_wait_and_no_more() -> None:
+    cleaner = Cleaner(None)
+    await asyncio.gather(*(cleaner.places.add_place(message(DONE)) for _ in range(50)))
+    assert len(cleaner.asked) == ASKED_AT_MOST
+    await cleaner.places.add_place(message(DONE))
+    assert len(cleaner.asked) == ASKED_AT_MOST + 1, "there is room again"
