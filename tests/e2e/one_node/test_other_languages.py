@@ -1,0 +1,72 @@
+"""The clients of docs/CLIENTS.md are built and run as they stand there, against a real node.
+
+What they are built with comes from the toolchains' own registries, in the versions that the
+document names, once: it is kept in the cache folder. Only the address of the node is another.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from local.loopback.kafka_jars import cache_folder
+from support.services.service import Service
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+HERE = "127.0.0.1:7420"
+
+
+def commands_under(heading: str) -> str:
+    """The first code under this heading."""
+    text = (ROOT / "docs" / "CLIENTS.md").read_text(encoding="utf-8")
+    _, found, part = text.partition(f"\n## {heading}\n")
+    assert found, heading
+    (code, *_) = re.findall(r"^```sh\n(.*?)^```$", part, re.MULTILINE | re.DOTALL)
+    assert isinstance(code, str)
+    return code
+
+
+def kept_by_go(cache: Path) -> dict[str, str]:
+    return {"GOPATH": str(cache / "go"), "GOCACHE": str(cache / "go-build"), "GOTOOLCHAIN": "local"}
+
+
+def kept_by_maven(cache: Path) -> dict[str, str]:
+    return {"MAVEN_OPTS": f"-Dmaven.repo.local={cache / 'maven'}"}
+
+
+@pytest.mark.parametrize(
+    ("heading", "needed", "kept"),
+    [("Go", "go", kept_by_go), ("Java", "mvn", kept_by_maven)],
+    ids=["go", "java"],
+)
+def test_a_client_in_another_language(
+    heading: str,
+    needed: str,
+    kept: Callable[[Path], dict[str, str]],
+    service: Service,
+    tmp_path: Path,
+) -> None:
+    if shutil.which(needed) is None:
+        pytest.skip(f"{needed} is not installed: the {heading} client cannot be built")
+    environment = {**os.environ, **kept(cache_folder()), "DELAYWHEEL": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-eu", "-c", commands_under(heading).replace(HERE, service.address)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=450,
+    )
+    assert done.returncode == 0, (done.stdout[-4_000:], done.stderr[-4_000:])
+    *_, accepted, outcome = done.stdout.split("\n")[:-1]
+    assert re.fullmatch(r"accepted \S+\.\d+:\d+:[0-9a-f]{32}", accepted)
+    assert outcome == "CANCEL_OUTCOME_CANCELLED"
