@@ -156,6 +156,21 @@ def bad_copy(script: Script) -> None:
     script.until_ms = 9_000
 
 
+@DELIVERY(
+    r"crash_machine", r"a +does Repair", r"crash_machine", r"a +starts", r"delivers m\d+ c\.1"
+)
+def crashed_repair(script: Script) -> None:
+    """The machine of the next leader crashes again while what it had lost is put back in place."""
+    for at_ms in range(3_000, 4_600, 20):
+        due_ms = 9_000 + script.random.randrange(3_000)
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    script.do(script.about(4_610, 30), "crash_machine", node="a", ms=200)
+    script.do(script.about(4_960, 100), "crash_machine", node="a", ms=200)
+    for node in "bc":
+        script.do(5_500, "kafka_cut", node=node, ms=FOREVER_MS)
+    script.until_ms = 16_000
+
+
 @DELIVERY(r"a bad sector in index", r"a +does Repair", r"a bad sector in slot", r"a +starts")
 def bad_sectors(script: Script) -> None:
     """The medium of one node cannot read parts of indexes and slot files, before and in a start."""

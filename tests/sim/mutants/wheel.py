@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.recovery import recover
 from sim.mutants.mutant import Mutant, Patch, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -47,7 +51,20 @@ def mirrors_pass_over_gaps() -> list[Patch]:
     return [instead(FrameBundle, "following", following)]
 
 
+def zeros_are_of_deleted_segments() -> list[Patch]:
+    def leave(*_: Any) -> Steps[None]:
+        yield from ()
+
+    return [instead(recover, "_mark_zeros_as_holes", leave)]
+
+
 WHEEL: dict[str, Mutant] = {
+    "a zeroed row passes for a deleted one": Mutant(
+        "a start takes the zeros that a crash left of a repair for the row of a deleted segment",
+        zeros_are_of_deleted_segments,
+        "progress is ahead|never delivered",
+        ("crashed_repair",),
+    ),
     "a gap is passed over": Mutant(
         "a mirror takes frames as the next ones whatever is left out before them",
         mirrors_pass_over_gaps,

@@ -6,7 +6,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import delete_segments_below
 from delaywheel.storage.files.slot_table import read_entry
-from delaywheel.storage.files.wheel_folder import WheelMissing
+from delaywheel.storage.files.wheel_folder import Checkpoint, WheelMissing, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -135,6 +135,23 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     assert read_all(disk, DATA, wheel.wheel) == frames
     again = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
     assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is lacking"
+
+
+@pytest.mark.parametrize("os_crashed", [False, True])
+def test_zeros_that_a_crash_left_of_a_repair_are_no_deleted_segment(*, os_crashed: bool) -> None:
+    disk, wheel, frames = wheel_of_three()
+    wheel.checkpoint()
+    save_checkpoint(disk, index_file(wheel).parent, Checkpoint(3, SeqSet.of([2])))
+    rows = disk.content(index_file(wheel))
+    disk.set_content(index_file(wheel), rows[:16] + bytes(16) + rows[32:])
+    disk.delete(slot_file(wheel, 1))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
+    assert recovered == Recovered(3, [], SeqSet.of([2]))
+    hole = WheelReader(disk, DATA, wheel.wheel).frame(2)
+    assert isinstance(hole, DamagedFrame)
+    assert hole.reason is DamageReason.HOLE
+    del frames[2]
+    assert read_all(disk, DATA, wheel.wheel) == frames
 
 
 def test_deleted_slots_are_no_damage() -> None:

@@ -135,6 +135,11 @@ def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
     return _have_none(rows) & (rows["offset"] == _HOLE_OFFSET)  # type: ignore[no-any-return]
 
 
+def is_gone(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which rows are all zeros, as those of a deleted segment."""
+    return _have_none(rows) & (rows["offset"] == 0)  # type: ignore[no-any-return]
+
+
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Which rows were not written so: their check value is wrong, or they speak of no frame."""
     has_none = _have_none(rows) & ((rows["offset"] == 0) | (rows["offset"] == _HOLE_OFFSET))

@@ -17,6 +17,8 @@ end                                                      them
 frames beyond the committed end  crash within the cut    cut, with their rows
 a frame noted as lacking         what was found, or      read again, and reported until it is
                                  lost, before            mended
+its row reads as zeros           crash of the machine    a hole row, reported: whether it was a
+                                 within a repair         deleted segment's, the medium forgot
 ===============================  ======================  =====================================
 
 The death of a process leaves all that it wrote, in its order: rows and frames agree, and only
@@ -45,6 +47,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import (
     ROWS_PER_SEGMENT,
     IndexReader,
+    IndexWriter,
     list_segments,
     read_raw_rows,
 )
@@ -59,7 +62,13 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import DamageReason, Frame
-from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
+from delaywheel.storage.frames.rows import (
+    HOLE_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    checked_rows,
+    is_gone,
+    is_hole,
+)
 from delaywheel.storage.reading.places import Places, SlotPlaces, finding_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unlisted import with_unlisted
@@ -112,6 +121,7 @@ def recovering(
     folder = layout.wheel_folder(data, wheel)
     cut = yield from _cut_torn_row(disk, folder)
     checkpoint = load_checkpoint(disk, folder)
+    yield from _mark_zeros_as_holes(disk, folder, checkpoint.lacking)
     if os_crashed:
         # A mirror's missing end is fetched; that of a wheel held here alone is lost.
         end_seq = (meta.final_seq or 0) if len(meta.members) == 1 else 0
@@ -145,6 +155,21 @@ def recovering(
         yield
     forget_announced(disk, folder)
     return Recovered(last_seq, cut, lacking)
+
+
+def _mark_zeros_as_holes(disk: Disk, folder: Path, lacking: SeqSet) -> Steps[None]:
+    """Has the rows of frames noted as lacking say so, where a crash left zeros of them.
+
+    A repair writes in place, and zeros would pass for the row of a deleted segment: nobody would
+    look for the frame again.
+    """
+    index = IndexWriter(disk, folder)
+    for first, last in lacking.spans:
+        for first_seq, rows in read_raw_rows(disk, folder, first, last):
+            for seq in SeqSet.where(first_seq, is_gone(rows)):
+                index.rewrite(seq, HOLE_ROW)
+            yield
+    index.sync(index.take_unsynced())
 
 
 def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[SeqSet]:
