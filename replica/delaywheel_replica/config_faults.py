@@ -9,6 +9,7 @@ from pathlib import Path
 
 from delaywheel.client.exchange.channel import leads_elsewhere
 from delaywheel_replica.config import Config
+from delaywheel_replica.kafka_settings import refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Fault:
 def faults(config: Config) -> Iterator[Fault]:
     """All that is wrong."""
     yield from _texts(config)
+    yield from _kafka(config)
     yield from _members(config)
     yield from _addresses(config)
     yield from _bounds(config)
@@ -45,6 +47,15 @@ def _texts(config: Config) -> Iterator[Fault]:
         for key, entry in entries:
             if "\0" in key or (isinstance(entry, str | Path) and "\0" in str(entry)):
                 yield Fault(f"{name}{key and f'.{key!r}'}: has the character U+0000", (name,))
+
+
+def _kafka(config: Config) -> Iterator[Fault]:
+    """What the Kafka clients are told by us alone, or need of the operator."""
+    if not config.kafka.get("bootstrap.servers"):
+        yield Fault("kafka: bootstrap.servers is missing", ("kafka",))
+    if ours := refused(config.kafka):
+        text = f"{', '.join(ours)}: set by delaywheel itself, which keeps its promises with them"
+        yield Fault(f"kafka: {text}", ("kafka",))
 
 
 def _members(config: Config) -> Iterator[Fault]:

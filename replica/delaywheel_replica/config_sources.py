@@ -31,7 +31,6 @@ from pydantic_settings import (
 from delaywheel.identity import check_name
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault, did_you_mean, faults
-from delaywheel_replica.kafka_settings import refused
 
 # The few names of the Kafka client that really have underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
@@ -95,7 +94,11 @@ def _load(
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
     found = [fault for check in checks for fault in check(config)]
-    told += [fault.text for fault in found if not wrong & set(fault.names)]
+    told += [
+        f"{fault.text}{_places(fault.names, file, flags)}"
+        for fault in found
+        if not wrong & set(fault.names)
+    ]
     if told:
         raise ConfigError("\n".join(told))
     return config
@@ -112,6 +115,12 @@ def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
     if file is not None and name in tomllib.loads(file.read_text(encoding="utf-8")):
         return str(file)
     return ""
+
+
+def _places(names: Iterable[str], file: Path | None, flags: Mapping[str, Any]) -> str:
+    """Where settings come from, to be put behind what is said of them."""
+    told = dict.fromkeys(filter(None, (_place(name, file, flags) for name in names)))
+    return f" ({', '.join(told)})" if told else ""
 
 
 class _Checked(BaseSettings):
@@ -175,17 +184,6 @@ class _Checked(BaseSettings):
     @classmethod
     def _as_kafka_writes(cls, settings: Any) -> Any:
         return dict(_flat(settings)) if isinstance(settings, Mapping) else settings
-
-    @field_validator("kafka", check_fields=False)
-    @classmethod
-    def _ours_are_not_touched(cls, settings: dict[str, str]) -> dict[str, str]:
-        if not settings.get("bootstrap.servers"):
-            raise ValueError("bootstrap.servers is missing")
-        if ours := refused(settings):
-            raise ValueError(
-                f"{', '.join(ours)}: set by delaywheel itself, which keeps its promises with them"
-            )
-        return settings
 
 
 def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_Checked]:

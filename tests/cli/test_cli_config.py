@@ -161,3 +161,22 @@ def test_what_one_kind_of_client_would_refuse_is_refused_before(
     ended = command("config", "check", "--config", str(file), "--set", f"kafka.{setting}")
     assert ended.code == 1
     assert said in ended.err
+
+
+def test_what_is_ours_to_set_hides_no_other_fault_of_kafkas(
+    command: Command, tmp_path: Path
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'cluster_id = "c"\nnode_id = "n1"\ndata_dir = "/d"\nlisten = "0.0.0.0:1"\n'
+        '[kafka]\n"enable.idempotence" = false\n"lingr.ms" = "1"\n'
+    )
+    told = command("config", "check", "--config", str(file)).err
+    for fault in (
+        "bootstrap.servers is missing",
+        "enable.idempotence: set by delaywheel itself",
+        '"lingr.ms": did you mean linger.ms?',
+        "listen 0.0.0.0:1: callers would be told",
+    ):
+        (line,) = (line for line in told.splitlines() if fault in line)
+        assert line.endswith(f"({file})")

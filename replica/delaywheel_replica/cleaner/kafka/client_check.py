@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -10,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault, did_you_mean
-from delaywheel_replica.kafka_settings import PROMISES, KafkaSettings
+from delaywheel_replica.kafka_settings import PROMISES, KafkaSettings, refused
 
 _QUIET: Final = {"log_level": 0}
 _KNOWN: Final = (
@@ -32,13 +33,14 @@ def client_faults(config: Config) -> Iterator[Fault]:
     client to the next: so one of each kind is made, as it will run. It tells the first fault alone:
     then each setting is tried by itself. Nothing is asked of Kafka.
     """
-    settings = config.kafka_settings
-    whole = _refused(settings)
+    # What is ours to set, and what is missing, is told of elsewhere.
+    ours = refused(config.kafka)
+    kafka = {name: value for name, value in config.kafka.items() if name not in ours}
+    servers = kafka.setdefault("bootstrap.servers", "k:1") or "k:1"
+    whole = _refused(replace(config, kafka=kafka | {"bootstrap.servers": servers}).kafka_settings)
     if whole is None:
         return
-    single = [
-        _refused_alone(config.kafka["bootstrap.servers"], *one) for one in config.kafka.items()
-    ]
+    single = [_refused_alone(servers, *one) for one in kafka.items()]
     for told in [text for text in single if text] or [whole]:
         yield Fault(f"kafka: {told}", ("kafka", "max_message_bytes"))
 
