@@ -29,66 +29,108 @@ Positive: TypeAlias = Annotated[int, Ge(1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """One node's settings: names, types, bounds and defaults. Checked by whoever reads them."""
+    """One node's settings: names, types, bounds and defaults. Checked by whoever reads them.
 
-    # Who this is.
+    docs/OPERATIONS.md has these texts (`scripts/reference`).
+
+    Attributes:
+        cluster_id: 1 to 31 of a-z, 0-9, '-'. Names the topics and transactional ids in Kafka: the
+            same for all nodes of a cluster, and never for two clusters on one Kafka, or they fence
+            each other without end
+        node_id: of the same form; part of every handle
+        data_dir: the data folder; it belongs to this node and cluster for ever
+        members: node id → address for peers, of all nodes, this one included; empty: this node
+            alone. Advised are 1, 3 or 5: with 2, `min_insync = 2` stops acceptance when one dies,
+            and `min_insync = 1` stops failover
+        min_insync: how many members must hold a message before it is acknowledged; none: a
+            majority, which is 1 for a node alone
+        listen: host:port for gRPC; port 0: any free one, kept over restarts of the server under one
+            supervisor
+        advertised: host:port that callers are told instead: must be set where `listen` is `0.0.0.0`
+            or `[::]`, see [callers](#callers)
+        peer_listen: host:port for peers; none: the node's own address in `members`. Never the same
+            as `listen`
+        metrics_listen: host:port for [metrics, health and readiness](#metrics-health-readiness)
+            over HTTP; none: nowhere. Port 0: any free one, which the log tells
+        span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
+            each second costs: [disk](#disk). The same on all nodes
+        late_window_seconds: how long after its due a message is still taken: the time for retries.
+            Slot files stay at least so long
+        max_message_bytes: key, value and encoded headers of one message
+        max_request_messages: messages in one request
+        max_request_bytes: bytes of one request
+        levels: named delays in milliseconds; a table of your own replaces the default one
+        max_in_flight_bytes: requests received and not yet answered, and answers not yet read,
+            altogether; beyond: BACKPRESSURE. A message counts 320 bytes beside its own
+        max_caller_in_flight_bytes: the same for one connection; a stream is not refused but read
+            more slowly
+        flush: `"async"`: acknowledged when the page cache has it; survives the death of processes,
+            not that of the machine. `"group"`: acknowledged after fdatasync
+        disk_reserve_bytes: with less free space, or fewer than 1,000 free inodes, messages are
+            refused (DISK_FULL); below half of it, other nodes' frames as well
+        open_files: slot files kept open, 16 at least; none: what the limit on descriptors allows,
+            8,192 at most: see [what callers can hold](#what-callers-can-hold)
+        kafka: client settings, see [below](#kafka-client-settings); `bootstrap.servers` must be
+            there
+        create_topics: make destination topics that are missing. Otherwise messages for them are
+            refused (TOPIC_UNKNOWN), or dead-lettered
+        topic_partitions: of topics made so
+        topic_replication_factor: of topics made so; none: the broker's default
+        control_replication_factor: of our own three topics; none: one a broker, three at most.
+            `min.insync.replicas` is one less, at least 1
+        transaction_messages: messages in one transaction, and in one frame, at most
+        transaction_bytes: the same in bytes. Peers take messages of the greater of this and 64 MiB,
+            and 16 MiB more: lower it from above 64 MiB only when nothing is pending
+        max_clock_skew_ms: a leader whose wall clock moves against the monotonic one by more steps
+            down and stands again; also how much beyond the span a due may lie
+        max_clock_dispute_ms: where fewer than three nodes' clocks are known, Kafka's is one more;
+            of clocks that differ by more than this nobody can say which is wrong, and nobody leads
+            until they agree
+        ledger_uri: where [the ledger](#the-ledger) is published: a path, or a URI of a file system
+            that pyarrow has, of this cluster alone. With several nodes the same place for all;
+            none: `<data_dir>/ledger/published`, each node's own
+        ledger_seal_seconds: how often
+        ledger_retention_hours: how long published files stay, by the hour of acceptance; 0: for
+            ever. None: in the data folder what is needed, 168 at least, which is 193 with the span
+            of 7 days; for ever with a `ledger_uri`. In the data folder no more than what is needed
+            stays once the disk is at its reserve. Refused below `span_seconds` +
+            `late_window_seconds` + a day. The same on all nodes
+        log_format: `"console"` or `"json"`
+        log_level: `"debug"`, `"info"`, `"warning"`, `"error"`
+    """
+
     cluster_id: str
     node_id: str
     data_dir: Path
-    # Node id -> address for peers. Default: this node alone.
     members: dict[str, str] = field(default_factory=dict)
-    # None: a majority of the members.
     min_insync: Positive | None = None
-
-    # Where it is reached. Port 0: any free one.
     listen: str = "127.0.0.1:7420"
-    # What others are told instead of `listen`.
     advertised: str | None = None
-    # Where peers reach it. None: its own address in `members`.
     peer_listen: str | None = None
-    # Where metrics, health and readiness are told over HTTP. None: nowhere.
     metrics_listen: str | None = None
-
-    # What it accepts.
     span_seconds: Annotated[int, Ge(1), Le(366 * 86_400)] = 7 * 86_400
     late_window_seconds: Annotated[int, Ge(1), Le(86_400)] = 120
     max_message_bytes: Annotated[int, Ge(1), Le(64 * _MIB)] = 1_000_000
     max_request_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     max_request_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     levels: dict[str, Annotated[int, Ge(0)]] = field(default_factory=lambda: dict(DEFAULT_LEVELS))
-
-    # Bytes that were received and are not yet answered.
     max_in_flight_bytes: Positive = 128 * _MIB
     max_caller_in_flight_bytes: Positive = 32 * _MIB
-
-    # Files. "async" acknowledges what the page cache holds, "group" what the disk holds.
     flush: Literal["async", "group"] = "async"
     disk_reserve_bytes: Annotated[int, Ge(0)] = 256 * _MIB
-    # Open slot files; None: what the limit on descriptors allows.
     open_files: Annotated[int, Ge(16)] | None = None
-
-    # Kafka: client settings, verbatim.
     kafka: dict[str, str]
-    # Make a destination topic that is not there.
     create_topics: bool = False
     topic_partitions: Positive = 1
-    # None: the broker's default.
     topic_replication_factor: Positive | None = None
-    # Of the control, outcomes and dead-letter topics. None: one a broker, three at most.
     control_replication_factor: Positive | None = None
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     max_clock_skew_ms: Positive = 500
-    # Where fewer than three clocks of nodes are known: the brokers' counts as well.
     max_clock_dispute_ms: Positive = 10_000
-
-    # The books. None: a folder inside data_dir.
     ledger_uri: str | None = None
     ledger_seal_seconds: Annotated[int, Ge(1), Le(3600)] = 60
-    # How long published files are kept. 0: for ever. None: in a place of the operator's for ever,
-    # in the data folder for a week, or as long as they are needed where that is longer.
     ledger_retention_hours: Annotated[int, Ge(0)] | None = None
-
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -32,7 +32,7 @@ def trio(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_fourth_node_joins_and_leaves_under_load(
     trio: Trio, kafka: KafkaBroker, topic: str
 ) -> None:
-    """As docs/OPERATIONS.md says: who joins starts first, who leaves stops last."""
+    """As docs/RUNBOOK.md says: who joins starts first, who leaves stops last."""
     three = list(trio.nodes)
     with Load(trio.client(timeout=30.0), topic) as load:
         load.wait_for_more()

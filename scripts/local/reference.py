@@ -1,0 +1,224 @@
+"""Writes the tables of settings, errors and metrics in docs/OPERATIONS.md from the code's own.
+
+Names, defaults, codes and kinds, and what each one means, are taken from where they are declared:
+`Config`, `Reason` and the table of metrics. What only this document can say, such as where to read
+on, is below. A test compares the document with what this would write.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.config import Config
+from delaywheel_replica.server.metrics.catalogue import METRICS
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+
+MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
+    Reason.DUE_BEYOND_SPAN: "The text names the greatest delay.",
+    Reason.DUE_TOO_OLD: (
+        "Many of these: look at the clocks of callers, and for deadlines longer than "
+        "`late_window_seconds`."
+    ),
+    Reason.DUE_PASSED: "Only the SDK gives it.",
+    Reason.TOPIC_INVALID: "None of our own three topics.",
+    Reason.TOPIC_UNKNOWN: "Or set `create_topics`. A new topic is known within about 2 s.",
+    Reason.MESSAGE_TOO_LARGE: (
+        "Or raise `max_message_bytes` and the topic's `max.message.bytes`, of which 275"
+        " bytes are kept for our headers and Kafka's own."
+    ),
+    Reason.HEADER_INVALID: "Kafka clients in C end a name at U+0000.",
+    Reason.REQUEST_MALFORMED: "The text says what does not agree.",
+    Reason.TOO_MANY_MESSAGES: "The SDK splits by itself.",
+    Reason.REQUEST_TOO_LARGE: "The SDK splits by itself.",
+    Reason.BACKPRESSURE: (
+        "Often the disk is slow, or callers need larger batches; `max_in_flight_bytes` is memory."
+    ),
+    Reason.NO_WHEEL: (
+        "The text says what keeps the node from Kafka; see [no "
+        "leader](RUNBOOK.md#no-leader-is-elected)."
+    ),
+    Reason.NOT_ENOUGH_REPLICAS: "A node alone never gives it.",
+    Reason.DISK_FULL: "See [the disk is full](RUNBOOK.md#the-disk-is-full).",
+    Reason.DISK_STALLED: "See [the disk hangs](RUNBOOK.md#the-disk-hangs).",
+    Reason.WHEEL_LOST: (
+        "The wheel ended before `min_insync` members held the message: a new leader "
+        "fenced or closed it, or the node stops; it goes on with its spare wheel. Or a "
+        "write failed: look at the disk and the log. Or, says the text, fewer than "
+        "`min_insync` members held it within 2 s: look at the others, and at this "
+        "node's disk."
+    ),
+    Reason.INTERNAL: "The log has the trace: please report it.",
+    Reason.MESSAGE_NOT_FOUND: "The ledger and the topics know which.",
+    Reason.NOT_UP_TO_DATE: (
+        "The node catches up by itself: see `behind` in `delaywheel status`. If it "
+        "lasts, or with a node alone, some frame of that second cannot be read: "
+        "[`delaywheel verify`](RUNBOOK.md#delaywheel-verify)."
+    ),
+    Reason.NO_LEADER: (
+        "See [no leader](RUNBOOK.md#no-leader-is-elected). Or the leader's node takes "
+        "nothing now: the text says why (DRAINING)."
+    ),
+    Reason.CANCEL_UNKNOWN: "It was waited for, 10 s at most.",
+    Reason.SEARCHES_BUSY: "One search runs at a time, and eight wait.",
+    Reason.NODE_NOT_HEARD: (
+        "The text names the folder that is heard, if it is another than the one that was asked for."
+    ),
+    Reason.NOTHING_TO_REPLACE: "Or the node was never registered.",
+    Reason.NODE_LEADS: "See [taking a node out](RUNBOOK.md#taking-a-node-out).",
+    Reason.NODE_IN_USE: "See [taking a node out](RUNBOOK.md#taking-a-node-out).",
+    Reason.NODE_CHANGE_UNKNOWN: "It was waited for, 10 s at most.",
+    Reason.SET_BACK_TOO_OFTEN: "See [a clock was ahead](RUNBOOK.md#a-clock-was-ahead).",
+    Reason.SET_BACK_UNKNOWN: "It was waited for, 10 s at most.",
+}
+"""What operators should know beyond the advice that callers get."""
+
+MORE_OF_METRICS: Final[Mapping[str, str]] = {
+    "delaywheel_topic_accepted_messages_total": (
+        "The first 100 topics after a start are told apart; all others are one, `(others)`."
+    ),
+    "delaywheel_acknowledgement_duration_seconds": "Buckets from 1 ms to 2.5 s.",
+    "delaywheel_refused_messages_total": (
+        "All reasons that a message may be answered with are there from the start."
+    ),
+    "delaywheel_refused_calls_total": "`call` is the method's name.",
+    "delaywheel_pending_messages": (
+        "`overdue`, then the end of each range: `1s` (the second that runs now), `10s`,"
+        " `1m`, `10m`, `1h`, `1d`, `beyond`; each begins where the one before it ends. "
+        "Copies of other nodes' messages count, and retries: never add up nodes. "
+        "Cancelled ones do not."
+    ),
+    "delaywheel_ledger_gaps_total": "An audit misses them.",
+    "delaywheel_wheels": "`role`: `open`, `spare`, `left`, `mirror`.",
+    "delaywheel_in_sync_members": "No sample while no wheel is open.",
+    "delaywheel_peer_settings_differ": "A change under way, or a mistake.",
+    "delaywheel_peer_malformed_messages_total": "Alert above 0.",
+    "delaywheel_implausible_beats_total": (
+        "They were ignored, or forgotten within a second of that node's own. Any says "
+        "that a node tells wrong things: look at all."
+    ),
+    "delaywheel_role": "`standby`, `candidate`, `resting`, `leading`.",
+    "delaywheel_elections_total": "Grows only with trouble.",
+    "delaywheel_topic_forwarded_messages_total": (
+        "As for the accepted ones, 100 topics are told apart."
+    ),
+    "delaywheel_dead_letters_total": "All [reasons](#dead-letters) are there from the start.",
+    "delaywheel_lost_frames_total": "Any is an incident.",
+    "delaywheel_commit_duration_seconds": "Buckets from 5 ms to 10 s; idle ones count.",
+    "delaywheel_lateness_seconds": "Buckets from 5 ms to 1 h.",
+    "delaywheel_overdue_seconds": (
+        "While nobody leads, or the leader rests: how late a message *may* be."
+    ),
+    "delaywheel_progress_timestamp_seconds": (
+        "The surest alarm: `time()` less it grows whatever the cause."
+    ),
+    "delaywheel_registered_wheels": "`state`: `open`, `closed`.",
+}
+"""What goes beyond a metric's help text."""
+
+
+def written(document: str) -> str:
+    """The document with its tables as the code has them now."""
+    for table in (settings(), errors(), metrics()):
+        header, lines = table[0], "\n".join(table) + "\n"
+        before, found, after = document.partition(f"{header}\n")
+        if not found:
+            raise ValueError(f"no table begins with {header}")
+        rest = re.sub(r"\A(?:\|.*\n)+", "", after)
+        document = f"{before}{lines}{rest}"
+    return document
+
+
+def settings() -> list[str]:
+    """One row for each setting: its name, its default, and what its docstring says."""
+    meanings = _attributes(Config)
+    rows = [(f"`{field.name}`", _default(field), meanings[field.name]) for field in fields(Config)]
+    return _table(("setting", "default", "meaning"), rows)
+
+
+def errors() -> list[str]:
+    """One row for each reason."""
+    said = {True: "yes", False: "no"}
+    rows = [
+        (
+            f"`{reason.value}`",
+            reason.code.name,
+            said[reason.retry_helps],
+            said[reason.outcome_known],
+            _joined(reason.advice, MORE_OF_REASONS.get(reason)),
+        )
+        for reason in Reason
+    ]
+    return _table(("reason", "code", "again", "known", "what to do"), rows)
+
+
+def metrics() -> list[str]:
+    """One row for each metric."""
+    rows = [
+        (
+            f"`{spec.name}`",
+            spec.kind.value,
+            " ".join(f"`{label}`" for label in spec.labels),
+            _joined(spec.text, MORE_OF_METRICS.get(spec.name)),
+        )
+        for spec in METRICS
+    ]
+    return _table(("metric", "type", "labels", "meaning"), rows)
+
+
+def _attributes(of: type) -> dict[str, str]:
+    """What a class's docstring says of each of its attributes, in one line each."""
+    told = (of.__doc__ or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", told, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    if field.name == "levels":
+        return "see below"  # too long for a table
+    if value is MISSING:
+        return "required"
+    return "none" if value is None else f"`{json.dumps(value)}`"
+
+
+def _joined(text: str, more: str | None) -> str:
+    told = text.replace("<", "\\<")  # in advice it is no tag
+    return told if more is None else f"{told} {more}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = "|---" * len(header) + "|"
+    lines = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in (header, *rows))
+    first, *others = lines
+    return [first, rule, *others]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the tables, or with `--check` compares; 1 when they are out of date."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/reference", description="Write the tables of docs/OPERATIONS.md."
+    )
+    parser.add_argument("--check", action="store_true", help="change nothing, compare")
+    check = parser.parse_args(arguments).check
+    document = DOCUMENT.read_text(encoding="utf-8")
+    new = written(document)
+    if new == document:
+        return 0
+    if check:
+        print("docs/OPERATIONS.md is out of date: run scripts/reference", file=sys.stderr)
+        return 1
+    DOCUMENT.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
