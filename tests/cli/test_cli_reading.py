@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, datetime
 from typing import Any
 
@@ -573,6 +574,47 @@ def test_search_asks_page_after_page_up_to_the_limit(command: Command, node: Scr
     assert not wanted.HasField("to_ms")
 
 
+def test_cancel_of_many_lists_asks_and_tells(
+    command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def behave(_node: object, request: pb.CancelManyRequest, _context: object) -> object:
+        cancelled, late = pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE
+        pending = pb.CANCEL_OUTCOME_UNSPECIFIED
+        outcomes = [pending, pending] if request.dry_run else [cancelled, late]
+        results = [
+            pb.CancelResult(handle=HANDLE, due_ms=1_900_000_000_000, topic="t", outcome=outcome)
+            for outcome in outcomes
+        ]
+        looked = pb.Looked(node="n1", messages=9, length_bytes=99)
+        return pb.CancelManyResponse(results=results, looked=looked)
+
+    node.otherwise_many = behave
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
+    refused = command("cancel", "--topic", "t")
+    assert refused.code == 1
+    assert "Withdraw 2 messages? [y/N]" in refused.err
+    assert HANDLE in refused.err
+    assert [each.dry_run for each in node.many] == [True]
+    ended = command("cancel", "--topic", "t")
+    assert ended.code == 1
+    assert ended.out == "1 CANCELLED\n1 too late: nothing was done\n"
+    assert "NOT_ALL_CANCELLED: 1 message of 2 may be delivered" in ended.err
+    assert [each.dry_run for each in node.many] == [True, True, False]
+    dry = command("cancel", "--topic", "t", "--dry-run", "--json")
+    assert dry.code == 0
+    assert dry.document["messages"][0]["outcome"] == "pending"
+    assert dry.document["looked"]["messages"] == 9
+
+
+@pytest.mark.parametrize("more", [("--topic", "t"), ("--dry-run",), ("--from", "now")])
+def test_cancel_means_one_message_or_what_many_have(
+    command: Command, more: tuple[str, ...]
+) -> None:
+    ended = command("cancel", HANDLE, *more)
+    assert ended.code == 2
+    assert "HANDLE_AMBIGUOUS" in ended.err
+
+
 def test_search_tells_what_was_not_looked_at(command: Command, node: ScriptedNode) -> None:
     looked = pb.Looked(node="n1", messages=1, length_bytes=1, to_slot=1_900_000_000)
     looked.incomplete = True
@@ -632,6 +674,8 @@ def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at
 def test_message_must_be_named_in_one_way(
     command: Command, name: str, named: tuple[str, ...]
 ) -> None:
+    if (name, named) == ("cancel", ("--id", ID.hex())):
+        return  # all that have it
     ended = command(name, *named)
     assert ended.code == 2
     assert "HANDLE_" in ended.err

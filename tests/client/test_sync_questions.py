@@ -134,3 +134,29 @@ class TestSearch:
         )
         with FakeService(answer(page)) as service, Client(service.address) as client:
             assert not client.search(limit=1).complete
+
+
+class TestCancelMany:
+    def test_each_outcome_is_told_over_all_pages(self) -> None:
+        def page(*outcomes: pb.CancelOutcome.ValueType, token: str = "") -> Behaviour:
+            results = [
+                pb.CancelResult(handle=f"a.1:{17 + outcome}:" + "0" * 32, outcome=outcome)
+                for outcome in outcomes
+            ]
+            return answer(pb.CancelManyResponse(results=results, next_page_token=token))
+
+        first = page(pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, token="x")
+        # A reply is lost: what that attempt did, the next one tells.
+        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
+        second = page(pb.CANCEL_OUTCOME_UNSPECIFIED)
+        with (
+            FakeService(first, lost, second) as service,
+            Client(service.address) as client,
+        ):
+            came_to = client.cancel_many("orders", key=b"k", dry_run=True)
+        assert [handle.slot for handle in came_to.cancelled] == [18]
+        assert [handle.slot for handle in came_to.too_late] == [20]
+        assert [handle.slot for handle in came_to.unknown] == [17]
+        assert came_to.complete
+        assert [each.page_token for each in service.many] == ["", "x", "x"]
+        assert all(each.dry_run and each.filter.key == b"k" for each in service.many)

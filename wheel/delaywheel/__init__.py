@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from delaywheel.client.exchange.pending import PendingResult
     from delaywheel.client.exchange.settings import Queue
-    from delaywheel.client.searching import FoundMessages
+    from delaywheel.client.searching import FoundMessages, ManyCancelled
     from delaywheel.client.sync import Client
     from delaywheel.errors import (
         CallFailedError,
@@ -45,6 +45,7 @@ __all__ = [
     "FoundMessages",
     "Handle",
     "KafkaPlace",
+    "ManyCancelled",
     "Message",
     "MessageInvalidError",
     "MessageState",
@@ -62,7 +63,7 @@ _HOMES = {
     "client.exchange.answers": ("CancelOutcome", "KafkaPlace", "MessageState", "StoredMessage"),
     "client.exchange.pending": ("PendingResult",),
     "client.exchange.settings": ("Queue",),
-    "client.searching": ("FoundMessages",),
+    "client.searching": ("FoundMessages", "ManyCancelled"),
     "client.sync": ("Client",),
     "errors": (
         "CallFailedError",

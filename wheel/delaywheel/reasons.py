@@ -276,6 +276,12 @@ class Reason(StrEnum):
         _FINAL,
         "Give next_page_token as it was returned, for the same slot.",
     )
+    FILTER_MISSING = (
+        "FILTER_MISSING",
+        _INVALID,
+        _FINAL,
+        "Say which messages: by topic, key, header or id; a time alone is not enough.",
+    )
     SEARCHES_BUSY = (
         "SEARCHES_BUSY",
         _EXHAUSTED,

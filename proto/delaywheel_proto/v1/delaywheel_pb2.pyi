@@ -826,6 +826,101 @@ class Filter(_message.Message):
 Global___Filter: _TypeAlias = Filter  # noqa: Y015
 
 @_typing.final
+class CancelManyRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """0 = 100; at most 1,000 in one call."""
+    page_token: _builtins.str
+    """With the same filter."""
+    dry_run: _builtins.bool
+    """Change nothing, tell which they are."""
+    @_builtins.property
+    def filter(self) -> Global___Filter:
+        """It has to name more than a time."""
+
+    def __init__(
+        self,
+        *,
+        filter: Global___Filter | None = ...,
+        limit: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "filter", b"filter", "limit", b"limit", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelManyRequest: _TypeAlias = CancelManyRequest  # noqa: Y015
+
+@_typing.final
+class CancelResult(_message.Message):
+    """One message that was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    handle: _builtins.str
+    due_ms: _builtins.int
+    topic: _builtins.str
+    outcome: Global___CancelOutcome.ValueType
+    """CANCELLED: it is never delivered. TOO_LATE: nothing was done. UNSPECIFIED: it is not known whether
+    it was withdrawn, ask again; in a dry run: it is pending.
+    """
+    def __init__(
+        self,
+        *,
+        handle: _builtins.str = ...,
+        due_ms: _builtins.int = ...,
+        topic: _builtins.str = ...,
+        outcome: Global___CancelOutcome.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "handle", b"handle", "outcome", b"outcome", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelResult: _TypeAlias = CancelResult  # noqa: Y015
+
+@_typing.final
+class CancelManyResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    LOOKED_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page: all that was asked for was looked at."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelResult]: ...
+    @_builtins.property
+    def looked(self) -> Global___Looked: ...
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___CancelResult] | None = ...,
+        next_page_token: _builtins.str = ...,
+        looked: Global___Looked | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked", "next_page_token", b"next_page_token", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelManyResponse: _TypeAlias = CancelManyResponse  # noqa: Y015
+
+@_typing.final
 class SearchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

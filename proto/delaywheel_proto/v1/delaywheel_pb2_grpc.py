@@ -49,6 +49,11 @@ class DelayWheelStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.CancelMany = channel.unary_unary(
+                '/delaywheel.v1.DelayWheel/CancelMany',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyResponse.FromString,
+                _registered_method=True)
         self.GetMessage = channel.unary_unary(
                 '/delaywheel.v1.DelayWheel/GetMessage',
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.GetMessageRequest.SerializeToString,
@@ -95,6 +100,14 @@ class DelayWheelServicer(object):
 
     def Cancel(self, request, context):
         """Withdraws a pending message. CANCELLED means that it is never delivered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMany(self, request, context):
+        """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
+        tells which they are. It may be repeated: what was cancelled before is told as such.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,6 +166,11 @@ def add_DelayWheelServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.SerializeToString,
+            ),
+            'CancelMany': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMany,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyResponse.SerializeToString,
             ),
             'GetMessage': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMessage,
@@ -261,6 +279,33 @@ class DelayWheel(object):
             '/delaywheel.v1.DelayWheel/Cancel',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMany(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheel/CancelMany',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class DelayWheelStub:
     """The same, many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
+    CancelMany: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]
+    """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
+    tells which they are. It may be repeated: what was cancelled before is told as such.
+    """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]
     """Finds one message by handle, or by id and due."""
     Search: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]
@@ -67,6 +71,10 @@ class DelayWheelAsyncStub(DelayWheelStub):
     """The same, many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]  # type: ignore[assignment]
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
+    CancelMany: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]  # type: ignore[assignment]
+    """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
+    tells which they are. It may be repeated: what was cancelled before is told as such.
+    """
     GetMessage: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]  # type: ignore[assignment]
     """Finds one message by handle, or by id and due."""
     Search: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]  # type: ignore[assignment]
@@ -104,6 +112,16 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.CancelResponse, _abc.Awaitable[_delaywheel_pb2.CancelResponse]]:
         """Withdraws a pending message. CANCELLED means that it is never delivered."""
+
+    @_abc_1.abstractmethod
+    def CancelMany(
+        self,
+        request: _delaywheel_pb2.CancelManyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.CancelManyResponse, _abc.Awaitable[_delaywheel_pb2.CancelManyResponse]]:
+        """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
+        tells which they are. It may be repeated: what was cancelled before is told as such.
+        """
 
     @_abc_1.abstractmethod
     def GetMessage(

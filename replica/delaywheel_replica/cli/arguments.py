@@ -162,8 +162,21 @@ def search(parser: Parser) -> None:
     options.asking(parser)
 
 
+def cancel(parser: Parser) -> None:
+    """Of `cancel`."""
+    options.one_message(parser)
+    options.wanted(parser, with_id=False)
+    options.limit(parser, 1_000, "messages, where several are meant")
+    parser.argument(
+        "--dry-run", action="store_true", help="where several are meant: only tell which they are"
+    )
+    options.yes(parser)
+    options.as_json(parser)
+    options.asking(parser)
+
+
 def one_message(parser: Parser) -> None:
-    """Of `get` and `cancel`."""
+    """Of `get`."""
     options.one_message(parser)
     options.as_json(parser)
     options.asking(parser)

@@ -114,11 +114,21 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
         """,
     ),
     "cancel": Command(
-        "Withdraw a pending message; exit code 0 only if it is never delivered.",
-        f"{_DOING}.pending.messages:cancel",
-        arguments.one_message,
-        examples="""
+        "Withdraw a pending message, or many; exit code 0 only if none is delivered.",
+        f"{_DOING}.pending.cancel:cancel",
+        arguments.cancel,
+        "Without a handle, or an id with its due, all pending messages are meant that have what "
+        "is given: they are listed, it asks, and withdraws them, each by itself. What was too "
+        "late, what is not known and what was not looked at is told.",
+        """
             delaywheel cancel "$handle" || echo "too late, or not known"
+
+            # All of a customer's
+            delaywheel cancel --topic reminders --key 42 --dry-run
+            delaywheel cancel --topic reminders --key 42 --yes
+
+            # By the id alone
+            delaywheel cancel --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --from now --to now+1d
         """,
     ),
     "status": Command(

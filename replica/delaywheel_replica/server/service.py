@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.cluster.asking import Asking
+from delaywheel_replica.server.lookup.cancel_many import CancelMany
 from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
@@ -31,6 +32,7 @@ class DelayWheelService:
         queries: Queries,
         search: Search,
         cancels: Cancels,
+        cancel_many: CancelMany,
         asking: Asking,
         passing: Passing,
         places: Places,
@@ -42,6 +44,7 @@ class DelayWheelService:
         self._passing = passing
         self._places = places
         self._cancels = cancels
+        self._cancel_many = cancel_many
         self._asking = asking
         self._max_message_bytes = max_message_bytes
 
@@ -53,7 +56,7 @@ class DelayWheelService:
                 return longest + self._max_message_bytes if request.with_content else longest
             case pb.GetMessageRequest():
                 return self._max_message_bytes
-            case pb.ListSlotsRequest() | pb.DescribeClusterRequest():
+            case pb.ListSlotsRequest() | pb.DescribeClusterRequest() | pb.CancelManyRequest():
                 return _LIST_BYTES
             case _:
                 return _SHORT_BYTES
@@ -62,6 +65,13 @@ class DelayWheelService:
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
         return await self._cancels.cancel(request, passed=passed)
+
+    async def CancelMany(  # noqa: N802 - gRPC's names
+        self, request: pb.CancelManyRequest, context: Context
+    ) -> pb.CancelManyResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._cancel_many.cancel_many(request, passed=passed)
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context

@@ -46,6 +46,7 @@ from delaywheel_replica.server.ledger.assignment import publishable, registered
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
+from delaywheel_replica.server.lookup.cancel_many import CancelMany
 from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.places import Places
@@ -192,10 +193,19 @@ class Server:
             ask=self._link.send,
             next_word=self._hearing.next_word,
         )
+        cancel_many = CancelMany(
+            self._view,
+            self._search,
+            writing,
+            self._passing,
+            ask=self._link.send,
+            next_word=self._hearing.next_word,
+        )
         questions = DelayWheelService(
             self._queries,
             self._search,
             cancels,
+            cancel_many,
             self._asking(disk),
             self._passing,
             places,

@@ -108,6 +108,18 @@ def late_cancel(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(r"client +cancels many", r"delivers", r"client +hears of many")
+def many_cancels(script: Script) -> None:
+    """Many cancels are written together while transactions take their messages apart."""
+    script.do(2_500, "kafka_faults", changes={"way_us": (30_000, 60_000)}, ms=9_000)
+    for at_ms in range(3_000, 10_000, 1_500):
+        firsts = [script.send(at_ms, "cb", delay_ms=300 + 60 * n) for n in range(12)]
+        script.cancel_many(script.about(at_ms + 150), firsts, "a")
+        for node in "bc":
+            script.mute(at_ms + 100, "Applied Gossip", node, "a", ms=script.about(400, 250))
+    script.until_ms = 12_000
+
+
 @DELIVERY(r"client +cancels", r"delivers")
 def slow_cancel(script: Script) -> None:
     """Interleaving 2: a cancel is mirrored slowly while the cleaner takes its message."""

@@ -6,12 +6,22 @@ for it stands first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from sim.plans.plan import Action, CancelOrder, Draft, Plan, Request, Settings, Step, in_order
+from sim.plans.plan import (
+    Action,
+    CancelManyOrder,
+    CancelOrder,
+    Draft,
+    Plan,
+    Request,
+    Settings,
+    Step,
+    in_order,
+)
 
 FOREVER_MS = 120_000
 """Until everything heals."""
@@ -94,6 +104,10 @@ class Script:
     def cancel(self, at_ms: int, number: int, node: str) -> None:
         """A caller withdraws a message."""
         self._steps.append(CancelOrder(at_ms, number, (node,)))
+
+    def cancel_many(self, at_ms: int, numbers: Iterable[int], node: str) -> None:
+        """A caller withdraws several messages with one call."""
+        self._steps.append(CancelManyOrder(at_ms, tuple(numbers), (node,)))
 
 
 Drill = Callable[[Script], None]

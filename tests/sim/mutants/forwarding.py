@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -104,6 +105,15 @@ def finished_is_not_found() -> list[Patch]:
         return real(replace(view, progress=progress))
 
     return [everywhere(real, before_writing)]
+
+
+def many_cancels_as_one() -> list[Patch]:
+    real = cancelling.after_writing
+
+    def as_the_first(views: Mapping[object, CancelView]) -> dict[object, CancelDecision]:
+        return {key: real(next(iter(views.values()))) for key in views}
+
+    return [everywhere(cancelling.after_writing_many, as_the_first)]
 
 
 def cancelled_before_the_commit() -> list[Patch]:
@@ -215,6 +225,12 @@ FORWARDING = {
         finished_is_not_found,
         "told not to be found",
         ("long_done",),
+    ),
+    "many cancels are answered as one": Mutant(
+        "of cancels that were written together all are told to be what the first is",
+        many_cancels_as_one,
+        "after it was (cancelled|delivered)",
+        ("many_cancels",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

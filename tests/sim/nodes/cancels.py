@@ -7,7 +7,7 @@ committed progress is looked at again with every word of the cleaner.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
+    after_writing_many,
     before_writing,
     others_to_ask,
 )
@@ -36,6 +37,7 @@ CLEANER_FRESH_MS = 1_000
 WAIT_MS = 2_000
 
 OnDecision = Callable[[CancelDecision], None]
+OnDecisions = Callable[[dict[Key, CancelDecision]], None]
 
 
 @dataclass(slots=True)
@@ -48,6 +50,16 @@ class _Waiting:
     on_answer: OnDecision
 
 
+@dataclass(slots=True)
+class _WaitingMany:
+    """Cancels that were written together."""
+
+    found: dict[Key, Found]
+    decisions: dict[Key, CancelDecision]
+    until_ms: int
+    on_answer: OnDecisions
+
+
 class Cancels:
     """Withdraws messages at one server."""
 
@@ -55,6 +67,7 @@ class Cancels:
         self._server = server
         self._scanner = Scanner(server.node.disk, server.node.data)
         self._waiting: list[_Waiting] = []
+        self._waiting_many: list[_WaitingMany] = []
 
     def leading(self) -> CleanerStatus | None:
         """The cleaner's row, if it lives and leads."""
@@ -77,8 +90,58 @@ class Cancels:
         else:
             on_answer(decision)
 
+    def ask_many(self, keys: list[Key], on_answer: OnDecisions) -> None:
+        """A caller withdraws messages that are written together."""
+        decisions = {key: before_writing(self._sight(key, self._find_one(key))) for key in keys}
+        if CancelDecision.NO_LEADER in decisions.values():
+            on_answer(dict.fromkeys(keys, CancelDecision.NO_LEADER))
+            return
+        chosen = [key for key, decided in decisions.items() if decided is CancelDecision.WRITE]
+
+        def written(outcome: Outcome) -> None:
+            whole = isinstance(outcome, Committed)
+            for row, key in enumerate(chosen):
+                failed = not isinstance(outcome, Committed) or row in outcome.failed
+                decisions[key] = CancelDecision.UNKNOWN if failed else CancelDecision.WAIT
+            if not whole:
+                on_answer(decisions)
+                return
+            self._wait_for_many(decisions, on_answer)
+
+        if chosen:
+            self._server.write(Request(_cancels_of(chosen), Kind.CANCELS, written))
+        else:
+            self._wait_for_many(decisions, on_answer)
+
+    def _wait_for_many(self, decisions: dict[Key, CancelDecision], on_answer: OnDecisions) -> None:
+        found = {
+            key: self._find_one(key)
+            for key, decided in decisions.items()
+            if decided is CancelDecision.WAIT
+        }
+        until_ms = self._server.now_ms() + WAIT_MS
+        self._waiting_many.append(_WaitingMany(found, decisions, until_ms, on_answer))
+        self._server.node.commit_soon()
+        self.look()
+
+    def _look_at_many(self) -> None:
+        waiting, self._waiting_many = self._waiting_many, []
+        for each in waiting:
+            undecided = {
+                key: self._sight(key, found)
+                for key, found in each.found.items()
+                if each.decisions[key] is CancelDecision.WAIT
+            }
+            each.decisions |= after_writing_many(undecided)
+            over = self._server.now_ms() >= each.until_ms
+            if over or CancelDecision.WAIT not in each.decisions.values():
+                each.on_answer(each.decisions)
+            else:
+                self._waiting_many.append(each)
+
     def look(self) -> None:
         """Perhaps there is a new progress."""
+        self._look_at_many()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             decision = after_writing(self._sight(each.key, each.found))
@@ -90,18 +153,13 @@ class Cancels:
                 self._waiting.append(each)
 
     def _write(self, key: Key, on_answer: OnDecision) -> None:
-        id_, due_ms = key
-        columns = Columns.of_cancels(
-            np.array([due_ms], dtype=np.int64), np.frombuffer(id_, dtype=np.uint8).reshape(1, -1)
-        )
-
         def written(outcome: Outcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
                 self._wait(key, self._find(key), on_answer)
             else:
                 on_answer(CancelDecision.UNKNOWN)
 
-        self._server.write(Request(columns, Kind.CANCELS, written))
+        self._server.write(Request(_cancels_of([key]), Kind.CANCELS, written))
 
     def _wait(self, key: Key, found: Found, on_answer: OnDecision) -> None:
         until_ms = self._server.now_ms() + WAIT_MS
@@ -144,6 +202,11 @@ class Cancels:
         found = self._find(key)
         return False if found.copies else found.complete or None
 
+    def _find_one(self, key: Key) -> Found:
+        """One copy of a message and its cancels: of others nothing is known, as after a search."""
+        found = self._find(key)
+        return replace(found, copies=found.copies[:1], complete=False)
+
     def _find(self, key: Key) -> Found:
         """Where a message and its cancels lie.
 
@@ -164,3 +227,8 @@ class Cancels:
         found = self._scanner.find(slot, id_, limits, due_ms, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.beat, heard)
         return found
+
+
+def _cancels_of(keys: list[Key]) -> Columns:
+    ids = np.frombuffer(b"".join(id_ for id_, _ in keys), dtype=np.uint8).reshape(len(keys), -1)
+    return Columns.of_cancels(np.array([due_ms for _, due_ms in keys], dtype=np.int64), ids)

@@ -15,13 +15,17 @@ from sim.checking.book import Book, Entry, Fate
 from sim.checking.truth import Key
 from sim.machine.scheduler import US_PER_MS, Scheduler
 from sim.machine.trace import Trace
-from sim.plans.plan import CancelOrder, Draft, Request
+from sim.plans.plan import CancelManyOrder, CancelOrder, Draft, Request
 
 BACKOFF_MS = (50, 100, 200, 400)
 AGAIN_MS = 1_500
 
 Verdicts = list[Reason | None]
 """Of each message why it was refused; None: it is acknowledged."""
+
+
+Decisions = dict[Key, CancelDecision]
+"""Of each message what became of its cancel."""
 
 
 class Frontend(Protocol):
@@ -32,6 +36,11 @@ class Frontend(Protocol):
 
     def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
         """Asks to cancel; there may be no answer."""
+
+    def cancel_many(
+        self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
+    ) -> None:
+        """Asks to cancel several; there may be no answer."""
 
 
 class Ears(Protocol):
@@ -68,6 +77,13 @@ class Clients:
         entry = self.book.entries.get(order.number)
         if entry is not None:
             _Canceller(self, order, entry).start()
+
+    def cancel_many(self, order: CancelManyOrder) -> None:
+        """A caller begins to withdraw several messages."""
+        known = self.book.entries
+        entries = [known[number] for number in order.numbers if number in known]
+        if entries:
+            _ManyCanceller(self, order, entries).start()
 
     def _entered(self, draft: Draft, now_ms: int) -> Entry:
         return self.book.entries.get(draft.number) or self.book.enter(draft, now_ms)
@@ -208,6 +224,43 @@ class _Canceller(_Caller):
         self.clients.trace.add("client", f"hears of m{entry.number}:", decision.value)
         self.clients.ears.cancel_answered(entry, decision)
         if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
+            self.try_later()
+        else:
+            self.end()
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self.try_later()
+
+
+class _ManyCanceller(_Caller):
+    def __init__(self, clients: Clients, order: CancelManyOrder, entries: list[Entry]) -> None:
+        super().__init__(clients, order.nodes, order.patience_ms)
+        self._waiting = {entry.key: entry for entry in entries}
+
+    def try_it(self) -> None:
+        for entry in self._waiting.values():
+            entry.cancel_tried = True
+        attempt = self.attempt
+
+        def on_answer(decisions: Decisions) -> None:
+            if attempt == self.attempt:
+                self._answered(decisions)
+
+        numbers = (f"m{entry.number}" for entry in self._waiting.values())
+        self.clients.trace.add("client", "cancels many at", self.node, *numbers)
+        self.clients.frontend.cancel_many(self.node, list(self._waiting), on_answer)
+        self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
+
+    def _answered(self, decisions: Decisions) -> None:
+        told = (f"m{self._waiting[key].number}:{d.value}" for key, d in decisions.items())
+        self.clients.trace.add("client", "hears of many:", *told)
+        unknown = {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN, CancelDecision.WAIT}
+        for key, decision in decisions.items():
+            self.clients.ears.cancel_answered(self._waiting[key], decision)
+            if decision not in unknown:
+                del self._waiting[key]
+        if self._waiting:
             self.try_later()
         else:
             self.end()

@@ -9,7 +9,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.checking.book import Entry
 from sim.checking.truth import Key
-from sim.nodes.clients import Verdicts
+from sim.nodes.clients import Decisions, Verdicts
 from sim.nodes.server import SimServer
 
 if TYPE_CHECKING:
@@ -52,6 +52,19 @@ class Frontend:
 
         away = CancelDecision.NO_LEADER
         self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
+
+    def cancel_many(
+        self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
+    ) -> None:
+        """Asks to cancel several, wherever the leader is; there may be no answer."""
+        leader = self._leader_known_at(node)
+
+        def arrive(server: SimServer, answer: Answer) -> None:
+            server.run(server.cancel_many, keys, answer)
+
+        away = dict.fromkeys(keys, CancelDecision.NO_LEADER)
+        unknown = dict.fromkeys(keys, CancelDecision.UNKNOWN)
+        self._call(leader or node, arrive, on_answer, (away, unknown))
 
     def broke(self, node: str) -> None:
         """The node's server died: whoever waits for an answer does not know what became of it."""

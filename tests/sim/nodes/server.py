@@ -174,6 +174,10 @@ class SimServer:
         """A caller withdraws a message."""
         self._cancels.ask(key, on_answer)
 
+    def cancel_many(self, keys: list[tuple[bytes, int]], on_answer: Callable[[Any], None]) -> None:
+        """A caller withdraws several messages."""
+        self._cancels.ask_many(keys, on_answer)
+
     def has_none(self, key: tuple[bytes, int]) -> bool | None:
         """What is answered when another node asks whether it has nothing of a message."""
         return self._cancels.has_none(key)

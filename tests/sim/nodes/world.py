@@ -39,7 +39,7 @@ from sim.nodes.clients import Clients
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
 from sim.plans.faults import perform
-from sim.plans.plan import Action, CancelOrder, Plan, Request, Step
+from sim.plans.plan import Action, CancelManyOrder, CancelOrder, Plan, Request, Step
 
 CLUSTER = "sim"
 PARTITIONS = 2
@@ -251,6 +251,8 @@ class World:
                 self.clients.send(step)
             case CancelOrder():
                 self.clients.cancel(step)
+            case CancelManyOrder():
+                self.clients.cancel_many(step)
             case Action():
                 self.trace.add("fault", str(step))
                 perform(self, step.kind, dict(step.arguments))

@@ -107,6 +107,23 @@ class CancelOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelManyOrder:
+    """A caller withdraws several messages with one call, and goes on trying.
+
+    Attributes:
+        at_ms: when it begins.
+        numbers: of the messages.
+        nodes: who is asked, in turns.
+        patience_ms: how long it is tried.
+    """
+
+    at_ms: int
+    numbers: tuple[int, ...]
+    nodes: tuple[str, ...]
+    patience_ms: int = 6_000
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """A fault, or a deed of the operator.
 
@@ -125,7 +142,7 @@ class Action:
         return f"{self.at_ms / 1000:8.3f} {self.kind} {words}".rstrip()
 
 
-Step = Request | CancelOrder | Action
+Step = Request | CancelOrder | CancelManyOrder | Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +186,9 @@ def step_text(step: Step) -> str:
             return f"{step.at_ms / 1000:8.3f} send to {','.join(step.nodes)}: {drafts}"
         case CancelOrder():
             return f"{step.at_ms / 1000:8.3f} cancel m{step.number} at {','.join(step.nodes)}"
+        case CancelManyOrder():
+            numbers = " ".join(f"m{number}" for number in step.numbers)
+            return f"{step.at_ms / 1000:8.3f} cancel {numbers} at {','.join(step.nodes)}"
         case Action():
             return str(step)
 

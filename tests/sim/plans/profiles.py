@@ -14,7 +14,17 @@ from typing import Any
 from sim.checking.book import TOPICS
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
-from sim.plans.plan import Action, CancelOrder, Draft, Plan, Request, Settings, Step, in_order
+from sim.plans.plan import (
+    Action,
+    CancelManyOrder,
+    CancelOrder,
+    Draft,
+    Plan,
+    Request,
+    Settings,
+    Step,
+    in_order,
+)
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
@@ -444,7 +454,7 @@ def _member_changes(random: Random, settings: Settings, until_ms: int) -> Iterat
 # --- callers
 
 
-def _traffic(random: Random, settings: Settings, until_ms: int) -> Iterator[Request | CancelOrder]:
+def _traffic(random: Random, settings: Settings, until_ms: int) -> Iterator[Step]:
     per_s = random.choice((0.5, 1.0, 2.0, 4.0))
     cancels = random.choice((0.0, 0.1, 0.3))
     again = random.choice((0.0, 0.05, 0.3))
@@ -463,9 +473,17 @@ def _traffic(random: Random, settings: Settings, until_ms: int) -> Iterator[Requ
             timeout_ms=random.choice((300, 1_500, 1_500, 4_000)),
             again=random.random() < again,
         )
-        for draft in drafts:
-            if random.random() < cancels:
-                yield _cancel(random, draft, round(at_ms), tuple(nodes))
+        orders = [
+            _cancel(random, draft, round(at_ms), tuple(nodes))
+            for draft in drafts
+            if random.random() < cancels
+        ]
+        if len(orders) > 1:
+            numbers = tuple(order.number for order in orders)
+            one = min(orders, key=lambda order: order.at_ms)
+            yield CancelManyOrder(one.at_ms, numbers, one.nodes, one.patience_ms)
+        else:
+            yield from orders
 
 
 def _drafts(random: Random, settings: Settings, first: int) -> Iterator[Draft]:

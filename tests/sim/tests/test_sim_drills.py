@@ -40,6 +40,7 @@ INTERLEAVINGS = {
 """What once broke a draft of the protocol: what it is, and what must save us, is in the drills."""
 
 FOUND = {
+    "many_cancels",
     "self_fenced",
     "slow_mirror",
     "nobody_left",

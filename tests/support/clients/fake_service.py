@@ -202,6 +202,8 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.cancels: list[pb.CancelRequest] = []
         self.gets: list[pb.GetMessageRequest] = []
         self.searches: list[pb.SearchRequest] = []
+        self.many: list[pb.CancelManyRequest] = []
+        self.otherwise_many: Behaviour = answer(pb.CancelManyResponse())
         self.described: list[pb.DescribeClusterRequest] = []
         self.describe: Behaviour | None = None
         self.levels = {"30s": 30_000, "1m": 60_000}
@@ -278,6 +280,14 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.gets.append(request)
         return self._behave(  # type: ignore[no-any-return]
             request, context, abort(Reason.MESSAGE_NOT_FOUND)
+        )
+
+    def CancelMany(  # noqa: N802
+        self, request: pb.CancelManyRequest, context: grpc.ServicerContext
+    ) -> pb.CancelManyResponse:
+        self.many.append(pb.CancelManyRequest.FromString(request.SerializeToString()))
+        return self._behave(  # type: ignore[no-any-return]
+            request, context, self.otherwise_many
         )
 
     def Search(  # noqa: N802

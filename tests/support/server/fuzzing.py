@@ -184,6 +184,13 @@ _QUESTIONS = (
         with_content=st.booleans(),
     )
     | st.builds(
+        pb.CancelManyRequest,
+        filter=_FILTERS,
+        limit=st.integers(0, 2**32 - 1),
+        page_token=_TEXTS | st.just("5"),
+        dry_run=st.booleans(),
+    )
+    | st.builds(
         pb.SearchRequest,
         filter=_FILTERS,
         page_size=st.integers(0, 2**32 - 1),

@@ -18,7 +18,14 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import cancel_question, get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
-from delaywheel.client.searching import FilterOptions, FoundMessages, Searching, filter_of
+from delaywheel.client.searching import (
+    CancellingMany,
+    FilterOptions,
+    FoundMessages,
+    ManyCancelled,
+    Searching,
+    filter_of,
+)
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
 from delaywheel.reasons import Reason
@@ -164,6 +171,24 @@ class AsyncClient:
             await self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
             searching.add(question.answer())
         return searching.found()
+
+    async def cancel_many(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 1_000,
+        dry_run: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        **options: Unpack[FilterOptions],
+    ) -> ManyCancelled:
+        """Withdraws pending messages that have all that is given; see `Client.cancel_many`."""
+        self._check_open()
+        many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
+        while not many.done:
+            question = many.question()
+            await self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
+            many.add(question.answer())
+        return many.came_to()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Waits until everything that `produce_async` took so far has its result.

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Final, TypedDict
 
 from delaywheel.client.exchange.answers import StoredMessage
-from delaywheel.client.exchange.question import Question, search_question
+from delaywheel.client.exchange.question import Question, cancel_many_question, search_question
 from delaywheel.client.references import Id
-from delaywheel.message import checked_id, unix_ms
+from delaywheel.message import Handle, checked_id, unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 _PAGE: Final = 1_000
@@ -29,6 +29,24 @@ class FilterOptions(TypedDict, total=False):
     header: str | tuple[str, bytes]
     due_from: datetime
     due_to: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ManyCancelled:
+    """What a cancel of many messages came to.
+
+    Attributes:
+        cancelled: never delivered; in a dry run: those that somebody cancelled before.
+        too_late: nothing was done, they are as good as delivered.
+        unknown: withdrawn or not, ask again; in a dry run: those that are pending.
+        complete: everything that was asked for was looked at, and could be read. Else there may be
+            more: the limit was reached, or the node lacks something for the moment.
+    """
+
+    cancelled: tuple[Handle, ...]
+    too_late: tuple[Handle, ...]
+    unknown: tuple[Handle, ...]
+    complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +114,46 @@ class Searching:
         return FoundMessages(
             tuple(map(StoredMessage.of, first.values())),
             not self._request.page_token and not self._incomplete and self._limit > 0,
+        )
+
+
+class CancellingMany:
+    """One cancel of many messages: goes on from page to page until there are enough, or no more."""
+
+    def __init__(self, wanted: pb.Filter, limit: int, *, dry_run: bool) -> None:
+        self._request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
+        self._limit = limit
+        self._results: dict[str, pb.CancelOutcome.ValueType] = {}
+        self._incomplete = False
+        self.done = limit < 1
+        """There is nothing more to be asked."""
+
+    def question(
+        self,
+    ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
+        """The next page is asked for."""
+        self._request.limit = min(self._limit - len(self._results), _PAGE)
+        return cancel_many_question(self._request)
+
+    def add(self, page: pb.CancelManyResponse) -> None:
+        """A page came."""
+        for result in page.results:
+            self._results.setdefault(result.handle, result.outcome)
+        self._incomplete |= page.looked.incomplete
+        self._request.page_token = page.next_page_token
+        self.done = not page.next_page_token or len(self._results) >= self._limit
+
+    def came_to(self) -> ManyCancelled:
+        """What there is when it is done."""
+        known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE}
+        return ManyCancelled(
+            self._of({pb.CANCEL_OUTCOME_CANCELLED}),
+            self._of({pb.CANCEL_OUTCOME_TOO_LATE}),
+            self._of(set(self._results.values()) - known),
+            not self._request.page_token and not self._incomplete and self._limit > 0,
+        )
+
+    def _of(self, outcomes: set[pb.CancelOutcome.ValueType]) -> tuple[Handle, ...]:
+        return tuple(
+            Handle.parse(handle) for handle, one in self._results.items() if one in outcomes
         )

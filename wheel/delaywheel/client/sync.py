@@ -16,7 +16,14 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import cancel_question, get_question
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
-from delaywheel.client.searching import FilterOptions, FoundMessages, Searching, filter_of
+from delaywheel.client.searching import (
+    CancellingMany,
+    FilterOptions,
+    FoundMessages,
+    ManyCancelled,
+    Searching,
+    filter_of,
+)
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
@@ -253,6 +260,45 @@ class Client:
             self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
             searching.add(question.answer())
         return searching.found()
+
+    def cancel_many(
+        self,
+        topic: str | None = None,
+        *,
+        limit: int = 1_000,
+        dry_run: bool = False,
+        timeout: float | None = None,
+        **options: Unpack[FilterOptions],
+    ) -> ManyCancelled:
+        """Withdraws pending messages that have all that is given, each by itself.
+
+        They are looked for as by `search`. It may be repeated: it finds again what is not due yet,
+        and tells of what was cancelled before that it is cancelled.
+
+        Args:
+            topic: The Kafka topic; None: any. More than a time has to be given.
+            limit: At most so many messages.
+            dry_run: Withdraw nothing, tell which they are.
+            timeout: Seconds for a page of up to 1,000 with all its attempts.
+            **options: key, id, header, due_from, due_to: see `FilterOptions`.
+
+        Raises:
+            MessageInvalidError: an id or a due that cannot be.
+            RefusedError: the service refused; FILTER_MISSING.
+            TimedOutError: no answer in time: some may be withdrawn.
+
+        Example:
+            ::
+
+                client.cancel_many("reminders", header=("trip", b"7"))
+        """
+        self._check_open()
+        many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
+        while not many.done:
+            question = many.question()
+            self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
+            many.add(question.answer())
+        return many.came_to()
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` took so far has its result.

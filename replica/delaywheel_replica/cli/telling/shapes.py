@@ -231,6 +231,26 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
     return document
 
 
+def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, Any]:
+    """`delaywheel cancel --json`, where many are meant."""
+    unspecified = "pending" if dry_run else "unknown"
+    return {
+        "dry_run": dry_run,
+        "messages": [
+            {
+                "handle": each.handle,
+                "due_ms": each.due_ms,
+                "topic": each.topic,
+                "outcome": _state(pb.CancelOutcome.Name(each.outcome), "CANCEL_OUTCOME_")
+                if each.outcome
+                else unspecified,
+            }
+            for each in row.results
+        ],
+        "looked": looked(row.looked),
+    }
+
+
 def looked(row: pb.Looked) -> dict[str, Any]:
     """What was looked at, of `delaywheel search --json`."""
     return {

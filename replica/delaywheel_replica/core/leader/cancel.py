@@ -39,14 +39,17 @@ NOT_FOUND asks the others first (`others_to_ask`): what was acknowledged after t
 not heard of yet.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.progress import Position, Progress
 
 TOO_LATE_MS = 100
+
+_Key = TypeVar("_Key")
 
 
 class CancelDecision(StrEnum):
@@ -132,6 +135,14 @@ def after_writing(view: CancelView) -> CancelDecision:
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     return CancelDecision.WAIT
+
+
+def after_writing_many(views: Mapping[_Key, CancelView]) -> dict[_Key, CancelDecision]:
+    """The same of messages whose cancels were written together: each is decided by itself.
+
+    Transactions take them apart: some may be taken before the cancels are, others after.
+    """
+    return {key: after_writing(view) for key, view in views.items()}
 
 
 def _is_to_come(view: CancelView, progress: Progress) -> bool:

@@ -183,8 +183,12 @@ def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
 
 def key_of(columns: Columns, row: int) -> bytes:
     """Id and due of a message, as one key."""
-    id_: bytes = columns.ids[row].tobytes()
-    return id_ + int(columns.due_ms[row]).to_bytes(8, "little")
+    return message_key(columns.ids[row].tobytes(), int(columns.due_ms[row]))
+
+
+def message_key(id_: bytes, due_ms: int) -> bytes:
+    """The same, given both."""
+    return id_ + due_ms.to_bytes(8, "little")
 
 
 def _rows_of(columns: Columns, wanted: NDArray[np.uint8], due_ms: int | None) -> list[int]:

@@ -80,12 +80,14 @@ class Asked:
         token: as the page before told; empty: from the beginning.
         page_size: 0: as many as usual.
         with_content: key, value and headers, too.
+        with_cancelled: those as well that a cancel names.
     """
 
     wanted: Wanted
     token: str = ""
     page_size: int = 0
     with_content: bool = False
+    with_cancelled: bool = False
 
 
 @dataclass(slots=True)
@@ -295,7 +297,9 @@ class Walk:
             for row in asked.wanted.rows(frame.columns):
                 at = Position(frame.wheel, frame.seq, row)
                 key = key_of(frame.columns, row)
-                if _is_before(at, begin.after) or key in cancelled or key in seen:
+                if _is_before(at, begin.after) or key in seen:
+                    continue
+                if key in cancelled and not asked.with_cancelled:
                     continue
                 if held.progress is not None and held.progress.covers(
                     int(frame.columns.due_ms[row]), at
@@ -307,7 +311,7 @@ class Walk:
                         frame,
                         row,
                         held.progress,
-                        cancelled=False,
+                        cancelled=key in cancelled,
                         with_content=asked.with_content,
                     ),
                     at,

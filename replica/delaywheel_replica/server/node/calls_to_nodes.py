@@ -35,6 +35,8 @@ _Answer = TypeVar("_Answer")
 _OF_A_CANCEL: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
 
 _TIMEOUT_S: Final = 12.0
+# What a search may take before anything is cancelled.
+_SEARCHING_S: Final = 4.0
 # Nobody waits longer for what is only good to know.
 _ASKED_BY_THE_WAY_S: Final = 1.0
 # So many callers at once have all others asked for a message; each takes a connection to each.
@@ -94,14 +96,33 @@ class Passing:
                 One that speaks of that node (DRAINING) becomes NO_LEADER or, where the cancel may
                 have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
+        return await self._withdraw(
+            address,
+            lambda channel: rpc.DelayWheelStub(channel).Cancel(
+                request, timeout=_TIMEOUT_S, metadata=AS_PASSED
+            ),
+        )
+
+    async def cancel_many(
+        self, address: str, request: pb.CancelManyRequest
+    ) -> pb.CancelManyResponse:
+        """The same call there.
+
+        Raises:
+            RefusedError: as of `cancel`.
+        """
+        return await self._withdraw(
+            address,
+            lambda channel: rpc.DelayWheelStub(channel).CancelMany(
+                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
+            ),
+        )
+
+    async def _withdraw(
+        self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[_Answer]]
+    ) -> _Answer:
         try:
-            return await self.call(
-                address,
-                lambda channel: rpc.DelayWheelStub(channel).Cancel(
-                    request, timeout=_TIMEOUT_S, metadata=AS_PASSED
-                ),
-                unknown=Reason.CANCEL_UNKNOWN,
-            )
+            return await self.call(address, call, unknown=Reason.CANCEL_UNKNOWN)
         except RefusedError as error:
             reason = error.refusal.reason
             if reason in _OF_A_CANCEL or not reason.retry_helps:

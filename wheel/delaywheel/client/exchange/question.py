@@ -107,6 +107,13 @@ def search_question(
     return Question(request, lambda response, _doubtful: response)
 
 
+def cancel_many_question(
+    request: pb.CancelManyRequest,
+) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
+    """Asks for a page of messages to be withdrawn: what an attempt did, the next one tells."""
+    return Question(request, lambda response, _doubtful: response)
+
+
 def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:
     outcome = CancelOutcome.of(response.outcome)
     if outcome is None:

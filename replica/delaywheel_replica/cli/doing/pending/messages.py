@@ -1,15 +1,13 @@
-"""`delaywheel get` and `delaywheel cancel`: one pending message, by handle or by id and due."""
+"""`delaywheel get`: one message, by handle or by id and due."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from delaywheel import CancelOutcome, Client
 from delaywheel.client.references import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import known
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.failures import Failure
 from delaywheel_replica.cli.telling import shapes
 from delaywheel_replica.cli.telling.tables import bytes_text, print_facts, print_json
 from delaywheel_replica.cli.values import iso
@@ -54,26 +52,6 @@ def get(
             ("value", bytes_text(message.value if message.HasField("value") else None)),
         ]
     )
-
-
-def cancel(
-    handle: str | None,
-    *,
-    message_id: bytes | None,
-    at: datetime | None,
-    as_json: bool,
-    server: str,
-    timeout_s: float,
-) -> None:
-    """Withdraw a pending message; exit code 0 only if it is never delivered."""
-    with Client(server, timeout=timeout_s) as client:
-        outcome = client.cancel(handle, id=message_id, deliver_at=at)
-    if as_json:
-        print_json({"outcome": outcome.value})
-    if outcome is not CancelOutcome.CANCELLED:
-        raise Failure(outcome.value, "the message was not withdrawn")
-    if not as_json:
-        print("CANCELLED: it is never delivered")
 
 
 def _place(message: pb.StoredMessage) -> list[tuple[str, str]]:

@@ -1,0 +1,167 @@
+"""`delaywheel cancel`: one pending message, or all that have what is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+
+from delaywheel import CancelOutcome, Client
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from delaywheel_replica.cli.asking.confirming import confirm, show
+from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.doing.pending.search import wanted_of
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.telling import shapes
+from delaywheel_replica.cli.telling.tables import print_json
+from delaywheel_replica.cli.values import clock, counted, iso
+
+_MESSAGES_PER_CALL = 1_000
+_SHOWN = 20
+
+
+def cancel(  # noqa: PLR0913 - as many as the command has
+    handle: str | None,
+    *,
+    message_id: bytes | None,
+    at: datetime | None,
+    topic: str | None,
+    key: str | None,
+    header: tuple[str, bytes | None] | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    limit: int,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    """Withdraws one message, or what a search finds; exit code 0 only if none is delivered."""
+    wanted = wanted_of(
+        topic=topic,
+        key=key,
+        header=header,
+        message_id=message_id,
+        due_from=due_from,
+        due_to=due_to,
+    )
+    searched = any(given is not None for given in (topic, key, header, due_from, due_to))
+    is_one = handle is not None or at is not None
+    if is_one or not (searched or message_id is not None):
+        if searched or dry_run or not is_one:
+            raise Failure(
+                "HANDLE_AMBIGUOUS",
+                "name one message, by HANDLE or by --id and --at, or say what many have",
+                ExitCode.USAGE,
+            )
+        _cancel_one(handle, message_id, at, as_json=as_json, server=server, timeout_s=timeout_s)
+        return
+    many = _Many(wanted, limit, server, timeout_s)
+    if not yes or dry_run:
+        found = many.ask_for_all(dry_run=True)
+        if not as_json:
+            show(_listed(found))
+        if dry_run:
+            _tell(found, as_json=as_json, dry_run=True)
+            return
+        pending = sum(row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED for row in found.results)
+        if not pending:
+            _tell(found, as_json=as_json, dry_run=True)
+            return
+        confirm(f"Withdraw {counted(pending, 'message')}?", yes=yes)
+    came_to = many.ask_for_all(dry_run=False)
+    _tell(came_to, as_json=as_json, dry_run=False)
+    not_cancelled = sum(row.outcome != pb.CANCEL_OUTCOME_CANCELLED for row in came_to.results)
+    if not_cancelled:
+        raise Failure(
+            "NOT_ALL_CANCELLED",
+            f"{counted(not_cancelled, 'message')} of {len(came_to.results):,} may be delivered",
+        )
+
+
+def _cancel_one(
+    handle: str | None,
+    message_id: bytes | None,
+    at: datetime | None,
+    *,
+    as_json: bool,
+    server: str,
+    timeout_s: float,
+) -> None:
+    with Client(server, timeout=timeout_s) as client:
+        outcome = client.cancel(handle, id=message_id, deliver_at=at)
+    if as_json:
+        print_json({"outcome": outcome.value})
+    if outcome is not CancelOutcome.CANCELLED:
+        raise Failure(outcome.value, "the message was not withdrawn")
+    if not as_json:
+        print("CANCELLED: it is never delivered")
+
+
+class _Many:
+    """What a search finds, told or withdrawn, page after page."""
+
+    def __init__(self, wanted: pb.Filter, limit: int, server: str, timeout_s: float) -> None:
+        self._wanted = wanted
+        self._limit = limit
+        self._server = server
+        self._timeout_s = timeout_s
+
+    def ask_for_all(self, *, dry_run: bool) -> pb.CancelManyResponse:
+        """All pages up to the limit, joined."""
+        whole = pb.CancelManyResponse()
+        for page in self._pages(dry_run=dry_run):
+            whole.results.extend(page.results)
+            whole.looked.node = page.looked.node
+            whole.looked.messages += page.looked.messages
+            whole.looked.length_bytes += page.looked.length_bytes
+            whole.looked.incomplete |= page.looked.incomplete
+            whole.looked.ClearField("to_slot")
+            if page.looked.HasField("to_slot"):
+                whole.looked.to_slot = page.looked.to_slot
+        return whole
+
+    def _pages(self, *, dry_run: bool) -> Iterator[pb.CancelManyResponse]:
+        request = pb.CancelManyRequest(filter=self._wanted, dry_run=dry_run)
+        left = self._limit
+
+        def call(stub: DelayWheelStub) -> pb.CancelManyResponse:
+            return stub.CancelMany(request, timeout=self._timeout_s)
+
+        while left > 0:
+            request.limit = min(left, _MESSAGES_PER_CALL)
+            page = ask(self._server, call)
+            yield page
+            left -= len(page.results)
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                return
+
+
+def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
+    for row in found.results[:_SHOWN]:
+        yield f"{row.handle}  {iso(row.due_ms)}  {row.topic}"
+    if len(found.results) > _SHOWN:
+        yield f"and {len(found.results) - _SHOWN:,} more"
+
+
+def _tell(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        print_json(shapes.cancelled_many(answer, dry_run=dry_run))
+        return
+    for outcome, words in (
+        (pb.CANCEL_OUTCOME_CANCELLED, "cancelled before" if dry_run else "CANCELLED"),
+        (pb.CANCEL_OUTCOME_TOO_LATE, "too late: nothing was done"),
+        (pb.CANCEL_OUTCOME_UNSPECIFIED, "pending" if dry_run else "not known: ask again"),
+    ):
+        number = sum(row.outcome == outcome for row in answer.results)
+        if number or words in {"CANCELLED", "pending"}:
+            print(f"{number:,} {words}")
+    looked = answer.looked
+    if looked.HasField("to_slot"):
+        since = clock(looked.to_slot)
+        print(f"not looked at: what is due from {since} on; a greater --limit", file=sys.stderr)
+    if looked.incomplete:
+        print(f"{looked.node} lacks something: there may be more", file=sys.stderr)

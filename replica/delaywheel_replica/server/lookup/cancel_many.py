@@ -1,0 +1,205 @@
+"""Cancels of many messages: those that a search finds, a page at a time.
+
+The page is looked for, its cancels are written as one request, and each message is answered by
+itself, as `core/leader/cancel.py` decides of one of which nothing else is known:
+
+| a message of the page | is answered |
+|---|---|
+| due within the next 100 ms, or its second is sealed or finished | TOO_LATE |
+| a cancel of it was seen to count, by committed progress | CANCELLED |
+| nothing of the kind, for 10 s at most | UNSPECIFIED: it may count or not |
+
+A repetition finds again what is not due yet, with the cancels of before, and tells the same of it.
+So a caller who never heard the answer asks once more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import numpy as np
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import (
+    CancelDecision,
+    CancelView,
+    after_writing_many,
+    before_writing,
+)
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.link import CommitSoon
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.filters import wanted_of
+from delaywheel_replica.server.lookup.scan import message_key
+from delaywheel_replica.server.lookup.search import Asked, Page, Search
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.node_view import NodeView, wall_ms
+from delaywheel_replica.server.node.refusals import RefusedError
+
+_WAIT_S: Final = 10.0
+
+_OUTCOMES: Final = {
+    CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
+    CancelDecision.TOO_LATE: pb.CANCEL_OUTCOME_TOO_LATE,
+}
+
+
+class CancelMany:
+    """Withdraws what a search finds. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        search: Search,
+        writing: Writing,
+        passing: Passing,
+        *,
+        ask: Callable[[CommitSoon], object],
+        next_word: Callable[[], Awaitable[object]],
+    ) -> None:
+        """Prepares; as for `Cancels`, and `search` finds messages."""
+        self._view = view
+        self._search = search
+        self._writing = writing
+        self._passing = passing
+        self._ask = ask
+        self._next_word = next_word
+
+    async def cancel_many(
+        self, request: pb.CancelManyRequest, *, passed: bool
+    ) -> pb.CancelManyResponse:
+        """Withdraws a page of messages, or tells which they are.
+
+        Args:
+            request: which ones.
+            passed: another node has passed the call on.
+
+        Raises:
+            RefusedError: FILTER_MISSING, NO_LEADER, SEARCHES_BUSY, those of filters and of the
+                writing.
+        """
+        wanted = wanted_of(request.filter)
+        if not wanted.names_something:
+            raise RefusedError(Reason.FILTER_MISSING)
+        if self._view.cleaner.leading() is None:
+            address = None if passed else self._passing.leader_address()
+            if address is None:
+                raise RefusedError(Reason.NO_LEADER)
+            return await self._passing.cancel_many(address, request)
+        asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
+        page = await self._search.page(asked)
+        decisions = await (self._known(page) if request.dry_run else self._cancel(page))
+        return self._answer(page, decisions)
+
+    async def _cancel(self, page: Page) -> dict[bytes, CancelDecision]:
+        """What is decided of each message of a page."""
+        copies = _places(page)
+        cancels = await self._cancels(copies, page)
+        decisions = {
+            key: before_writing(self._sight(key, place, cancels[key]))
+            for key, place in copies.items()
+        }
+        if CancelDecision.NO_LEADER in decisions.values():
+            raise RefusedError(Reason.NO_LEADER)
+        chosen = [key for key, decided in decisions.items() if decided is CancelDecision.WRITE]
+        if chosen:
+            written = await self._writing.submit(_cancels_of(chosen), Kind.CANCELS)
+            for row, refusal in written.failed.items():
+                too_late = refusal.reason is Reason.DUE_TOO_OLD
+                decisions[chosen[row]] = (
+                    CancelDecision.TOO_LATE if too_late else CancelDecision.UNKNOWN
+                )
+            cancels = await self._cancels(copies, page)
+        waiting = {
+            key: copies[key]
+            for key, decided in decisions.items()
+            if decided in {CancelDecision.WRITE, CancelDecision.WAIT}
+        }
+        if waiting:
+            decisions |= await self._wait(waiting, cancels)
+        return decisions
+
+    async def _known(self, page: Page) -> dict[bytes, CancelDecision]:
+        """What is decided of those that somebody cancelled before."""
+        copies = _places(page, pb.MESSAGE_STATE_CANCELLED)
+        cancels = await self._cancels(copies, page) if copies else {}
+        return after_writing_many(
+            {key: self._sight(key, place, cancels[key]) for key, place in copies.items()}
+        )
+
+    async def _cancels(
+        self, copies: Mapping[bytes, Position], page: Page
+    ) -> dict[bytes, list[Position]]:
+        slots = {message.due_ms // 1000 for message in page.messages}
+        return await self._search.cancels(set(copies), slots)
+
+    async def _wait(
+        self, waiting: Mapping[bytes, Position], cancels: Mapping[bytes, list[Position]]
+    ) -> dict[bytes, CancelDecision]:
+        """Looks at each committed progress until all are decided, or the time is over."""
+        self._ask(CommitSoon())
+        decisions: dict[bytes, CancelDecision] = {}
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while True:
+                    decisions |= after_writing_many(
+                        {
+                            key: self._sight(key, place, cancels[key])
+                            for key, place in waiting.items()
+                            if decisions.get(key, CancelDecision.WAIT) is CancelDecision.WAIT
+                        }
+                    )
+                    if CancelDecision.WAIT not in decisions.values():
+                        return decisions
+                    await self._next_word()
+        except TimeoutError:
+            return decisions
+
+    def _sight(self, key: bytes, copy: Position, cancels: list[Position]) -> CancelView:
+        status = self._view.cleaner.status
+        return CancelView(
+            due_ms=int.from_bytes(key[ID_LENGTH_BYTES:], "little"),
+            now_ms=wall_ms(),
+            leading=self._view.cleaner.leading() is not None,
+            progress=None if status is None else status.progress,
+            copies=(copy,),
+            cancels=cancels,
+            complete=False,  # of other copies nothing is known
+        )
+
+    def _answer(
+        self, page: Page, decisions: Mapping[bytes, CancelDecision]
+    ) -> pb.CancelManyResponse:
+        answer = pb.CancelManyResponse(
+            next_page_token=page.next_token,
+            looked=page.looked(self._view.status().beat.node),
+        )
+        for message in page.messages:
+            decided = decisions.get(message_key(message.id, message.due_ms))
+            answer.results.add(
+                handle=message.handle,
+                due_ms=message.due_ms,
+                topic=message.topic,
+                outcome=pb.CANCEL_OUTCOME_UNSPECIFIED
+                if decided is None
+                else _OUTCOMES.get(decided, pb.CANCEL_OUTCOME_UNSPECIFIED),
+            )
+        return answer
+
+
+def _places(page: Page, state: "pb.MessageState.ValueType | None" = None) -> dict[bytes, Position]:
+    """Where the messages of a page lie; with a state: only those that are in it."""
+    return {
+        message_key(message.id, message.due_ms): place
+        for message, place in zip(page.messages, page.places, strict=True)
+        if state in {None, message.state}
+    }
+
+
+def _cancels_of(keys: list[bytes]) -> Columns:
+    dues_ms = [int.from_bytes(key[ID_LENGTH_BYTES:], "little") for key in keys]
+    ids = np.frombuffer(b"".join(key[:ID_LENGTH_BYTES] for key in keys), dtype=np.uint8)
+    return Columns.of_cancels(np.array(dues_ms, dtype=np.int64), ids.reshape(-1, ID_LENGTH_BYTES))

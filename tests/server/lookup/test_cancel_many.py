@@ -1,0 +1,120 @@
+"""Many messages are withdrawn with one call, each by itself, and again means the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.link import CommitSoon
+from support.server.server_process import ServerProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("many") / "n1", span_seconds="600") as running:
+        running.wait_accepting()
+        yield running
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def produce(server: ServerProcess, key: bytes, *dues_ms: int) -> list[str]:
+    messages = [pb.DelayedMessage(topic="orders", key=key, deliver_at_ms=due) for due in dues_ms]
+    return [result.handle for result in server.produce(*messages)]
+
+
+def asked(key: bytes, **fields: Any) -> pb.CancelManyRequest:
+    return pb.CancelManyRequest(filter=pb.Filter(topic="orders", key=key), **fields)
+
+
+def outcomes(answer: pb.CancelManyResponse) -> dict[str, int]:
+    return {result.handle: result.outcome for result in answer.results}
+
+
+def take_everything(server: ServerProcess) -> None:
+    """Commits a progress that takes account of all that is written."""
+    wheels = server.describe().wheels
+    seqs = {WheelId.parse(wheel.wheel): wheel.applied_seq for wheel in wheels}
+    server.cleaner.commit_progress(seqs=seqs)
+
+
+def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess) -> None:
+    later = now_ms() + 60_000
+    handles = produce(server, b"all", *(later + 700 * number for number in range(6)))
+    others = produce(server, b"others", later)
+    dry = server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)
+    assert outcomes(dry) == dict.fromkeys(handles, pb.CANCEL_OUTCOME_UNSPECIFIED)
+    assert not dry.next_page_token
+    before = server.cleaner.received.count(CommitSoon())
+    waiting = server.stub.CancelMany.future(asked(b"all"), timeout=20)
+    wait_until(
+        "a commit is asked for", lambda: server.cleaner.received.count(CommitSoon()) > before
+    )
+    assert not waiting.done()
+    take_everything(server)
+    cancelled = dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
+    assert outcomes(waiting.result()) == cancelled
+    # Whoever never heard that asks again: the same, and nothing more is written.
+    seqs = {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels}
+    assert outcomes(server.stub.CancelMany(asked(b"all"), timeout=20)) == cancelled
+    assert outcomes(server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)) == cancelled
+    assert {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels} == seqs
+    state = pb.GetMessageRequest(message=pb.MessageRef(handle=others[0]))
+    assert server.stub.GetMessage(state).message.state == pb.MESSAGE_STATE_PENDING
+
+
+def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess) -> None:
+    handles = produce(server, b"pages", *(now_ms() + 90_000 + 900 * n for n in range(5)))
+    request, told = asked(b"pages", limit=2), dict[str, int]()
+    while True:
+        waiting = server.stub.CancelMany.future(request, timeout=20)
+
+        def answered(call: Any = waiting) -> bool:
+            take_everything(server)
+            return bool(call.done())
+
+        wait_until("it is answered", answered)
+        answer = waiting.result()
+        assert len(answer.results) <= 2
+        told |= outcomes(answer)
+        request.page_token = answer.next_page_token
+        if not answer.next_page_token:
+            break
+    assert told == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
+
+
+def test_what_is_due_at_once_is_too_late(server: ServerProcess) -> None:
+    (handle,) = produce(server, b"soon", now_ms() + 50)
+    answer = server.stub.CancelMany(asked(b"soon"), timeout=20)
+    assert outcomes(answer) == {handle: pb.CANCEL_OUTCOME_TOO_LATE}
+
+
+@pytest.mark.parametrize(
+    "filter_", [pb.Filter(), pb.Filter(from_ms=1, to_ms=2), pb.Filter(from_ms=1)]
+)
+def test_a_time_alone_withdraws_nothing(server: ServerProcess, filter_: pb.Filter) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        server.stub.CancelMany(pb.CancelManyRequest(filter=filter_), timeout=20)
+    assert Reason.FILTER_MISSING.advice in str(caught.value)
+
+
+def test_nothing_is_withdrawn_while_nobody_leads(server: ServerProcess) -> None:
+    produce(server, b"nobody", now_ms() + 60_000)
+    server.cleaner.role = Role.STANDBY
+    try:
+        wait_until("it is known", lambda: not server.describe().HasField("leader"))
+        with pytest.raises(grpc.RpcError) as caught:
+            server.stub.CancelMany(asked(b"nobody"), timeout=20)
+        assert Reason.NO_LEADER.advice in str(caught.value)
+    finally:
+        server.cleaner.role = Role.LEADING
