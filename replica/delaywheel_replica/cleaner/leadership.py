@@ -49,6 +49,7 @@ from delaywheel_replica.core.election.events import (
 )
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election.witnesses import contradiction
+from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.duties import Situation
 from delaywheel_replica.core.leader.failure_detector import silent_nodes
@@ -94,6 +95,7 @@ class View:
     fills: Mapping[WheelId, int] = field(default_factory=dict)
     vote_wish: VoteWish | None = None
     stands: bool = False
+    ingress_slot: int | None = None
 
 
 class Leadership:
@@ -271,6 +273,7 @@ class Leadership:
             fills=self._fills,
             vote_wish=self._election.vote_wish,
             stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
+            ingress_slot=unread_bound(self._shown.ingress.values()),
         )
 
     def _lateness_ms(self) -> int:

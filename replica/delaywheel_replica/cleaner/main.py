@@ -281,6 +281,7 @@ class Cleaner:
             stands=view.stands,
             unreadable=view.unreadable,
             lost=view.state.lost,
+            ingress_slot=view.ingress_slot,
         )
         self._telling.tell(status)
         if is_new:

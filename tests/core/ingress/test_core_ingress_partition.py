@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.partition import (
-    REST,
     SPANS_MOST,
     Answer,
     Deleted,
@@ -31,12 +30,13 @@ from delaywheel_replica.core.protocol.control import (
     IngressRecord,
     ingress_record,
 )
+from delaywheel_replica.core.protocol.seal import REST
 
 SENT_MS = 1_900_000_000_000
 SENT = SENT_MS // 1000
 RULES = Rules({"1m": 60_000}, 1_000, frozenset())
 NEW = IngressRecord("id", 0, NO_SEQS, RULES.levels_ms)
-NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000)
+NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000, SENT - 120)
 LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
 ANNOUNCED = replace(NEW, announced=SeqSet([(0, 1)]))
 
@@ -176,20 +176,34 @@ def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
     assert told(transact(intake, LATER).settled) == [(0, None)]
 
 
+FORGOTTEN = replace(LATER, floor=SENT + 61)
+
+
 def test_what_a_server_may_have_never_goes_out() -> None:
     intake = reading(record(0))
     transact(intake)
     hand(intake, Answer.UNKNOWN)
-    hand(intake, Answer.SEALED)
-    assert told(transact(intake, LATER).settled) == [(0, UnfitReason.WHEEL_LOST)]
+    assert hand(intake, Answer.SEALED) == [0]
+    assert transact(intake, LATER).settled == ()
+    assert hand(intake, Answer.HELD) == [0]  # by another wheel
+    assert transact(intake, LATER).record.next_offset == 1
 
 
 def test_what_an_earlier_leader_announced_never_goes_out() -> None:
     intake = reading(record(0), record(1), of=ANNOUNCED)
     assert transact(intake, LATER).settled == ()
-    assert hand(intake, Answer.SEALED) == [0, 1]
+    assert hand(intake, Answer.FULL) == [0, 1]
+    assert transact(intake, LATER).settled == ()
+    assert hand(intake, Answer.HELD) == [0, 1]
+
+
+def test_what_cannot_be_known_any_more_is_told() -> None:
+    """Only a leader that does not know the rules lets the floor pass."""
+    intake = reading(record(0), record(1), of=ANNOUNCED)
     reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
-    assert told(transact(intake, LATER).settled) == reasons
+    assert told(intake.plan(FORGOTTEN, room=9).settled) == reasons
+    hand(intake, Answer.HELD)
+    assert told(transact(intake, FORGOTTEN).settled) == []
 
 
 def test_a_full_second_is_told() -> None:

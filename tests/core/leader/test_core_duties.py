@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.leader.duties import (
     Cluster,
     Duties,
@@ -18,6 +19,7 @@ from delaywheel_replica.core.leader.registration import Refusal
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlState,
+    IngressRecord,
     NodeRecord,
     lost_record,
     node_record,
@@ -64,6 +66,28 @@ def look(state: ControlState, told: Beat, **situation: object) -> Duties:
 
 def keys(found: Duties) -> list[str]:
     return [key for key, _ in found.records]
+
+
+def floor_of(found: Duties) -> int:
+    return found.progress.floor
+
+
+def test_the_floor_waits_for_announced_ingress_records() -> None:
+    """And rests where nobody reads them."""
+    due_ms = NOW_MS + 700_000
+    state = committed((A1, None), (A2, None), due_ms=due_ms, a1=5)
+    wheels = {A1: wheel_beat(5, seal=(1_400, 5)), A2: wheel_beat(0, seal=(1_400, 0))}
+    told = beat(open_=A1, spare=A2, wheels=wheels)
+    assert floor_of(look(state, told)) == 1_400
+    partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
+    found = look(state, told, ingress={partition: announced}, ingress_slot=1_300)
+    assert floor_of(found) == 1_300
+    assert keys(found)[0] == "ingress/in/0"
+    after = state.apply_all(found.all_records)
+    assert after.ingress == {partition: announced}
+    assert floor_of(look(after, told)) == 1_300
+    settled = replace(announced, next_offset=5, announced=NO_SEQS)
+    assert floor_of(look(after, told, ingress={partition: settled})) == 1_400
 
 
 def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> None:

@@ -4,7 +4,7 @@ The real `Intake` plans, with the real meaning of headers. Around it all is mini
 messages that W members hold, a second of it is done as a whole, and time goes by in seconds. What
 may happen at any time: a node takes office over one that does not know it yet; a transaction is
 committed and nobody hears of it, or is not; a server takes a record and its answer is lost, or
-never gets it; seals move as far as clocks and the newest leader let them.
+never gets it; seals move with the clock, but for those of a node that leads.
 
 What could be wrong with a state:
 
@@ -81,7 +81,7 @@ class State(NamedTuple):
         offices: of each node; None: it does not lead.
         begins: so many offices may still begin.
         wheels: of each node what W members hold.
-        seal: of all wheels; no one differs from another for long.
+        seals: of each node's wheel.
         done: what was delivered out of wheels, while it is not forgotten.
         delivered: how often each record was.
         dead: offsets of dead letters.
@@ -95,7 +95,7 @@ class State(NamedTuple):
     offices: tuple[Office | None, ...]
     begins: int
     wheels: tuple[frozenset[Message], ...]
-    seal: int
+    seals: tuple[int, ...]
     done: frozenset[Message] = frozenset()
     delivered: tuple[int, ...] = (0,) * len(OFFSETS)
     dead: frozenset[int] = frozenset()
@@ -130,17 +130,17 @@ class IngressModel:
             offices=(None,) * len(NODES),
             begins=self.begins,
             wheels=nothing,
-            seal=-LATE_WINDOW,
+            seals=(-LATE_WINDOW,) * len(NODES),
         )
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """Everything that may happen next."""
         if state.now < self.seconds:
             yield "a second passes", state._replace(now=state.now + 1)
-        sealed = self._seals(state)
-        if sealed != state:
-            yield "wheels are sealed", sealed
         for index, name in enumerate(NODES):
+            sealed = self._seals(state, index)
+            if sealed != state:
+                yield f"{name} seals", sealed
             if state.begins:
                 yield f"{name} takes office", self._begins(state, index)
             office = state.offices[index]
@@ -168,13 +168,13 @@ class IngressModel:
         state = state._replace(epoch=state.epoch + 1, begins=state.begins - 1)
         return state._replace(offices=_put(state.offices, index, office))
 
-    def _seals(self, state: State) -> State:
-        """As far as the clocks let it, and the newest leader, which is heard."""
-        for office in state.offices:
-            if office is not None and office.epoch == state.epoch:
-                slot = _bounded(state.now - LATE_WINDOW, office.intake.bound())
-                return state._replace(seal=max(slot, state.seal))
-        return state
+    def _seals(self, state: State, index: int) -> State:
+        """As far as the clock lets it, and the office of the node itself, if it has one."""
+        office = state.offices[index]
+        slot = state.now - LATE_WINDOW
+        if office is not None:
+            slot = _bounded(slot, office.intake.bound())
+        return state._replace(seals=_put(state.seals, index, max(slot, state.seals[index])))
 
     def _leads(self, state: State, index: int, office: Office) -> Iterator[tuple[str, State]]:
         yield "reads", self._reads(state, index, office)
@@ -187,6 +187,12 @@ class IngressModel:
             )
             intake.committed(step)
             yield "commits", _with(after, index, office, intake)
+            bound = office.intake.bound()
+            if bound and bound < state.seals[index]:
+                yield (
+                    "opens a new wheel",
+                    state._replace(seals=_put(state.seals, index, state.floor)),
+                )
 
     def _reads(self, state: State, index: int, office: Office) -> State:
         intake = _copied(office.intake)
@@ -216,7 +222,7 @@ class IngressModel:
         if not handed:
             return
         message = _message(handed[0])
-        if message[1] < state.seal:
+        if message[1] < state.seals[index]:
             yield f"hands {message}, sealed", answered(Answer.SEALED)
             return
         wheels = _put(state.wheels, index, state.wheels[index] | {message})
@@ -232,6 +238,7 @@ class IngressModel:
             now_ms=state.now * 1000,
             least_slot=state.now - LATE_WINDOW + 1,
             span_end_ms=10**9,
+            floor=state.floor,
         )
         step = intake.plan(moment, room=9)
         counts, wrong = list(state.delivered), state.wrong
@@ -247,7 +254,7 @@ class IngressModel:
             counts[OFFSETS.index(offset)] += 1
             if slot > state.now:
                 wrong = f"{offset} was early"
-        floor = _bounded(min(state.now - LATE_WINDOW, state.seal), intake.bound(step))
+        floor = _bounded(min(state.now - LATE_WINDOW, *state.seals), intake.bound(step))
         floor = max(floor, state.floor)
         after = state._replace(
             control=_committed(step.record),

@@ -221,6 +221,7 @@ class SimCleaner:
                 stands=view.stands,
                 unreadable=view.unreadable,
                 lost=view.state.lost,
+                ingress_slot=view.ingress_slot,
             )
         )
 

@@ -6,7 +6,6 @@ import pytest
 
 from delaywheel_replica.core.ingress import partition
 from delaywheel_replica.core.ingress.partition import (
-    REST,
     Answer,
     Intake,
     IntakeStep,
@@ -14,6 +13,7 @@ from delaywheel_replica.core.ingress.partition import (
     Taken,
 )
 from delaywheel_replica.core.ingress.reading import Unfit, Wish
+from delaywheel_replica.core.protocol.seal import REST
 from sim.models.catalogue import INGRESSES, exhausted, name_of
 from sim.models.ingress import IngressModel
 

@@ -18,19 +18,20 @@ A record is settled in the transaction that moves next beyond it:
 | W members hold | nothing more to do |
 | is unfit | a dead letter |
 | is due, too late to be handed over, and no server has | a message that goes out with it |
-| is too late to be handed over, and a server may have | a dead letter, WHEEL_LOST |
+| a server may have, and lies below the floor | a dead letter, WHEEL_LOST |
 
-The last is a way out for what cannot be decided any more: a clock that jumped leads to it, or a
-leader of a version that does not know these rules.
+The last is a way out for what cannot be decided any more: a leader leads to it that does not know
+these rules, being of an older version.
 
 Invariants:
 
 - Offset after acceptance: next passes a record only in a transaction that settles it.
 - Announced before handed: its announcement is known to be committed when a record is handed over.
 - What a server was asked to take, and did not refuse for good, goes out through a wheel alone.
-- The floor waits, and seals with it (`bound`): neither passes the slot of what is announced and not
-  settled, and while some of that is unread, neither moves. So whoever reads it again can hand it
-  over again, and its second still knows its duplicate.
+- The floor waits (`bound`): it does not pass the slot of what is announced and not settled, and
+  while some of that is unread, it does not move. So the second of what is read again still knows
+  its duplicate, and a wheel can take it: the seals of the leader's own wheel wait as well, and one
+  that was sealed further before gives way to a new one, of which the floor is the first seal.
 - Id and due follow from the record. Levels are those that it was announced by, which are kept
   beside it: under others nothing is announced until all of that is settled.
 """
@@ -56,12 +57,10 @@ from delaywheel_replica.core.ingress.reading import (
     read,
 )
 from delaywheel_replica.core.protocol.control import IngressRecord
+from delaywheel_replica.core.protocol.seal import REST
 
 SPANS_MOST: Final = 200
 """Of announced offsets, in one control record; what would make more waits for its turn."""
-
-REST: Final = 0
-"""A bound below every floor and every seal: they do not move."""
 
 
 class Deleted(NamedTuple):
@@ -77,9 +76,9 @@ class Answer(Enum):
     HELD = "held"
     """W members have it."""
     SEALED = "sealed"
-    """It did not take it, and never will: its second is sealed."""
+    """It did not take it: its second is sealed."""
     FULL = "full"
-    """It did not take it, and never will: its second holds as much as it can."""
+    """It did not take it: its second holds as much as it can."""
     NOT_NOW = "not now"
     """It did not take it."""
     UNKNOWN = "unknown"
@@ -151,14 +150,15 @@ class Moment:
     Attributes:
         now_ms: the leader's wall clock.
         least_slot: what is for an earlier second is not handed over; None: nothing is, for the node
-            takes nothing now. Well above every seal that is known, so that another node can take
-            again what is handed over.
+            takes nothing now. Well above the seal of its wheel.
         span_end_ms: no due may be later.
+        floor: the committed one: no wheel takes anything below.
     """
 
     now_ms: int
     least_slot: int | None
     span_end_ms: int
+    floor: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +282,14 @@ class Intake:
         match answer:
             case Answer.HELD:
                 taken.stage = _Stage.HELD
-            case Answer.SEALED | Answer.FULL:
+            case Answer.SEALED | Answer.FULL if not taken.perhaps_held:
                 taken.stage = _Stage.REFUSED
-            case Answer.NOT_NOW | Answer.UNKNOWN:
+            case _:  # another wheel may take it
                 taken.stage = _Stage.ANNOUNCED
                 taken.perhaps_held |= answer is Answer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
-        """The slot that floor and seals must not pass; None: any.
+        """The slot that the floor, and the seals of the leader's wheel, must not pass; None: any.
 
         Args:
             step: for the transaction that carries it; None: as it is committed.
@@ -365,15 +365,21 @@ def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressR
     return record
 
 
+def unread_bound(records: Iterable[IngressRecord]) -> int | None:
+    """What `Intake.bound` says of all partitions together while nobody reads them."""
+    return REST if any(record.announced for record in records) else None
+
+
 def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
     """Why a record that is not held becomes a dead letter; None: it does not."""
+    if taken.perhaps_held:
+        is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
+        return None if is_known else Unfit(UnfitReason.WHEEL_LOST, "It may have been accepted")
     is_refused = taken.stage is _Stage.REFUSED
-    if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
-        return Unfit(UnfitReason.DUE_TOO_OLD, "The message to be withdrawn is gone by now")
-    if taken.perhaps_held and (is_refused or isinstance(wish, Unfit)):
-        return Unfit(UnfitReason.WHEEL_LOST, "Perhaps it was taken by an earlier leader")
     if isinstance(wish, Unfit):
         return wish
+    if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
+        return Unfit(UnfitReason.DUE_TOO_OLD, "The message to be withdrawn is gone by now")
     if taken.stage is _Stage.READ and wish.due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
     if is_refused and taken.answer is Answer.FULL:

@@ -10,8 +10,9 @@ the nodes tell, and says which control records go with it, in this order:
 4. wheels that nobody is to write any more are closed, where enough members answered and hold
    them; where enough answered and too few hold, the end that was found is committed as a fill;
 5. closed wheels wholly below the floor are unregistered;
-6. the floor moves;
-7. nodes without a spare of today's members get one, sealed at that floor; and a member that was
+6. ingress partitions: what is settled, and what is announced;
+7. the floor moves;
+8. nodes without a spare of today's members get one, sealed at that floor; and a member that was
    never given a wheel is entered with its storage.
 
 Each looks at what those before it have changed. A wheel registered in this very transaction must
@@ -25,6 +26,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
+from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.closing import (
     Close,
     Closing,
@@ -52,7 +54,10 @@ from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlRecord,
     ControlState,
+    IngressPartition,
+    IngressRecord,
     NodeRecord,
+    ingress_record,
     lost_records,
     node_record,
     progress_record,
@@ -95,6 +100,10 @@ class Situation:
         replacements: node -> its new storage, as the operator wishes; `REMOVED`: none.
         set_back_from: the operator wishes that w is set back to the clock, if it was so often by
             now; None: no such wish.
+        ingress: how far each partition comes with the transaction in which something of it is
+            settled or announced.
+        ingress_slot: the floor must not pass it, for the sake of what is announced then; None:
+            nobody reads what is, if anything is.
     """
 
     now_ms: int
@@ -107,6 +116,8 @@ class Situation:
     in_office_ms: int = 0
     replacements: Mapping[str, str] = field(default_factory=dict)
     set_back_from: int | None = None
+    ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
+    ingress_slot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,7 @@ def duties(
     for wheel in sorted(unregistered):
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
+    records += [ingress_record(at, taken) for at, taken in sorted(situation.ingress.items())]
     after = state.apply_all(records)
 
     view = FloorView(
@@ -177,6 +189,7 @@ def duties(
         told=seals_told(situation.beats.values()),
         published=ledger_told(situation.beats.values()),
         lost=after.lost,
+        ingress_slot=_ingress_slot(after, situation),
     )
     watch = watch_seals(watch, view)
     floor = floor_after(view, watch, late_window_s=cluster.late_window_s)
@@ -193,6 +206,12 @@ def duties(
         unregistered=unregistered,
         refused=refused,
     )
+
+
+def _ingress_slot(after: ControlState, situation: Situation) -> int | None:
+    if situation.ingress_slot is None:
+        return unread_bound(after.ingress.values())
+    return situation.ingress_slot
 
 
 def _begun(

@@ -3,7 +3,9 @@
 It passes a slot when w is past the slot's late window and, for every registered wheel, all that
 the wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is
 known from its end T once it is closed, and from its seals (s, q) before: all of it below slot s
-lies in frames <= q. `FRAME_GATES` lists what a frame must have passed.
+lies in frames <= q. `FRAME_GATES` lists what a frame must have passed. Nor does it pass the slot of
+an ingress record that is announced and not settled: who reads that again is to find its copy
+(ingress/partition.py).
 
 Under load the newest seal's q is always a little ahead of what has passed the gates. So of each
 wheel one seal is held until its q has passed; it then counts for good, and the newest one told is
@@ -37,6 +39,8 @@ class FloorView:
         told: the newest seal that was told of each.
         published: up to which seq the ledger of each is published.
         lost: frames that nobody can read.
+        ingress_slot: the least of announced records that the transaction does not settle; None:
+            there are none.
     """
 
     progress: Progress
@@ -44,6 +48,7 @@ class FloorView:
     told: Mapping[WheelId, Seal]
     published: Mapping[WheelId, int]
     lost: FrameSet = NO_FRAMES
+    ingress_slot: int | None = None
 
 
 FrameGate = Callable[[FloorView, WheelId], int]
@@ -109,6 +114,8 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
         for wheel, record in view.wheels.items()
         if record.closed_at is None or passed_seq(view, wheel) < record.closed_at
     ]
+    if view.ingress_slot is not None:
+        limits.append(view.ingress_slot)
     return max(view.progress.floor, min(limits))
 
 

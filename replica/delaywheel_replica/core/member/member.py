@@ -393,10 +393,8 @@ class Member:
         self._fencing.filled({wheel: record.fill for wheel, record in status.wheels.items()})
 
     def _leader_clock_ms(self) -> int | None:
-        office = self._known.office
-        if office is not None:
-            # Not the own clock, which may have jumped just now: w was checked before it was moved.
-            return None if office.progress is None else office.progress.due_ms
+        if self._known.office is not None:
+            return self._known.sealing_clock_ms
         return self._hearing.leader_clock_ms(self._known.now_ms)
 
     def _forget_lost(self) -> list[Effect]:

@@ -13,6 +13,7 @@ from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, Reached
+from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 
@@ -101,6 +102,21 @@ class Known:
         return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
 
     @property
+    def sealing_clock_ms(self) -> int | None:
+        """The clock by which wheels are sealed while this node leads; None: they are not.
+
+        It stops where an announced ingress record may have to be taken again.
+        """
+        office = self.office
+        if office is None or office.progress is None or office.ingress_slot == REST:
+            return None
+        # Not the own clock, which may have jumped just now: w was checked before it was moved.
+        due_ms = office.progress.due_ms
+        if office.ingress_slot is None:
+            return due_ms
+        return min(due_ms, (office.ingress_slot + self.config.late_window_s) * 1000)
+
+    @property
     def stands(self) -> bool:
         """Whether the cleaner lives, and is a candidate whom Kafka has answered."""
         cleaner = self.living_cleaner
@@ -110,13 +126,18 @@ class Known:
     def ahead_slot(self) -> int | None:
         """An own wheel that is sealed beyond this slot takes less than a new one would.
 
-        A clock that was ahead has sealed it so, and w was set back since; None: it was not, or
-        has passed again what was done ahead.
+        A clock that was ahead has sealed it so, and w was set back since: until w has passed again
+        what was done ahead. Or this node leads, and reads again an ingress record that was
+        announced for that slot. None: neither.
         """
         progress = None if self.cleaner is None else self.cleaner.progress
-        if progress is None or not progress.ahead:
+        if progress is None:
             return None
-        return max(progress.floor, self.wall_ms // 1000)
+        slots = [self.wall_ms // 1000] if progress.ahead else []
+        office = self.office
+        if office is not None and office.ingress_slot not in (None, REST):
+            slots.append(office.ingress_slot)
+        return max(progress.floor, min(slots)) if slots else None
 
     def record(self, wheel: WheelId) -> WheelRecord | None:
         """Of a wheel, as far as it is known to be registered."""

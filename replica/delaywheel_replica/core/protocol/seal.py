@@ -15,6 +15,9 @@ Invariants:
 
 from dataclasses import dataclass
 
+REST = 0
+"""A slot below every floor and every seal: where they must not pass it, they do not move."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seal:

@@ -182,6 +182,8 @@ class CleanerStatus:
             it does not, or not for long.
         unreadable: frames that it came upon and could not read.
         lost: frames that are committed to be lost.
+        ingress_slot: the seals of this node's wheels must not pass it while it is in office, so
+            that they take again what was announced; 0: they rest; None: they may pass any.
     """
 
     node: str
@@ -214,6 +216,7 @@ class CleanerStatus:
     call_since_ms: int | None = None
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
+    ingress_slot: int | None = None
 
     @property
     def floor(self) -> int | None:
@@ -276,6 +279,7 @@ class CleanerStatus:
             "call_since_ms": self.call_since_ms,
             "unreadable": self.unreadable.to_json(),
             "lost": self.lost.to_json(),
+            "ingress_slot": self.ingress_slot,
         }
 
     @classmethod
@@ -325,6 +329,7 @@ class CleanerStatus:
             call_since_ms=fields.optional_integer("call_since_ms"),
             unreadable=known.of("unreadable", fields.items("unreadable"), FrameSet.from_json),
             lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
+            ingress_slot=fields.optional_integer("ingress_slot", at_least=0),
         )
 
 
