@@ -198,9 +198,19 @@ def _incoming(message: Message, at: IngressPartition) -> Incoming:
     )
 
 
-def _headers(message: Message) -> list[tuple[str, bytes | None]]:
-    headers: Any = message.headers()
-    return headers or []
+def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    """A message's headers; None: they cannot be read.
+
+    For a name that is no UTF-8 the client returns a list with a hole and leaves an error behind,
+    which a plain call may overlook: whatever Python does next fails then, or crashes on the hole.
+    `map` looks at once.
+    """
+    try:
+        (headers,) = map(Message.headers, (message,))
+    except SystemError:
+        return None
+    found: Any = headers
+    return found or []
 
 
 def _bytes(content: bytes | str | None) -> bytes | None:

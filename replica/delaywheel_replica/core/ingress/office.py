@@ -171,5 +171,5 @@ def _bytes_of(record: Incoming | None) -> int:
     """What a record takes, about."""
     if record is None:
         return 0
-    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers or ())
     return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers
