@@ -5,11 +5,11 @@ from __future__ import annotations
 from delaywheel_replica.cli import options
 from delaywheel_replica.cli.parsing import Parser
 from delaywheel_replica.cli.values import (
-    parse_assignment,
     parse_count,
     parse_duration,
     parse_header,
     parse_id,
+    parse_place,
     parse_second,
     parse_time,
 )
@@ -240,18 +240,136 @@ def topic_create(parser: Parser) -> None:
             metavar="N",
             help=f"how many {text}; absent: as the brokers have it by default",
         )
-    options.config_file(parser)
-    parser.argument("--kafka", metavar="ADDRESS", help="Kafka's bootstrap servers")
+    options.kafka(parser)
+
+
+def dead_list(parser: Parser) -> None:
+    """Of `dead list`."""
+    _letters(parser)
     parser.argument(
-        "--kafka-setting",
-        dest="kafka_settings",
+        "--all", dest="also_settled", action="store_true", help="also those replayed or dropped"
+    )
+    parser.argument(
+        "--counts", dest="only_counts", action="store_true", help="count them, and list none"
+    )
+    options.limit(parser, 100, "letters")
+    options.as_rows(parser)
+    _dead_letter_topic(parser)
+
+
+def dead_show(parser: Parser) -> None:
+    """Of `dead show`."""
+    parser.argument("place", type=parse_place, metavar="PLACE", help="as `dead list` tells it")
+    options.as_json(parser)
+    _dead_letter_topic(parser)
+
+
+def dead_replay(parser: Parser) -> None:
+    """Of `dead replay`."""
+    _letters(parser, with_places=True)
+    parser.argument(
+        "--send-to",
+        metavar="TOPIC",
+        complete=options.topics,
+        help="send them to this topic; absent: each to where it was to go",
+    )
+    parser.argument(
+        "--as-new",
+        action="store_true",
+        help="without the partition and timestamp that a message was to have",
+    )
+    _settling(parser)
+
+
+def dead_drop(parser: Parser) -> None:
+    """Of `dead drop`."""
+    _letters(parser, with_places=True)
+    _settling(parser)
+
+
+def _settling(parser: Parser) -> None:
+    parser.argument(
+        "--execute",
+        action="store_true",
+        help="do it; without it, more than one letter is only counted",
+    )
+    parser.argument(
+        "--limit", type=parse_count, metavar="N", help="at most so many letters; absent: all"
+    )
+    options.as_json(parser)
+    _dead_letter_topic(parser)
+
+
+def _letters(parser: Parser, *, with_places: bool = False) -> None:
+    """Adds what says which letters are meant."""
+    if with_places:
+        parser.argument(
+            "places",
+            nargs="*",
+            type=parse_place,
+            metavar="PLACE",
+            help="as `dead list` tells it; absent: wherever they lie",
+        )
+    group = parser.add_argument_group("which letters (all that is said must fit)")
+    parser.argument(
+        "--topic",
+        group=group,
+        metavar="TOPIC",
+        complete=options.topics,
+        help="where the message was to go",
+    )
+    parser.argument(
+        "--reason",
+        group=group,
+        metavar="REASON",
+        help="why it is a letter, such as TOPIC_MISSING",
+    )
+    for flag, text in (("from", "at this time or later"), ("to", "before this time")):
+        parser.argument(
+            f"--{flag}",
+            dest=f"{flag}_time",
+            group=group,
+            type=parse_time,
+            metavar="TIME",
+            help=f"it became a letter {text}: now-1h, 2030-01-31T12:00:00Z, Unix milliseconds",
+        )
+    parser.argument(
+        "--id",
+        dest="message_id",
+        group=group,
+        type=parse_id,
+        metavar="HEX",
+        help="the message's id",
+    )
+    parser.argument("--key", group=group, metavar="TEXT", help="the message's key")
+    parser.argument(
+        "--header",
+        dest="headers",
+        group=group,
         action="append",
-        type=parse_assignment,
+        type=parse_header,
         default=[],
         metavar="NAME=VALUE",
-        help="a setting of the Kafka client; repeatable",
+        help="the message has this header; repeatable; NAME alone: with any value",
     )
-    options.timeout(parser)
+
+
+def _dead_letter_topic(parser: Parser) -> None:
+    """Adds where the letters are."""
+    group = parser.add_argument_group("where they are")
+    parser.argument(
+        "--cluster",
+        group=group,
+        metavar="ID",
+        help="the letters of this delaywheel cluster; absent: of that in --config",
+    )
+    parser.argument(
+        "--dead-topic",
+        group=group,
+        metavar="TOPIC",
+        help="the letters in this topic, such as those of a RetryConsumer",
+    )
+    options.kafka(parser, group=group)
 
 
 def completion(parser: Parser) -> None:

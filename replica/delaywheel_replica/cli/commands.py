@@ -17,6 +17,10 @@ PLUGIN_GROUP: Final = "delaywheel.commands"
 
 _DOING = "delaywheel_replica.cli.doing"
 
+_DEAD: Final = (
+    "Kafka is asked, not a node: say which, and whose letters, or name the settings of a node."
+)
+
 COMMANDS: Final[Mapping[str, Command | Group]] = {
     "serve": Command(
         "Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly.",
@@ -227,6 +231,54 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
                     delaywheel topic create orders --kafka 127.0.0.1:9092
                     delaywheel topic create orders baskets --partitions 12 \\
                       --replication-factor 3 --config node.toml
+                """,
+            ),
+        },
+    ),
+    "dead": Group(
+        "Look at dead letters, send them again, or mark them as dealt with.",
+        {
+            "list": Command(
+                "List dead letters that wait, and count them all by topic and reason.",
+                f"{_DOING}.dead:list_letters",
+                arguments.dead_list,
+                _DEAD,
+                """
+                    delaywheel dead list --cluster shop --kafka 127.0.0.1:9092
+                    delaywheel dead list --config node.toml --reason EXPIRED --from now-1d
+                    delaywheel dead list --config node.toml --counts --json | jq .counts
+                """,
+            ),
+            "show": Command(
+                "Show one dead letter with its content, and what became of it.",
+                f"{_DOING}.dead:show",
+                arguments.dead_show,
+                examples="""
+                    delaywheel dead show 0:1204 --config node.toml
+                """,
+            ),
+            "replay": Command(
+                "Send the messages of dead letters to their topics again, each once.",
+                f"{_DOING}.dead:replay",
+                arguments.dead_replay,
+                "A letter and its mark are one transaction: run it again after whatever went "
+                "wrong, and what was sent is not sent again. More than one letter needs "
+                f"--execute; without it they are counted. {_DEAD}",
+                """
+                    delaywheel dead replay 0:1204 --config node.toml
+                    delaywheel dead replay --topic orders --reason TOPIC_MISSING --config node.toml
+                    delaywheel dead replay --topic orders --reason TOPIC_MISSING \\
+                      --config node.toml --execute
+                """,
+            ),
+            "drop": Command(
+                "Mark dead letters as dealt with, and send nothing.",
+                f"{_DOING}.dead:drop",
+                arguments.dead_drop,
+                "They stay in their topic for as long as Kafka keeps them; `list` shows them with "
+                f"--all, and they are not replayed. {_DEAD}",
+                """
+                    delaywheel dead drop --reason EXPIRED --to now-7d --config node.toml --execute
                 """,
             ),
         },

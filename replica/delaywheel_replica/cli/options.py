@@ -101,11 +101,29 @@ def data_folder(parser: Parser) -> None:
     )
 
 
-def config_file(parser: Parser) -> None:
+def kafka(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
+    """Adds what a command that asks Kafka takes."""
+    config_file(parser, group=group)
+    parser.argument("--kafka", group=group, metavar="ADDRESS", help="Kafka's bootstrap servers")
+    parser.argument(
+        "--kafka-setting",
+        dest="kafka_settings",
+        group=group,
+        action="append",
+        type=parse_assignment,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of the Kafka client; repeatable",
+    )
+    timeout(parser, group=group)
+
+
+def config_file(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
     """Adds `--config`."""
     file = os.environ.get(CONFIG_VARIABLE)
     parser.argument(
         "--config",
+        group=group,
         dest="file",
         type=Path,
         default=Path(file) if file else None,

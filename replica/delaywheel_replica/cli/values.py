@@ -91,6 +91,14 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode() if equals else None
 
 
+def parse_place(text: str) -> tuple[int, int]:
+    """Reads where a record lies: `partition:offset`."""
+    partition, _, offset = text.partition(":")
+    if not (partition.isdecimal() and offset.isdecimal() and len(text) < 30):
+        raise ArgumentTypeError(f"{text!r}: write PARTITION:OFFSET, such as 0:1204")
+    return int(partition), int(offset)
+
+
 def parse_assignment(text: str) -> tuple[str, str]:
     """Reads `name=value`."""
     name, equals, value = text.partition("=")

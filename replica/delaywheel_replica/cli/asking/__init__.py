@@ -1,1 +1,1 @@
-"""How commands ask nodes, ask the operator, and end."""
+"""How commands ask nodes, Kafka and the operator, and end."""

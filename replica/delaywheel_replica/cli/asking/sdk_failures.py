@@ -17,7 +17,8 @@ def failure_of(error: Exception) -> Failure | None:
     if not isinstance(error, DelaywheelError):
         return None
     if not error.outcome_known:
-        return Failure("OUTCOME_UNKNOWN", str(error), ExitCode.UNKNOWN_OUTCOME)
+        text = str(error).removeprefix("OUTCOME_UNKNOWN: ")
+        return Failure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
     match error:
         case TimedOutError():
             return Failure("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)

@@ -13,10 +13,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cli import known
+from delaywheel_replica.cli.asking.kafka import kafka_access
 from delaywheel_replica.cli.failures import ExitCode, Failure
 from delaywheel_replica.cli.options import asked_server
-from delaywheel_replica.cli.parsing import usage
-from delaywheel_replica.config_sources import ConfigError, load_config
 
 _BROKERS_CHOOSE = -1
 """Kafka's own way to say: as the brokers have it by default."""
@@ -33,7 +32,7 @@ def create(
     timeout_s: float,
 ) -> None:
     """Makes topics that are not there; those that are stay as they are."""
-    client = _client(file, kafka, dict(kafka_settings))
+    client = _client(file, kafka, kafka_settings)
     wanted = [
         NewTopic(topic, partitions or _BROKERS_CHOOSE, replication_factor or _BROKERS_CHOOSE)
         for topic in topics
@@ -49,20 +48,10 @@ def create(
     known.note(asked_server(), topics=topics)
 
 
-def _client(file: Path | None, kafka: str | None, own: dict[str, str]) -> AdminClient:
-    settings: dict[str, str] = {}
-    if file is not None:
-        try:
-            settings = dict(load_config(file=file).kafka)
-        except ConfigError as error:
-            raise Failure("CONFIG_INVALID", str(error)) from error
-    settings |= own
-    if kafka is not None:
-        settings["bootstrap.servers"] = kafka
-    if "bootstrap.servers" not in settings:
-        raise usage("say which Kafka: --kafka ADDRESS, or --config FILE")
+def _client(file: Path | None, kafka: str | None, own: Sequence[tuple[str, str]]) -> AdminClient:
+    access = kafka_access(file, kafka, own)
     try:
-        return AdminClient({**settings, "log_level": 0})
+        return AdminClient({**access.client, "log_level": 0})
     except KafkaException as exception:
         raise Failure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
 

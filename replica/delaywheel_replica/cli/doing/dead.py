@@ -1,0 +1,252 @@
+"""`delaywheel dead list`, `show`, `replay` and `drop`: letters are dealt with by `deadletters`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Protocol, TypedDict, Unpack
+
+from confluent_kafka import KafkaException
+
+from delaywheel.deadletters import (
+    Counts,
+    DeadLettersError,
+    DeadLetterTopic,
+    Letter,
+    LetterState,
+    Place,
+    Selection,
+    Settled,
+    dead_letter_topic,
+)
+from delaywheel_replica.cli.asking.kafka import kafka_access
+from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.parsing import usage
+from delaywheel_replica.cli.telling import letters as telling
+from delaywheel_replica.cli.telling.tables import (
+    print_facts,
+    print_json,
+    print_ndjson,
+    print_prose,
+    print_table,
+)
+from delaywheel_replica.cli.values import counted, to_ms
+
+
+class Where(TypedDict):
+    """Of every command: where the letters are."""
+
+    cluster: str | None
+    dead_topic: str | None
+    file: Path | None
+    kafka: str | None
+    kafka_settings: Sequence[tuple[str, str]]
+    timeout_s: float
+
+
+class Which(Where):
+    """Of those that take several: which of them."""
+
+    topic: str | None
+    reason: str | None
+    from_time: datetime | None
+    to_time: datetime | None
+    message_id: bytes | None
+    key: str | None
+    headers: Sequence[tuple[str, bytes | None]]
+
+
+class Dealing(Which):
+    """Of those that deal with letters: how."""
+
+    execute: bool
+    limit: int | None
+    as_json: bool
+
+
+class _Deal(Protocol):
+    def __call__(self, topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled: ...
+
+
+def list_letters(
+    *,
+    also_settled: bool,
+    only_counts: bool,
+    limit: int,
+    as_json: bool,
+    as_ndjson: bool,
+    **said: Unpack[Which],
+) -> None:
+    """Lists the first letters, and counts all."""
+    with _topic(said) as topic:
+        counts = Counts()
+        shown = _counted(topic.letters(_selection(said)), counts, also_settled=also_settled)
+        if as_ndjson:
+            rows = islice(shown, limit)
+            print_ndjson(telling.shape(*each, with_content=True) for each in rows)
+            return
+        first = [] if only_counts else list(islice(shown, limit))
+        more = sum(1 for _ in shown)
+        if as_json:
+            rows_shape = [telling.shape(*each, with_content=False) for each in first]
+            print_json(
+                {
+                    "topic": topic.name,
+                    "letters": rows_shape,
+                    "counts": telling.counts_shape(counts),
+                    "complete": not more,
+                }
+            )
+            return
+    if first:
+        columns = telling.COLUMNS_WITH_STATE if also_settled else telling.COLUMNS
+        print_table(columns, [telling.cells(*each, with_state=also_settled) for each in first])
+        print()
+    if counts.rows():
+        telling.print_counts(counts)
+    else:
+        print_prose(f"no such letters in {topic.name}")
+    if more and not only_counts:
+        print(f"there are more: --limit {limit * 10}", file=sys.stderr)
+
+
+def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[Where]) -> None:
+    """Shows one letter."""
+    with _topic(said) as topic:
+        letter, mark = topic.get(Place(*place))
+    if as_json:
+        state = LetterState.WAITING if mark is None else mark.state
+        document = telling.shape(letter, state, with_content=True)
+        print_json({**document, "settled": telling.mark_shape(mark)})
+    else:
+        print_facts(telling.facts(letter, mark))
+
+
+def replay(
+    places: Sequence[tuple[int, int]], *, send_to: str | None, as_new: bool, **said: Unpack[Dealing]
+) -> int:
+    """Sends messages again."""
+
+    def settle(topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled:
+        return topic.replay(
+            selection, to=send_to, as_new=as_new, limit=said["limit"], on_progress=told.hear
+        )
+
+    return _settle("replay", "replayed", settle, places, said)
+
+
+def drop(places: Sequence[tuple[int, int]], **said: Unpack[Dealing]) -> int:
+    """Marks letters as dealt with."""
+
+    def settle(topic: DeadLetterTopic, selection: Selection, told: _Told) -> Settled:
+        return topic.drop(selection, limit=said["limit"], on_progress=told.hear)
+
+    return _settle("drop", "dropped", settle, places, said)
+
+
+class _Told:
+    """How far it came, in case that it ends early."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def hear(self, settled: Settled) -> None:
+        self.done = settled.done
+
+
+def _settle(
+    verb: str, done: str, settle: _Deal, places: Sequence[tuple[int, int]], said: Dealing
+) -> int:
+    """Does it, or says what it would do; more than one letter takes `--execute`."""
+    selection = _selection(said, places)
+    told = _Told()
+    with _topic(said) as topic:
+        if not said["execute"]:
+            counts = Counts()
+            waiting = _counted(topic.letters(selection), counts, also_settled=False)
+            first = list(islice(waiting, 2))
+            for _ in waiting:
+                continue
+            if len(first) != 1:
+                _tell_what_it_would_do(verb, counts, said)
+                return ExitCode.DONE
+            selection = Selection(places=frozenset([first[0][0].place]))
+        try:
+            settled = settle(topic, selection, told)
+        except DeadLettersError as error:
+            if told.done:
+                print(f"{done} before that: {told.done:,}", file=sys.stderr)
+            text = str(error).removeprefix(f"{error.reason}: ")
+            again = "" if error.reason == "OVERTAKEN" else "; run it again for the rest"
+            raise DeadLettersError(
+                error.reason, f"{text}{again}", outcome_known=error.outcome_known
+            ) from error
+    if said["as_json"]:
+        print_json({"executed": True, **telling.settled_shape(settled)})
+    else:
+        print(f"{done}: {counted(settled.done, 'letter')}")
+        for line in telling.refusals(settled):
+            print(line, file=sys.stderr)
+    return ExitCode.REFUSED if settled.refused else ExitCode.DONE
+
+
+def _tell_what_it_would_do(verb: str, counts: Counts, said: Dealing) -> None:
+    waiting = counts.of(LetterState.WAITING)
+    number = waiting if said["limit"] is None else min(waiting, said["limit"])
+    if said["as_json"]:
+        print_json({"executed": False, "would": number, "counts": telling.counts_shape(counts)})
+        return
+    if counts.rows():
+        telling.print_counts(counts)
+        print()
+    if number:
+        print_prose(f"nothing was done: --execute will {verb} {counted(number, 'letter')}")
+    else:
+        print_prose("nothing to do: no such letter waits")
+
+
+def _counted(
+    letters: Iterator[tuple[Letter, LetterState]], counts: Counts, *, also_settled: bool
+) -> Iterator[tuple[Letter, LetterState]]:
+    """Those to be shown; all are counted in passing."""
+    for letter, state in letters:
+        counts.add(letter, state)
+        if also_settled or state is LetterState.WAITING:
+            yield letter, state
+
+
+def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection:
+    def ms(moment: datetime | None) -> int | None:
+        return None if moment is None else to_ms(moment)
+
+    return Selection(
+        topic=said["topic"],
+        reason=said["reason"],
+        from_ms=ms(said["from_time"]),
+        to_ms=ms(said["to_time"]),
+        id=None if said["message_id"] is None else said["message_id"].hex(),
+        key=None if said["key"] is None else said["key"].encode(),
+        headers=tuple(said["headers"]),
+        places=frozenset(Place(*place) for place in places),
+    )
+
+
+@contextmanager
+def _topic(said: Where) -> Iterator[DeadLetterTopic]:
+    """The topic that the options name."""
+    file: Path | None = said["file"]
+    access = kafka_access(file, said["kafka"], said["kafka_settings"])
+    cluster = said["cluster"] or access.cluster_id
+    name = said["dead_topic"] or (cluster and dead_letter_topic(cluster))
+    if not name:
+        raise usage("say whose letters: --cluster ID, --dead-topic TOPIC, or --config FILE")
+    try:
+        topic = DeadLetterTopic(name, access.client, timeout_s=said["timeout_s"])
+    except KafkaException as exception:
+        raise Failure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+    with topic:
+        yield topic

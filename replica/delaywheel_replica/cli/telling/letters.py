@@ -1,0 +1,112 @@
+"""How dead letters are told: JSON for programs, cells and lines for people."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable
+from typing import Any
+
+from delaywheel.deadletters import Counts, Letter, LetterState, Mark, Settled
+from delaywheel_replica.cli.telling.tables import bytes_text, print_table
+from delaywheel_replica.cli.values import iso
+
+COLUMNS = ("place", "since", "reason", "topic", "bytes")
+COLUMNS_WITH_STATE = (*COLUMNS, "state")
+_EXAMPLES = 5
+
+
+def shape(letter: Letter, state: LetterState, *, with_content: bool) -> dict[str, Any]:
+    """One letter as JSON: bytes in base64; what is not known is null."""
+    document: dict[str, Any] = {
+        "place": str(letter.place),
+        "partition": letter.place.partition,
+        "offset": letter.place.offset,
+        "timestamp_ms": letter.timestamp_ms,
+        "state": state.value,
+        "reason": letter.reason or None,
+        "detail": letter.detail or None,
+        "topic": letter.topic or None,
+        "id": letter.id or None,
+        "due_ms": letter.due_ms,
+        "length_bytes": letter.length_bytes,
+    }
+    if with_content:
+        document["key"] = _base64(letter.key)
+        document["value"] = _base64(letter.value)
+        document["headers"] = [
+            {"name": name, "value": _base64(value)} for name, value in letter.headers
+        ]
+    return document
+
+
+def mark_shape(mark: Mark | None) -> dict[str, Any] | None:
+    """How a letter was dealt with, as JSON."""
+    return None if mark is None else {"at_ms": mark.at_ms, "to": mark.to}
+
+
+def counts_shape(counts: Counts) -> list[dict[str, Any]]:
+    """Counts as JSON."""
+    return [row._asdict() for row in counts.rows()]
+
+
+def settled_shape(settled: Settled) -> dict[str, Any]:
+    """What was done, as JSON."""
+    return {
+        "done": settled.done,
+        "refused": dict(settled.refused),
+        "refused_letters": [{"place": str(place), "why": why} for place, why in settled.examples],
+    }
+
+
+def cells(letter: Letter, state: LetterState, *, with_state: bool) -> list[object]:
+    """One letter's row."""
+    row: list[object] = [
+        *(str(letter.place), iso(letter.timestamp_ms), printable(letter.reason)),
+        *(printable(letter.topic), letter.length_bytes),
+    ]
+    return [*row, state.value] if with_state else row
+
+
+def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
+    """One letter's lines."""
+    state = LetterState.WAITING if mark is None else mark.state
+    yield "place", str(letter.place)
+    yield "state", state.value if mark is None else f"{state.value} at {iso(mark.at_ms)}"
+    if mark is not None and mark.to is not None:
+        yield "sent to", mark.to
+    yield "since", iso(letter.timestamp_ms)
+    yield "reason", printable(letter.reason)
+    yield "detail", printable(letter.detail)
+    yield "topic", printable(letter.topic)
+    yield "id", printable(letter.id)
+    yield "due", None if letter.due_ms is None else iso(letter.due_ms)
+    yield "key", bytes_text(letter.key)
+    for name, value in letter.headers:
+        yield f"header {printable(name)}", bytes_text(value)
+    yield "value", bytes_text(letter.value)
+
+
+def print_counts(counts: Counts) -> None:
+    """Prints how many there are."""
+    rows = [(printable(row.topic), printable(row.reason), *row[2:]) for row in counts.rows()]
+    print_table(["topic", "reason", "waiting", "replayed", "dropped"], rows)
+
+
+def refusals(settled: Settled) -> Iterable[str]:
+    """Lines about letters that could not be sent."""
+    for reason, number in settled.refused.most_common():
+        yield f"not sent, they wait on: {number:,} {printable(reason)}"
+    for place, why in settled.examples[:_EXAMPLES]:
+        yield f"  {place}  {printable(why)}"
+
+
+def printable(text: str) -> str | None:
+    """Text of a header, without what would move a cursor; None: there is none."""
+    return (
+        "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
+        or None
+    )
+
+
+def _base64(content: bytes | None) -> str | None:
+    return None if content is None else b64encode(content).decode()

@@ -1,0 +1,171 @@
+"""docs/CLI.md shows what `delaywheel dead` prints; and how it fails without Kafka."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from delaywheel.deadletters import (
+    DeadLettersError,
+    DeadLettersReason,
+    Letter,
+    LetterState,
+    Mark,
+    Place,
+    Selection,
+    Settled,
+)
+from delaywheel_replica.cli.doing import dead
+from delaywheel_replica.cli.telling import tables
+from support.clients.command import Command
+
+DOC = Path(__file__).parents[3] / "docs" / "CLI.md"
+NOW_MS = 1_900_000_000_250
+WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
+
+
+def letter(offset: int, topic: str, reason: str, value: bytes) -> Letter:
+    return Letter(
+        Place(0, offset),
+        NOW_MS + offset,
+        b"42",
+        value,
+        (
+            ("trace", b"\x7f"),
+            ("dw-id", f"01a1fc514a4f731e9c0d5b2e8f6a{offset:04d}".encode()),
+            ("dw-due", str(NOW_MS - 60_000).encode()),
+            ("dw-dead-reason", reason.encode()),
+            ("dw-dead-topic", topic.encode()),
+            *(
+                (("dw-dead-detail", b"its ttl of 60 s ended at 1900000000190"),)
+                * (reason == "EXPIRED")
+            ),
+        ),
+    )
+
+
+LETTERS = [
+    (letter(1_204, "orders", "TOPIC_MISSING", b"still there?\n"), LetterState.WAITING),
+    (letter(1_205, "orders", "TOPIC_MISSING", b"still there?\n"), LetterState.WAITING),
+    (letter(1_206, "baskets.reminders", "EXPIRED", b"x" * 2_048), LetterState.WAITING),
+    (letter(1_207, "orders", "TOPIC_MISSING", b"sent"), LetterState.REPLAYED),
+]
+
+
+class Shown:
+    """A topic with these letters."""
+
+    name = "delaywheel-shop-dead"
+    fails: DeadLettersError | None = None
+
+    def __init__(self, name: str, client: object, *, timeout_s: float) -> None:
+        del name, client, timeout_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def letters(self, selection: Selection) -> Iterator[tuple[Letter, LetterState]]:
+        return (each for each in LETTERS if selection.takes(each[0]))
+
+    def get(self, place: Place) -> tuple[Letter, Mark | None]:
+        (found,) = [each for each, _ in LETTERS if each.place == place]
+        mark = Mark(LetterState.REPLAYED, NOW_MS + 3_600_000, None, ((1_207, 1_207),))
+        return found, mark if place.offset == 1_207 else None
+
+    def replay(self, selection: Selection, **told: object) -> Settled:
+        del told
+        if self.fails is not None:
+            raise self.fails
+        settled = Settled(done=sum(1 for _ in self.letters(selection)) - 1)
+        settled.refuse(Place(0, 1_205), "MSG_SIZE_TOO_LARGE: Broker: Message size too large")
+        return settled
+
+
+COMMANDS = {
+    "delaywheel dead list --config node.toml": ("list",),
+    "delaywheel dead show 0:1207 --config node.toml": ("show", "0:1207"),
+    "delaywheel dead replay --reason TOPIC_MISSING --config node.toml": (
+        *("replay", "--reason", "TOPIC_MISSING"),
+    ),
+}
+WHERE = ("--kafka", "k:1", "--cluster", "shop")
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> type[Shown]:
+    monkeypatch.setattr(dead, "DeadLetterTopic", Shown)
+    monkeypatch.setattr(Shown, "fails", None)
+    return Shown
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[2])
+def test_screens_are_as_the_document_shows_them(
+    command: Command, monkeypatch: pytest.MonkeyPatch, line: str, width: str
+) -> None:
+    monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])
+    ended = command("dead", *COMMANDS[line], *WHERE)
+    assert ended.code == 0
+    told = DOC.read_text(encoding="utf-8")
+    found = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", told, re.DOTALL)
+    assert found is not None
+    assert ended.out == found[1]
+    if width == "80 columns":
+        assert max(map(len, ended.out.splitlines())) <= 80
+
+
+@pytest.mark.usefixtures("shown")
+def test_what_was_refused_is_told_beside_what_was_done(command: Command) -> None:
+    ended = command("dead", "replay", "--execute", *WHERE)
+    assert (ended.code, ended.out) == (1, "replayed: 3 letters\n")
+    assert ended.err.splitlines() == [
+        "not sent, they wait on: 1 MSG_SIZE_TOO_LARGE",
+        "  0:1205  MSG_SIZE_TOO_LARGE: Broker: Message size too large",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "known", "code", "told"),
+    [
+        (DeadLettersReason.OVERTAKEN, True, 1, "error: OVERTAKEN: why"),
+        (DeadLettersReason.KAFKA_REFUSED, True, 1, "error: KAFKA_REFUSED: why; run it again"),
+        (DeadLettersReason.KAFKA_UNREACHABLE, True, 3, "error: KAFKA_UNREACHABLE: why; run it"),
+        (DeadLettersReason.OUTCOME_UNKNOWN, False, 4, "error: OUTCOME_UNKNOWN: why; run it again"),
+    ],
+)
+def test_how_it_ends_has_a_name_and_a_code(
+    command: Command,
+    shown: type[Shown],
+    reason: DeadLettersReason,
+    known: bool,
+    code: int,
+    told: str,
+) -> None:
+    shown.fails = DeadLettersError(reason, "why", outcome_known=known)
+    ended = command("dead", "replay", "--execute", *WHERE)
+    assert ended.code == code
+    assert ended.err.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("list",), "say which Kafka: --kafka ADDRESS, or --config FILE"),
+        (("list", "--kafka", "k:1"), "say whose letters: --cluster ID, --dead-topic TOPIC"),
+        (("show", "12", *WHERE), "argument PLACE: '12': write PARTITION:OFFSET, such as 0:1204"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant(
+    command: Command, arguments: tuple[str, ...], told: str
+) -> None:
+    ended = command("dead", *arguments)
+    assert ended.code == 2
+    assert told in ended.err

@@ -1,0 +1,1 @@
+"""Dead letters: what decides by itself, and replays on the real Kafka."""

@@ -1,0 +1,249 @@
+"""Replays on the real Kafka: each letter once, whoever is killed, and however many try."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from confluent_kafka import Producer
+
+from delaywheel.deadletters import (
+    Counts,
+    DeadLettersError,
+    DeadLettersReason,
+    DeadLetterTopic,
+    LetterState,
+    Place,
+    Selection,
+    topic,
+)
+from delaywheel.deadletters.writing import LetterWriter
+from local.loopback.kafka import KafkaBroker
+from support.kafka import killed_replay
+from support.kafka.read_committed import (
+    create_topic,
+    delete_topic,
+    headers_of,
+    read_all,
+    set_topic,
+)
+
+pytestmark = pytest.mark.kafka
+
+LETTERS = 60
+
+
+class Letters:
+    """A dead-letter topic with letters for one topic."""
+
+    def __init__(self, kafka: KafkaBroker, cluster_id: str) -> None:
+        self.address = kafka.address
+        self.name, self.orders = f"dead-{cluster_id}", f"orders-{cluster_id}"
+        create_topic(self.address, self.name, partitions=2)
+        create_topic(self.address, self.orders)
+
+    def write(self, count: int, *, reason: str = "TOPIC_MISSING", **rest: object) -> None:
+        producer = Producer({"bootstrap.servers": self.address})
+        for number in range(count):
+            told: dict[str, object] = {"value": b"%d" % number, "topic": self.orders} | rest
+            named = [("dw-dead-reason", reason.encode())]
+            named.append(("dw-dead-topic", str(told.pop("topic")).encode()))
+            producer.produce(
+                self.name,
+                key=b"k%d" % number,
+                partition=number % 2,
+                headers=[("h", None), ("dw-id", b"%032x" % number), *named],
+                **told,  # type: ignore[arg-type]
+            )
+        assert producer.flush(30) == 0
+
+    def open(self) -> DeadLetterTopic:
+        return DeadLetterTopic(self.name, {"bootstrap.servers": self.address})
+
+    def count(self) -> Counts:
+        with self.open() as letters:
+            return letters.count()
+
+    def arrived(self, topic: str | None = None, *, at_least: int = 0) -> Counter[bytes]:
+        found = read_all(self.address, topic or self.orders, at_least=at_least)
+        return Counter(cast("bytes", message.value()) for message in found)
+
+
+@pytest.fixture
+def letters(kafka: KafkaBroker, cluster_id: str) -> Letters:
+    return Letters(kafka, cluster_id)
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic, "BATCH_LETTERS", 8)
+
+
+ONCE = Counter({b"%d" % number: 1 for number in range(LETTERS)})
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_letters_are_sent_once_and_marked(letters: Letters) -> None:
+    letters.write(LETTERS)
+    heard: list[int] = []
+    with letters.open() as dead:
+        settled = dead.replay(Selection(), on_progress=lambda told: heard.append(told.done))
+        assert settled.done == LETTERS
+        assert heard == [*range(8, LETTERS, 8), LETTERS]
+        assert dead.replay(Selection()).done == 0
+        letter, mark = dead.get(Place(1, 0))
+        assert mark is not None
+        assert (mark.state, mark.to) == (LetterState.REPLAYED, None)
+        assert letter.value == b"1"
+    assert letters.arrived(at_least=LETTERS) == ONCE
+    message = next(m for m in read_all(letters.address, letters.orders) if m.value() == b"1")
+    assert message.key() == b"k1"
+    assert headers_of(message) == [
+        ("h", None),
+        ("dw-dead-replayed", f"{letters.name}/1/0".encode()),
+    ]
+    (row,) = letters.count().rows()
+    assert row[1:] == ("TOPIC_MISSING", 0, LETTERS, 0)
+
+
+@pytest.mark.parametrize("step", killed_replay.STEPS)
+@pytest.mark.parametrize("number", [1, 2])
+def test_killed_at_any_step_and_run_again(letters: Letters, step: str, number: int) -> None:
+    """The first transaction is the claim, the second has all letters."""
+    if step.startswith("init") and number > 1:
+        pytest.skip("there is one")
+    letters.write(LETTERS)
+    killed = subprocess.run(
+        [
+            *(sys.executable, killed_replay.__file__),
+            *(letters.address, letters.name, step, str(number)),
+        ],
+        check=False,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with letters.open() as dead:
+        settled = dead.replay(Selection())
+        assert not settled.refused
+        is_committed = (step, number) == ("commit_transaction-after", 2)
+        assert settled.done == (0 if is_committed else LETTERS)
+        assert dead.replay(Selection()).done == 0
+    assert letters.arrived(at_least=LETTERS) == ONCE
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_of_two_at_once_the_later_one_goes_on(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters.write(LETTERS)
+    real = LetterWriter.transact
+    calls: list[int] = []
+
+    def transact(self: LetterWriter, *arguments: object) -> object:
+        calls.append(1)
+        if len(calls) == 4:  # the claim and two transactions are done
+            monkeypatch.setattr(LetterWriter, "transact", real)
+            with letters.open() as other:
+                assert other.replay(Selection(), limit=20).done == 20
+        return real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LetterWriter, "transact", transact)
+    with letters.open() as dead:
+        with pytest.raises(DeadLettersError) as raised:
+            dead.replay(Selection())
+        assert raised.value.reason is DeadLettersReason.OVERTAKEN
+        assert sum(letters.arrived(at_least=36).values()) == 36
+        assert dead.replay(Selection()).done == LETTERS - 36
+    assert letters.arrived(at_least=LETTERS) == ONCE
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_what_kafka_refuses_waits_on_and_holds_up_nothing(letters: Letters) -> None:
+    letters.write(20)
+    set_topic(letters.address, letters.orders, "max.message.bytes", "2000")
+    letters.write(2, value=b"x" * 5_000)
+    letters.write(1, topic="nowhere", value=b"lost")
+    letters.write(1, topic="delaywheel-a-control", value=b"evil")
+    with letters.open() as dead:
+        settled = dead.replay(Selection())
+        assert settled.done == 20
+        assert settled.refused == {"MSG_SIZE_TOO_LARGE": 2, "TOPIC_MISSING": 1, "TOPIC_RESERVED": 1}
+        assert len(settled.examples) == 4
+        set_topic(letters.address, letters.orders, "max.message.bytes", "100000")
+        assert dead.replay(Selection(topic=letters.orders)).done == 2
+    assert sum(letters.arrived(at_least=22).values()) == 22
+
+
+def test_dropped_letters_are_not_replayed(letters: Letters) -> None:
+    letters.write(10)
+    letters.write(10, reason="EXPIRED")
+    with letters.open() as dead:
+        assert dead.drop(Selection(reason="EXPIRED"), limit=4).done == 4
+        assert dead.replay(Selection()).done == 16
+        (expired, missing) = dead.count().rows()
+    assert expired[1:] == ("EXPIRED", 0, 6, 4)
+    assert missing[1:] == ("TOPIC_MISSING", 0, 10, 0)
+
+
+def test_by_time_only_what_lies_there_is_read(letters: Letters) -> None:
+    base_ms = 1_700_000_000_000
+    for number in range(10):
+        letters.write(1, value=b"%d" % number, timestamp=base_ms + number * 100_000)
+    with letters.open() as dead:
+        chosen = Selection(from_ms=base_ms + 300_000, to_ms=base_ms + 600_000)
+        assert [letter.value for letter, _ in dead.letters(chosen)] == [b"3", b"4", b"5"]
+        assert not list(dead.letters(Selection(from_ms=base_ms + 2_000_000)))
+        assert [each.value for each, _ in dead.letters(Selection(to_ms=base_ms + 1))] == [b"0"]
+
+
+def test_a_topic_that_is_made_anew_has_no_marks(letters: Letters) -> None:
+    letters.write(4)
+    with letters.open() as dead:
+        assert dead.replay(Selection()).done == 4
+    delete_topic(letters.address, letters.name)
+    create_topic(letters.address, letters.name, partitions=2)
+    letters.write(4)
+    with letters.open() as dead:
+        assert dead.replay(Selection()).done == 4
+        assert dead.replay(Selection()).done == 0
+    assert sum(letters.arrived(at_least=8).values()) == 8
+
+
+def test_marks_that_would_be_forgotten_are_not_relied_upon(letters: Letters) -> None:
+    letters.write(1)
+    create_topic(letters.address, f"{letters.name}-marks")
+    with letters.open() as dead, pytest.raises(DeadLettersError) as raised:
+        dead.replay(Selection())
+    assert raised.value.reason is DeadLettersReason.MARKS_NOT_COMPACTED
+    assert not letters.arrived()
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (lambda dead: dead.get(Place(0, 99)), DeadLettersReason.LETTER_MISSING),
+        (lambda dead: dead.get(Place(9, 0)), DeadLettersReason.LETTER_MISSING),
+        (
+            lambda dead: dead.replay(Selection(), to="delaywheel-a-outcomes"),
+            DeadLettersReason.TOPIC_RESERVED,
+        ),
+    ],
+)
+def test_what_cannot_be_has_a_name(
+    letters: Letters, ask: Callable[[DeadLetterTopic], object], reason: DeadLettersReason
+) -> None:
+    with letters.open() as dead, pytest.raises(DeadLettersError) as raised:
+        ask(dead)
+    assert raised.value.reason is reason
+
+
+def test_a_topic_that_is_not_there_has_a_name(kafka: KafkaBroker) -> None:
+    settings = {"bootstrap.servers": kafka.address}
+    with DeadLetterTopic("no-such", settings) as dead, pytest.raises(DeadLettersError) as raised:
+        dead.count()
+    assert raised.value.reason is DeadLettersReason.TOPIC_MISSING

@@ -1,0 +1,40 @@
+"""Dead letters at hand: list them, send them again exactly once, or mark them as dealt with.
+
+    from delaywheel.deadletters import DeadLetterTopic, Selection
+
+    with DeadLetterTopic("delaywheel-main-dead", {"bootstrap.servers": "127.0.0.1:9092"}) as topic:
+        print(topic.count(Selection(reason="TOPIC_MISSING")))
+        print(topic.replay(Selection(reason="TOPIC_MISSING", topic="orders")))
+
+It needs the extra `deadletters` (confluent-kafka). `marks.py` says how a letter is replayed once.
+What decides (`letter`, `selection`, `marks`, `counting`) knows no Kafka.
+"""
+
+try:
+    import confluent_kafka as _  # noqa: F401  only whether it is there
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "delaywheel.deadletters needs confluent-kafka: pip install 'delaywheel[deadletters]'"
+    ) from missing
+
+from delaywheel.deadletters.counting import Count, Counts, Settled
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.marks import LetterState, Mark
+from delaywheel.deadletters.selection import Selection
+from delaywheel.deadletters.topic import DeadLetterTopic, dead_letter_topic
+
+__all__ = [
+    "Count",
+    "Counts",
+    "DeadLetterTopic",
+    "DeadLettersError",
+    "DeadLettersReason",
+    "Letter",
+    "LetterState",
+    "Mark",
+    "Place",
+    "Selection",
+    "Settled",
+    "dead_letter_topic",
+]

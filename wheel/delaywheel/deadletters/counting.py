@@ -1,0 +1,79 @@
+"""Letters counted, by where they were to go and why they did not; and what was done with some."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.marks import LetterState
+
+MOST_ROWS = 1_000
+"""Topics and reasons come from headers: what is more than this is counted as `OTHERS`."""
+OTHERS = "(others)"
+MOST_NAMED = 100
+
+
+class Count(NamedTuple):
+    """Letters of one topic and reason."""
+
+    topic: str
+    reason: str
+    waiting: int
+    replayed: int
+    dropped: int
+
+
+class Counts:
+    """Letters counted."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], Counter[LetterState]] = {}
+
+    def add(self, letter: Letter, state: LetterState) -> None:
+        """Counts one."""
+        key = letter.topic, letter.reason
+        if key not in self._rows and len(self._rows) >= MOST_ROWS:
+            key = OTHERS, OTHERS
+        self._rows.setdefault(key, Counter())[state] += 1
+
+    def rows(self) -> list[Count]:
+        """By topic and reason, in that order."""
+        return [
+            Count(
+                *key,
+                counted[LetterState.WAITING],
+                counted[LetterState.REPLAYED],
+                counted[LetterState.DROPPED],
+            )
+            for key, counted in sorted(self._rows.items())
+        ]
+
+    def of(self, state: LetterState) -> int:
+        """All letters in a state."""
+        return sum(counted[state] for counted in self._rows.values())
+
+
+@dataclass(slots=True)
+class Settled:
+    """What a replay or a drop did.
+
+    Attributes:
+        done: Letters that were dealt with, each for good.
+        refused: Letters that could not be sent, by why; they wait on.
+        examples: The first of these, each with why.
+    """
+
+    done: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    examples: list[tuple[Place, str]] = field(default_factory=list)
+
+    def refuse(self, place: Place, why: str) -> None:
+        """One could not be sent."""
+        reason = why.partition(":")[0]
+        if reason not in self.refused and len(self.refused) >= MOST_NAMED:
+            reason = OTHERS
+        self.refused[reason] += 1
+        if len(self.examples) < MOST_NAMED:
+            self.examples.append((place, why))

@@ -1,0 +1,46 @@
+"""Why dead letters cannot be read or dealt with, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from delaywheel.errors import RefusedError
+
+
+class DeadLettersReason(StrEnum):
+    """Each name is stable."""
+
+    TOPIC_MISSING = "TOPIC_MISSING"
+    """There is no such dead-letter topic: correct its name."""
+    TOPIC_RESERVED = "TOPIC_RESERVED"
+    """The service keeps its own records in the topic that letters were to be sent to."""
+    MARKS_NOT_COMPACTED = "MARKS_NOT_COMPACTED"
+    """The topic of the marks would forget them: set its `cleanup.policy` to `compact`."""
+    MARKS_MALFORMED = "MARKS_MALFORMED"
+    """A record in the topic of the marks is none: who else writes to it?"""
+    LETTER_MISSING = "LETTER_MISSING"
+    """No letter lies there (any more)."""
+    OVERTAKEN = "OVERTAKEN"
+    """Somebody else deals with letters of this topic since; what this one did stays done."""
+    KAFKA_UNREACHABLE = "KAFKA_UNREACHABLE"
+    """Kafka did not answer in time: the same again helps."""
+    KAFKA_REFUSED = "KAFKA_REFUSED"
+    """Kafka said no; the text says how."""
+    OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    """Kafka did not say whether the last letters were dealt with: the same again finds out."""
+
+
+class DeadLettersError(RefusedError):
+    """Reading or dealing with letters ended; `outcome_known` is about the last few of them.
+
+    Attributes:
+        reason: Why.
+    """
+
+    @property
+    def retry_helps(self) -> bool:
+        """Whether the same call may go through later."""
+        return self.reason in {
+            DeadLettersReason.KAFKA_UNREACHABLE,
+            DeadLettersReason.OUTCOME_UNKNOWN,
+        }

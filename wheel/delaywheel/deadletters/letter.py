@@ -1,0 +1,173 @@
+"""A dead letter as it lies in its topic, and the record that it is sent again as.
+
+A letter is the message with headers behind its own that begin with `dw-dead-`; of several headers
+of one name the last counts. `dw-dead-topic` says where it is to go. A record of an ingress topic
+that could not be delayed has none, but a `dw-dead-origin`: it goes back to where it came from.
+
+| header | sent again |
+|---|---|
+| `dw-dead-…` | no |
+| `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is no message that was accepted. To an ingress topic yes: a `dw-id` there was its sender's |
+| any other | yes |
+| `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
+"""  # noqa: E501 - rows of a table
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+DEAD_PREFIX = "dw-dead-"
+REPLAYED_HEADER = "dw-dead-replayed"
+FORWARDING_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
+ANY_PARTITION = -1
+LONGEST_REASON = 64
+"""Characters of a reason that count."""
+
+_OWN_TOPIC = re.compile(r"delaywheel-.+-(control|outcomes|dead|dead-marks)")
+_PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
+
+
+class Place(NamedTuple):
+    """Where a letter lies in its topic; its text is `<partition>:<offset>`."""
+
+    partition: int
+    offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads the text.
+
+        Raises:
+            ValueError: It is none.
+        """
+        match = _PLACE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not <partition>:<offset>")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.partition}:{self.offset}"
+
+
+class Outgoing(NamedTuple):
+    """A record to be written; `timestamp_ms` 0 is the time of writing."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    partition: int = ANY_PARTITION
+    timestamp_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter.
+
+    Attributes:
+        place: Where it lies.
+        timestamp_ms: When it became one, in Unix milliseconds.
+        key: Of the message.
+        value: Of the message.
+        headers: All of them, in order.
+        told: What the headers that begin with `dw-` say, the last of each name.
+    """
+
+    place: Place
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    told: dict[str, bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Reads what the headers tell."""
+        told = {name: value or b"" for name, value in self.headers if name.startswith("dw-")}
+        object.__setattr__(self, "told", told)
+
+    @property
+    def reason(self) -> str:
+        """Why it is one; empty: it does not say."""
+        return self._text("dw-dead-reason")[:LONGEST_REASON]
+
+    @property
+    def detail(self) -> str:
+        """In other words."""
+        return self._text("dw-dead-detail")
+
+    @property
+    def id(self) -> str:
+        """The message's id in hex; empty: it has none."""
+        return self._text("dw-id").replace("-", "").lower()
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it was due."""
+        return _number(self.told.get("dw-due"))
+
+    @property
+    def is_of_ingress(self) -> bool:
+        """Whether it was to be delayed, and could not."""
+        return "dw-dead-topic" not in self.told and "dw-dead-origin" in self.told
+
+    @property
+    def topic(self) -> str:
+        """Where it is to go; empty: it does not say."""
+        if self.is_of_ingress:
+            return self._text("dw-dead-origin").partition("/")[0]
+        return self._text("dw-dead-topic")
+
+    @property
+    def own_headers(self) -> list[tuple[str, bytes | None]]:
+        """Those that it is sent again with."""
+        left_out = frozenset() if self.is_of_ingress else FORWARDING_HEADERS
+        return [
+            (name, value)
+            for name, value in self.headers
+            if not name.startswith(DEAD_PREFIX) and name not in left_out
+        ]
+
+    @property
+    def length_bytes(self) -> int:
+        """Key, value and headers."""
+        told = sum(len(name) + len(value or b"") for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + told
+
+    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
+        """The record that it is sent again as.
+
+        Args:
+            of_topic: The dead-letter topic.
+            to: Where it goes; None: where it was to go.
+            as_new: Without the partition and the timestamp that the message was to have.
+        """
+        partition, timestamp_ms = None, None
+        if not as_new:
+            timestamp_ms = _number(self.told.get("dw-dead-timestamp"))
+            if to is None:
+                partition = _number(self.told.get("dw-dead-partition"))
+        replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
+        return Outgoing(
+            self.topic if to is None else to,
+            self.key,
+            self.value,
+            [*self.own_headers, (REPLAYED_HEADER, replayed)],
+            ANY_PARTITION if partition is None else partition,
+            timestamp_ms or 0,
+        )
+
+    def _text(self, name: str) -> str:
+        return self.told.get(name, b"").decode(errors="replace")
+
+
+def is_own_topic(name: str) -> bool:
+    """Whether the service keeps its own records there."""
+    return _OWN_TOPIC.fullmatch(name) is not None
+
+
+def _number(value: bytes | None) -> int | None:
+    return int(value) if value and value.isdigit() and len(value) < 20 else None

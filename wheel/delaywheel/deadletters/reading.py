@@ -1,0 +1,147 @@
+"""Reading letters and marks: committed records only, from an offset up to where the log ended.
+
+In memory is what the client has fetched ahead, some MB, however long the topic is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import Letter, Place
+
+BATCH_RECORDS = 500
+WAIT_S = 0.2
+
+# Their names in the library begin with an underscore: they are its own, not the broker's.
+_PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
+_AWAY = frozenset(
+    {
+        KafkaError._TRANSPORT,  # noqa: SLF001
+        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+
+
+class TopicReader:
+    """Reads one topic, by any number of passes; in no group, so nothing is committed."""
+
+    def __init__(self, client: Mapping[str, Any], topic: str, *, timeout_s: float) -> None:
+        """Connects when first asked.
+
+        Args:
+            client: Settings of the Kafka client.
+            topic: Which topic.
+            timeout_s: How long Kafka may be silent.
+        """
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._consumer = Consumer(
+            {
+                "log_level": 0,
+                "queued.max.messages.kbytes": 16_384,
+                "fetch.wait.max.ms": 100,
+                **client,
+                "group.id": f"{topic}-reader",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+
+    def bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
+        """Of each partition the first offset that there is, and the one behind the last."""
+        return {
+            number: self._ask(
+                lambda number=number: self._consumer.get_watermark_offsets(
+                    TopicPartition(self._topic, number), timeout=self._timeout_s
+                )
+            )
+            for number in range(partitions)
+        }
+
+    def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+        """Of each partition the first offset with this time or a later one; none: its end."""
+        wanted = [TopicPartition(self._topic, number, time_ms) for number in bounds]
+        found = self._ask(lambda: self._consumer.offsets_for_times(wanted, timeout=self._timeout_s))
+        return {
+            at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found
+        }
+
+    def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
+        """All records of these ranges, in order within a partition.
+
+        Raises:
+            DeadLettersError: Kafka is away, or says no.
+        """
+        left = {number: end for number, (first, end) in ranges.items() if first < end}
+        starts = [TopicPartition(self._topic, number, ranges[number][0]) for number in left]
+        self._consumer.assign(starts)
+        heard_at = time.monotonic()
+        while left:
+            messages = self._consumer.consume(BATCH_RECORDS, WAIT_S)
+            for message in messages:
+                error = message.error()
+                partition = cast("int", message.partition())
+                if error is None:
+                    heard_at = time.monotonic()
+                    if message.offset() < left.get(partition, 0):  # type: ignore[operator]
+                        yield message
+                elif error.code() == _PARTITION_EOF:
+                    left.pop(partition, None)
+                elif error.code() not in _AWAY and not error.retriable():
+                    raise refused(error)
+            if not messages and time.monotonic() - heard_at > self._timeout_s:
+                raise DeadLettersError(
+                    DeadLettersReason.KAFKA_UNREACHABLE, f"nothing of {self._topic} can be read"
+                )
+            self._forget_finished(left)
+        self._consumer.unassign()
+
+    def close(self) -> None:
+        """Ends the consumer."""
+        self._consumer.close()
+
+    def _forget_finished(self, left: dict[int, int]) -> None:
+        """The position passes markers and aborted records too."""
+        if not left:
+            return
+        asked = [TopicPartition(self._topic, number) for number in left]
+        for at in self._consumer.position(asked):
+            if at.offset >= left[at.partition]:
+                del left[at.partition]
+
+    def _ask(self, call: Any) -> Any:
+        try:
+            return call()
+        except KafkaException as exception:
+            raise refused(exception.args[0]) from exception
+
+
+def letter_of(message: Message) -> Letter:
+    """A record of a dead-letter topic."""
+    headers = cast("Sequence[tuple[str, bytes | None]]", message.headers() or ())
+    _, timestamp_ms = message.timestamp()
+    place = Place(cast("int", message.partition()), cast("int", message.offset()))
+    return Letter(
+        place,
+        timestamp_ms,
+        message.key(),
+        message.value(),
+        tuple(headers),
+    )
+
+
+def refused(error: KafkaError) -> DeadLettersError:
+    """What Kafka's error means."""
+    is_away = error.code() in _AWAY or error.retriable()
+    reason = DeadLettersReason.KAFKA_UNREACHABLE if is_away else DeadLettersReason.KAFKA_REFUSED
+    return DeadLettersError(reason, error.str())

@@ -1,0 +1,54 @@
+"""Which letters are meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delaywheel.deadletters.letter import Letter, Place
+
+CLOCKS_MS = 60_000
+"""Letters of one topic have the times of several leaders' clocks: so far behind is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """All letters that fit everything that is said.
+
+    Attributes:
+        topic: Where the message was to go.
+        reason: Why it is a letter.
+        from_ms: They became letters at this time or later, in Unix milliseconds.
+        to_ms: They became letters before this time.
+        id: The message's id: 32 hex digits.
+        key: The message's key.
+        headers: Each with a value that the message must have under that name; None: any.
+        places: Where they lie; empty: anywhere.
+    """
+
+    topic: str | None = None
+    reason: str | None = None
+    from_ms: int | None = None
+    to_ms: int | None = None
+    id: str | None = None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    places: frozenset[Place] = frozenset()
+
+    def takes(self, letter: Letter) -> bool:
+        """Whether a letter is meant."""
+        return (
+            (not self.places or letter.place in self.places)
+            and (self.topic is None or letter.topic == self.topic)
+            and (self.reason is None or letter.reason == self.reason)
+            and (self.from_ms is None or letter.timestamp_ms >= self.from_ms)
+            and (self.to_ms is None or letter.timestamp_ms < self.to_ms)
+            and (self.id is None or letter.id == self.id)
+            and (self.key is None or letter.key == self.key)
+            and all(_has(letter, name, value) for name, value in self.headers)
+        )
+
+
+def _has(letter: Letter, name: str, wanted: bytes | None) -> bool:
+    return any(
+        name == other and (wanted is None or value == wanted) for other, value in letter.headers
+    )

@@ -1,0 +1,397 @@
+"""A dead-letter topic: its letters, and what is done with them. `marks.py` says why it is safe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel.deadletters.counting import Counts, Settled
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import Letter, Outgoing, Place, is_own_topic
+from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks, make_marks
+from delaywheel.deadletters.reading import TopicReader, letter_of, refused
+from delaywheel.deadletters.selection import CLOCKS_MS, Selection
+from delaywheel.deadletters.writing import LetterWriter
+
+BATCH_LETTERS: Final = 500
+BATCH_BYTES: Final = 4_000_000
+"""What one transaction deals with, but for one letter that is larger."""
+MOST_TOPICS: Final = 10_000
+EVERYTHING: Final = Selection()
+
+_TOPIC_MISSING = "TOPIC_MISSING"
+_TOPIC_RESERVED = "TOPIC_RESERVED"
+
+
+def dead_letter_topic(cluster_id: str) -> str:
+    """The topic of a cluster's own dead letters."""
+    return f"delaywheel-{cluster_id}-dead"
+
+
+class DeadLetterTopic:
+    """The letters of one topic: delaywheel's own, or those of a `RetryConsumer`.
+
+    One call at a time. `replay` and `drop` of several processes exclude one another: the later one
+    goes on, the earlier one ends with OVERTAKEN.
+
+    Example:
+        ::
+
+            with DeadLetterTopic(dead_letter_topic("main"), {"bootstrap.servers": "…"}) as topic:
+                for letter, state in topic.letters(Selection(topic="orders")):
+                    print(letter.place, letter.reason, state)
+                topic.replay(Selection(topic="orders", reason="TOPIC_MISSING"))
+    """
+
+    def __init__(self, topic: str, client: Mapping[str, Any], *, timeout_s: float = 15.0) -> None:
+        """Asks nobody yet.
+
+        Args:
+            topic: Its name.
+            client: Settings of the Kafka client, with `bootstrap.servers` among them.
+            timeout_s: How long Kafka may be silent.
+
+        Raises:
+            KafkaException: The client does not know a setting.
+        """
+        self.name = topic
+        self._marks_name = f"{topic}{MARKS_SUFFIX}"
+        self._client = dict(client)
+        self._timeout_s = timeout_s
+        self._admin = AdminClient({"log_level": 0, **self._client})
+        self._reader = TopicReader(self._client, topic, timeout_s=timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections."""
+        self._reader.close()
+
+    # --- looking
+
+    def letters(self, selection: Selection = EVERYTHING) -> Iterator[tuple[Letter, LetterState]]:
+        """The letters that are meant, with what became of each; in order within a partition.
+
+        Raises:
+            DeadLettersError: TOPIC_MISSING, KAFKA_UNREACHABLE or KAFKA_REFUSED.
+        """
+        bounds, marks = self._look()
+        self._read_marks(marks, until=None)
+        for letter in self._letters(selection, bounds):
+            yield letter, marks.state_of(letter.place)
+
+    def count(self, selection: Selection = EVERYTHING) -> Counts:
+        """Counts the letters that are meant; raises as `letters` does."""
+        counts = Counts()
+        for letter, state in self.letters(selection):
+            counts.add(letter, state)
+        return counts
+
+    def get(self, place: Place) -> tuple[Letter, Mark | None]:
+        """One letter, and how it was dealt with.
+
+        Raises:
+            DeadLettersError: LETTER_MISSING, or as `letters`.
+        """
+        bounds, marks = self._look()
+        found: list[Mark] = []
+
+        def look(partition: int, mark: Mark) -> None:
+            if partition == place.partition and mark.covers(place.offset):
+                found.append(mark)
+
+        self._read_marks(marks, until=None, on_mark=look)
+        for letter in self._letters(Selection(places=frozenset([place])), bounds):
+            return letter, found[0] if found else None
+        raise DeadLettersError(DeadLettersReason.LETTER_MISSING, f"none at {place} of {self.name}")
+
+    # --- dealing with them
+
+    def replay(
+        self,
+        selection: Selection,
+        *,
+        to: str | None = None,
+        as_new: bool = False,
+        limit: int | None = None,
+        on_progress: Callable[[Settled], None] | None = None,
+    ) -> Settled:
+        """Sends the letters that are meant and wait again, each once whatever happens.
+
+        Args:
+            selection: Which.
+            to: Where they go; None: where each was to go.
+            as_new: Without the partition and the timestamp that a message was to have.
+            limit: So many at most.
+            on_progress: Called after each transaction.
+
+        Raises:
+            DeadLettersError: What was done by then stays done; the same call again does the rest.
+        """
+        if to is not None and self._is_reserved(to):
+            raise DeadLettersError(DeadLettersReason.TOPIC_RESERVED, to)
+        known: dict[str, str | None] = {}
+
+        def again(letter: Letter) -> Outgoing | str:
+            record = letter.again(self.name, to=to, as_new=as_new)
+            if record.topic not in known:
+                if len(known) >= MOST_TOPICS:
+                    known.clear()
+                known[record.topic] = self._obstacle(record.topic)
+            return known[record.topic] or record
+
+        settling = _Settling(LetterState.REPLAYED, to, again, limit, on_progress)
+        return self._settle(selection, settling)
+
+    def drop(
+        self,
+        selection: Selection,
+        *,
+        limit: int | None = None,
+        on_progress: Callable[[Settled], None] | None = None,
+    ) -> Settled:
+        """Marks the letters that are meant and wait as dropped; else as `replay`."""
+        settling = _Settling(LetterState.DROPPED, None, None, limit, on_progress)
+        return self._settle(selection, settling)
+
+    def _settle(self, selection: Selection, settling: _Settling) -> Settled:
+        self._make_marks_topic()
+        writer = LetterWriter(self._client, self.name, self._marks_name)
+        claim = writer.claim()
+        bounds, marks = self._look()
+        self._read_marks(marks, until=claim)
+        for begin in range(0, len(marks.obsolete), BATCH_LETTERS):
+            writer.forget([(key, None) for key in marks.obsolete[begin : begin + BATCH_LETTERS]])
+        settling.begin(writer, marks, self._topic_id)
+        for letter in self._letters(selection, bounds):
+            if marks.state_of(letter.place) is LetterState.WAITING:
+                settling.take(letter)
+            if settling.has_reached_limit():
+                break
+        settling.end()
+        return settling.settled
+
+    # --- Kafka
+
+    def _look(self) -> tuple[dict[int, tuple[int, int]], Marks]:
+        """The topic as it is now: of each partition first offset and end, and no marks yet."""
+        described = self._describe(self.name)
+        if described is None:
+            raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, self.name)
+        self._topic_id = str(described.topic_id)
+        bounds = self._reader.bounds(len(described.partitions))
+        firsts = {number: first for number, (first, _) in bounds.items()}
+        return bounds, Marks(self._topic_id, firsts)
+
+    def _letters(
+        self, selection: Selection, bounds: Mapping[int, tuple[int, int]]
+    ) -> Iterator[Letter]:
+        ranges = dict(bounds)
+        if selection.places:
+            ranges = _around(selection.places, bounds)
+        if selection.from_ms is not None:
+            firsts = self._reader.offsets_at(selection.from_ms, ranges)
+            ranges = {n: (max(first, firsts[n]), end) for n, (first, end) in ranges.items()}
+        if selection.to_ms is not None:
+            ends = self._reader.offsets_at(selection.to_ms + CLOCKS_MS, ranges)
+            ranges = {n: (first, min(end, ends[n])) for n, (first, end) in ranges.items()}
+        for message in self._reader.read(ranges):
+            letter = letter_of(message)
+            if selection.takes(letter):
+                yield letter
+
+    def _read_marks(
+        self,
+        marks: Marks,
+        *,
+        until: bytes | None,
+        on_mark: Callable[[int, Mark], None] | None = None,
+    ) -> None:
+        """Takes all marks in that are committed; with a claim, all up to it.
+
+        A commit is answered before it is visible, so the claim may have to be waited for.
+        """
+        if self._describe(self._marks_name) is None:
+            return
+        reader = TopicReader(self._client, self._marks_name, timeout_s=self._timeout_s)
+        try:
+            position, deadline = 0, time.monotonic() + self._timeout_s
+            while True:
+                first, end = reader.bounds(1)[0]
+                for message in reader.read({0: (max(first, position), end)}):
+                    key, value = message.key(), message.value()
+                    assert isinstance(key, bytes)
+                    if until is not None and value == until:
+                        return
+                    told = marks.read(key, value)
+                    if told is not None and on_mark is not None:
+                        on_mark(*told)
+                position = max(position, end)
+                if until is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise DeadLettersError(
+                        DeadLettersReason.OVERTAKEN, "the own claim is not the newest any more"
+                    )
+                time.sleep(0.01)
+        finally:
+            reader.close()
+
+    def _make_marks_topic(self) -> None:
+        """Has a topic for the marks that keeps them."""
+        wanted = NewTopic(
+            self._marks_name,
+            num_partitions=1,
+            replication_factor=-1,
+            config={"cleanup.policy": "compact"},
+        )
+        try:
+            self._admin.create_topics([wanted], request_timeout=self._timeout_s)[
+                self._marks_name
+            ].result()
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise refused(error) from exception
+        resource = ConfigResource(ResourceType.TOPIC, self._marks_name)
+        try:
+            config = self._admin.describe_configs([resource], request_timeout=self._timeout_s)[
+                resource
+            ].result()
+        except KafkaException as exception:
+            raise refused(exception.args[0]) from exception
+        if config["cleanup.policy"].value != "compact":
+            raise DeadLettersError(DeadLettersReason.MARKS_NOT_COMPACTED, self._marks_name)
+
+    def _describe(self, topic: str) -> Any | None:
+        """What Kafka says of a topic; None: there is none."""
+        try:
+            asked = self._admin.describe_topics(
+                TopicCollection([topic]), request_timeout=self._timeout_s
+            )
+            return asked[topic].result()
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise refused(error) from exception
+
+    def _obstacle(self, topic: str) -> str | None:
+        """Why nothing is sent to a topic."""
+        if not topic or self._is_reserved(topic):
+            return f"{_TOPIC_RESERVED}: {topic}" if topic else f"{_TOPIC_MISSING}: none is named"
+        try:
+            described = self._describe(topic)
+        except DeadLettersError as error:
+            if error.reason is DeadLettersReason.KAFKA_REFUSED:
+                return str(error)
+            raise
+        return None if described is not None else f"{_TOPIC_MISSING}: {topic}"
+
+    def _is_reserved(self, topic: str) -> bool:
+        return is_own_topic(topic) or topic in {self.name, self._marks_name}
+
+
+class _Settling:
+    """Letters on their way into transactions."""
+
+    def __init__(
+        self,
+        state: LetterState,
+        to: str | None,
+        again: Callable[[Letter], Outgoing | str] | None,
+        limit: int | None,
+        on_progress: Callable[[Settled], None] | None,
+    ) -> None:
+        self.settled = Settled()
+        self._state = state
+        self._to = to
+        self._again = again
+        self._limit = limit
+        self._on_progress = on_progress
+        self._batch: list[tuple[Place, Outgoing | None]] = []
+        self._batch_bytes = 0
+
+    def begin(self, writer: LetterWriter, marks: Marks, topic_id: str) -> None:
+        self._writer = writer
+        self._marks = marks
+        self._topic_id = topic_id
+
+    def has_reached_limit(self) -> bool:
+        """Whether enough letters are done; those on their way are, where that may be enough."""
+        if self._limit is None:
+            return False
+        if self.settled.done + len(self._batch) >= self._limit:
+            self.end()
+        return self.settled.done >= self._limit
+
+    def take(self, letter: Letter) -> None:
+        record = None if self._again is None else self._again(letter)
+        if isinstance(record, str):
+            self.settled.refuse(letter.place, record)
+            return
+        self._batch.append((letter.place, record))
+        self._batch_bytes += letter.length_bytes if record is not None else 0
+        if len(self._batch) >= BATCH_LETTERS or self._batch_bytes >= BATCH_BYTES:
+            self.end()
+
+    def end(self) -> None:
+        """Deals with what was taken."""
+        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        self._transact(batch)
+
+    def _transact(self, batch: list[tuple[Place, Outgoing | None]]) -> None:
+        """All of these but those that are refused, in as few transactions as that takes."""
+        if not batch:
+            return
+        places = [place for place, _ in batch]
+        marks = make_marks(
+            self._topic_id, places, self._state, at_ms=time.time_ns() // 1_000_000, to=self._to
+        )
+        records = [record for _, record in batch if record is not None]
+        ended = self._writer.transact(records, marks)
+        if ended is not None and ended.is_aftermath:
+            ended = self._writer.transact(records, marks)
+        if ended is None:
+            self._marks.add_places(places, self._state)
+            self.settled.done += len(batch)
+            if self._on_progress is not None:
+                self._on_progress(self.settled)
+        elif not records:
+            raise DeadLettersError(DeadLettersReason.KAFKA_REFUSED, ended.why)
+        elif ended.number is not None:
+            self.settled.refuse(places[ended.number], ended.why)
+            self._transact(batch[: ended.number] + batch[ended.number + 1 :])
+        elif len(batch) == 1:
+            self.settled.refuse(places[0], ended.why)
+        else:
+            half = len(batch) // 2
+            self._transact(batch[:half])
+            self._transact(batch[half:])
+
+
+def _around(
+    places: frozenset[Place], bounds: Mapping[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """Of each partition as little as has these places."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for partition, (first, end) in bounds.items():
+        offsets = [place.offset for place in places if place.partition == partition]
+        if offsets:
+            ranges[partition] = max(first, min(offsets)), min(end, max(offsets) + 1)
+    return ranges

@@ -1,0 +1,218 @@
+"""Transactions that deal with letters, on confluent-kafka.
+
+begin -> records -> flush -> marks -> flush -> commit
+
+Delivery callbacks do not go together with transactions in this client, so a failure shows where the
+next call is made:
+
+| what failed | where it shows | then |
+|---|---|---|
+| a record that the client refuses | `produce` raises | aborted; that record is refused |
+| a batch that a broker refuses | `produce` of the marks raises `_STATE` | aborted; one of the records is to blame |
+| the same partition again, after a refused batch | the same | aborted, which heals it: once more |
+| no answer, before the commit | `flush` leaves some behind | aborted, known |
+| the commit, before its EndTxn | `_INCONSISTENT`, `_STATE` | aborted; as a refused batch |
+| the commit, later | any other error | not known: nothing more is sent |
+| another claim | any call: fenced | nothing more is sent |
+
+The client retries nothing within a call: what would have been retried ends as a time-out. For a
+copy of an EndTxn that arrives late would end a later transaction of this producer in the middle.
+"""  # noqa: E501 - rows of a table
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.letter import Outgoing
+from delaywheel.deadletters.marks import CLAIM_KEY
+from delaywheel.deadletters.reading import refused
+
+TRANSACTION_TIMEOUT_MS = 10_000
+CALL_S = 9.0
+"""No call that may end a transaction waits longer: below the broker's own abort."""
+INIT_S = 30.0
+NO_RETRY_BACKOFF_MS = 30_000
+LARGEST_REQUEST_BYTES = 90_000_000
+"""What the client lets pass: topics and brokers judge sizes."""
+
+# Their names in the library begin with an underscore: they are its own, not the broker's.
+_BEFORE_END = frozenset({KafkaError._STATE, KafkaError._INCONSISTENT})  # noqa: SLF001
+_BY_CLIENT = frozenset(
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}  # noqa: SLF001
+)
+_FENCED = frozenset(
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001
+)
+_STATE = KafkaError._STATE  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing of a transaction was committed, for one of its records was refused.
+
+    Attributes:
+        why: In Kafka's words, its name of the error first.
+        number: Which record; None: that is not known.
+    """
+
+    why: str
+    number: int | None
+
+    @property
+    def is_aftermath(self) -> bool:
+        """Whether it was for what an aborted one before it had left behind: again, it will not."""
+        return self.why.startswith("OUT_OF_ORDER_SEQUENCE_NUMBER")
+
+
+class LetterWriter:
+    """The producer of one claim. Any error that it raises is its end."""
+
+    def __init__(self, client: Mapping[str, Any], topic: str, marks_topic: str) -> None:
+        """Connects when it claims.
+
+        Args:
+            client: Settings of the Kafka client.
+            topic: The dead-letter topic.
+            marks_topic: Where its marks are.
+        """
+        self._marks_topic = marks_topic
+        self._producer = Producer(
+            {
+                "log_level": 0,
+                "linger.ms": 5,
+                **client,
+                "transactional.id": f"{topic}-replay",
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
+                "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
+                "topic.metadata.propagation.max.ms": 1_000,
+                "message.max.bytes": LARGEST_REQUEST_BYTES,
+                "partitioner": "murmur2_random",
+            }
+        )
+
+    def claim(self) -> bytes:
+        """Ends what others have begun, and says that it is this one's turn; returns the claim."""
+        try:
+            self._producer.init_transactions(INIT_S)
+        except KafkaException as exception:
+            raise _failure(exception) from exception
+        token = {"token": secrets.token_hex(16), "at_ms": time.time_ns() // 1_000_000}
+        value = json.dumps(token, separators=(",", ":")).encode()
+        self.forget([(CLAIM_KEY, value)])
+        return value
+
+    def forget(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
+        """Writes records of the marks' topic alone."""
+        ended = self.transact([], records)
+        if ended is not None:
+            raise DeadLettersError(
+                DeadLettersReason.KAFKA_REFUSED, f"{self._marks_topic}: {ended.why}"
+            )
+
+    def transact(
+        self, records: Sequence[Outgoing], marks: Iterable[tuple[bytes, bytes | None]]
+    ) -> Refused | None:
+        """Sends records, with the marks of their letters; None: it is committed.
+
+        Raises:
+            DeadLettersError: It is not; `outcome_known` says whether that is sure.
+        """
+        try:
+            self._producer.begin_transaction()
+            for number, record in enumerate(records):
+                error = self._produce(record)
+                if error is not None:
+                    if error.code() == _STATE:
+                        return self._refused_batch()
+                    self._abort()
+                    return Refused(_words(error), number)
+            self._flush()
+            for key, value in marks:
+                if self._produce(Outgoing(self._marks_topic, key, value, [], 0)) is not None:
+                    return self._refused_batch()
+            self._flush()
+        except KafkaException as exception:
+            raise _failure(exception) from exception
+        return self._commit()
+
+    def _produce(self, record: Outgoing) -> KafkaError | None:
+        """Hands a record over; what the client says if it does not take it."""
+        while True:
+            try:
+                self._producer.produce(
+                    record.topic,
+                    value=record.value,
+                    key=record.key,
+                    headers=list(record.headers),
+                    partition=record.partition,
+                    timestamp=record.timestamp_ms,
+                )
+            except BufferError:
+                self._flush()  # an empty queue takes any record
+            except KafkaException as exception:
+                error: KafkaError = exception.args[0]
+                if error.code() in _BY_CLIENT or error.code() == _STATE:
+                    return error
+                raise
+            else:
+                return None
+
+    def _flush(self) -> None:
+        unanswered = self._producer.flush(CALL_S)
+        if unanswered:
+            raise DeadLettersError(
+                DeadLettersReason.KAFKA_UNREACHABLE, f"no answer to {unanswered} records"
+            )
+
+    def _refused_batch(self) -> Refused:
+        """Asks why, and aborts: the commit of such a transaction is refused, and sends nothing."""
+        why = "unknown"
+        try:
+            self._producer.commit_transaction(CALL_S)
+        except KafkaException as exception:
+            why = _words(exception.args[0])
+        self._abort()
+        return Refused(why, None)
+
+    def _commit(self) -> Refused | None:
+        try:
+            self._producer.commit_transaction(CALL_S)
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() in _BEFORE_END:
+                self._abort()
+                return Refused(_words(error), None)
+            raise _failure(exception, outcome_known=False) from exception
+        return None
+
+    def _abort(self) -> None:
+        try:
+            self._producer.abort_transaction(CALL_S)
+        except KafkaException as exception:
+            raise _failure(exception) from exception
+
+
+def _words(error: KafkaError) -> str:
+    return f"{error.name()}: {error.str()}"
+
+
+def _failure(exception: KafkaException, *, outcome_known: bool = True) -> DeadLettersError:
+    error = exception.args[0]
+    if error.code() in _FENCED:
+        reason, text = DeadLettersReason.OVERTAKEN, "somebody else deals with its letters now"
+    elif outcome_known:
+        return refused(error)
+    else:
+        reason, text = DeadLettersReason.OUTCOME_UNKNOWN, f"of the last letters: {error.str()}"
+    return DeadLettersError(reason, text, outcome_known=outcome_known)
