@@ -1,4 +1,4 @@
-"""Whether a node should lead, though it could.
+"""Whether a node that could lead should do so.
 
 | a node | is |
 |---|---|
@@ -44,7 +44,7 @@ BROKER_CLOCK_MS = 60_000
 
 
 def heard_beats(server: ServerStatus, now_ms: int) -> dict[str, Beat]:
-    """The newest beats of the other nodes that are heard directly."""
+    """Returns the newest heartbeats of the other nodes that are heard directly."""
     return {
         node: sight.beat
         for node, sight in sorted(server.peers.items())
@@ -54,7 +54,7 @@ def heard_beats(server: ServerStatus, now_ms: int) -> dict[str, Beat]:
 
 @dataclass(frozen=True, slots=True)
 class BrokerClock:
-    """The brokers' wall clock, as a candidacy found it.
+    """The brokers' wall clock, as read during a candidacy.
 
     Attributes:
         least_ms: how far it is ahead of the own monotonic clock, at least.
@@ -67,13 +67,13 @@ class BrokerClock:
     found_ms: int
 
     def nearest_ms(self, now_ms: int, wall_ms: int) -> int:
-        """What it shows now, so near to the own wall clock as it can be."""
+        """Returns the broker time closest to the local wall clock, within the measurement error."""
         return min(max(wall_ms, now_ms + self.least_ms), now_ms + self.most_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What a node has to catch up with: everything up to a seq, wanted since then.
+    """What a node has to catch up with: everything up to a seq, required since a given time.
 
     It was late already if it took too long to come up with what was wanted before.
     """
@@ -87,14 +87,14 @@ class _Missing:
 
 
 class Eligibility:
-    """Looks at one node; remembers what it has to catch up with.
+    """Judges whether one node should lead; remembers what it has to catch up with.
 
     Attributes:
         clock_fault: what is wrong with its clock, for people; None: nothing.
     """
 
     def __init__(self, max_clock_skew_ms: int, max_clock_dispute_ms: int) -> None:
-        """Finds no fault yet."""
+        """Begins without any objection."""
         self._max_clock_skew_ms = max_clock_skew_ms
         self._max_clock_dispute_ms = max_clock_dispute_ms
         self.clock_fault: str | None = None
@@ -108,7 +108,7 @@ class Eligibility:
         wall_ms: int,
         broker: BrokerClock | None = None,
     ) -> Reason | None:
-        """Why this node should not lead; None: it may.
+        """Returns why this node should not lead; None if it may.
 
         Args:
             state: what is committed, as far as it is known here.
@@ -140,7 +140,7 @@ class Eligibility:
         wall_ms: int,
         broker: BrokerClock | None,
     ) -> str | None:
-        """How the own clock differs from those that are known; None: it does not, or by little."""
+        """Returns how far the local clock is off from the known ones; None if tolerable."""
         clocks = _clocks_heard(server, heard, now_ms)
         most_ms = self._max_clock_skew_ms
         if len(clocks) + 1 < CLOCKS:
@@ -164,7 +164,7 @@ class Eligibility:
     def _still_missing(
         self, state: ControlState, server: ServerStatus, heard: Mapping[str, Beat], now_ms: int
     ) -> dict[WheelId, _Missing]:
-        """An end is kept until it is reached, then the newest one counts: under load it moves."""
+        """Keeps a target until it is reached, then takes the newest: under load targets move."""
         missing: dict[WheelId, _Missing] = {}
         everyone = [server.beat, *heard.values()]
         own = server.beat.node
@@ -188,7 +188,7 @@ def _wanted(
     answers: Collection[FenceAnswer],
     beats: Collection[Beat],
 ) -> int:
-    """Up to where a node should hold a wheel, so that it is on time; `answers` are its own."""
+    """Returns the seq up to which a node should hold a wheel by now; `answers` are its own."""
     if record.closed_at is not None:
         return record.closed_at
     if answers and any(answer.covers(wheel) for answer in answers):
@@ -198,7 +198,7 @@ def _wanted(
 
 
 def _clocks_heard(server: ServerStatus, heard: Mapping[str, Beat], now_ms: int) -> dict[str, int]:
-    """What the wall clocks of those that are heard show by now."""
+    """Returns what the wall clocks of the nodes that are heard show by now."""
     clocks = {}
     for node, beat in heard.items():
         heard_ms = server.peers[node].heard_ms

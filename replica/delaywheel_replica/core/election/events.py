@@ -1,4 +1,4 @@
-"""The words of the election machine: its phases, what it is told, what it asks for.
+"""Types of the election machine: its phases, events and effects.
 
 `TRANSITIONS` and `ENDINGS` are the tables that `delaywheel_replica.core.election.machine` runs on.
 """
@@ -25,7 +25,7 @@ class Phase(StrEnum):
 
     @property
     def role(self) -> Role:
-        """What others are told of it."""
+        """The role that is reported to others."""
         return _ROLES[self]
 
 
@@ -215,7 +215,7 @@ class ReadControl:
 
 @dataclass(frozen=True, slots=True)
 class BecomeLeader:
-    """Leadership is taken: this is what the control topic says. Forward nothing yet."""
+    """Take the lead with this state of the control topic. Forward nothing yet."""
 
     epoch: int
     state: ControlState
@@ -223,7 +223,7 @@ class BecomeLeader:
 
 @dataclass(frozen=True, slots=True)
 class StartForwarding:
-    """All that counts as done is held, and its time is past."""
+    """Start forwarding: this node holds all that counts as done, and its time has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What the end of a candidacy or leadership leads to.
+    """What follows when a candidacy or leadership ends.
 
     Attributes:
         doubles: the silence asked for doubles.

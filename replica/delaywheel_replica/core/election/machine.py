@@ -109,7 +109,7 @@ class ElectionConfig:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody else can lead."""
+        """Whether no other node can lead."""
         return self.nodes == 1
 
 
@@ -151,27 +151,27 @@ class Election:
 
     @property
     def token(self) -> str:
-        """Of the current or last candidacy."""
+        """The token of the current or last candidacy."""
         return self._token
 
     @property
     def epoch(self) -> int | None:
-        """Of the current leadership."""
+        """The epoch of the current leadership."""
         return self._epoch
 
     @property
     def silence_ms(self) -> int:
-        """The silence now asked for."""
+        """How long a leader must have been silent before this node stands, in milliseconds."""
         return self._silence_ms
 
     @property
     def waits_until_ms(self) -> int:
-        """Until when a leader counts that waits for Kafka: its last commit is too old then."""
+        """Until when a leader that waits for Kafka counts; later its last commit is too old."""
         return self._last_commit_ms + self._patience_ms
 
     @property
     def _patience_ms(self) -> int:
-        """How old a leader's last commit may be.
+        """How old a leader's last commit may be, in milliseconds.
 
         Its marks are commits as well: who comes to lead on slow brokers knows how slow they are.
         """
@@ -180,7 +180,7 @@ class Election:
 
     @property
     def vote_wish(self) -> VoteWish | None:
-        """What the others are to be asked now."""
+        """The vote that this node wants from the others now."""
         if self._phase is not Phase.ASKING:
             return None
         return VoteWish(self._round, self._silence_ms)
@@ -247,7 +247,7 @@ class Election:
         return effects
 
     def _follow(self, tick: Tick) -> None:
-        """A leader that is heard without a break shows that shorter silences are enough again.
+        """Lowers the required silence again while a leader is heard without a break.
 
         Or one whose own candidacies failed would for ever be slower than those who should not lead.
         """
@@ -260,7 +260,7 @@ class Election:
             self._silence_ms = MIN_SILENCE_MS
 
     def _may_stand(self, tick: Tick) -> bool:
-        """Whether everything was as it has to be for as long as this node lets others go first."""
+        """Whether all conditions have held for as long as this node lets others go first."""
         if not (self._has_waited(tick) and self._can_stand(tick)):
             self._ready_ms = None
             return False
@@ -269,7 +269,7 @@ class Election:
         return tick.now_ms - self._ready_ms >= self._stagger_ms(tick)
 
     def _has_waited(self, tick: Tick) -> bool:
-        """Whether nobody leads, as far as this node knows."""
+        """Whether, as far as this node knows, no node leads."""
         if self._acted_ms is None:
             self._acted_ms = tick.now_ms
         if tick.heard_ms is None:
@@ -284,7 +284,7 @@ class Election:
         return tick.server_fresh and tick.hears_enough and is_fit
 
     def _stagger_ms(self, tick: Tick) -> int:
-        """By rank, and by chance: a text that no other run has says which. Who lags is last."""
+        """Staggers candidates by rank and a hash unique to this run; lagging nodes come last."""
         if self._config.alone:
             return 0
         chance = crc32(f"{self._config.run}-{self._candidacies}-{self._round}".encode())
@@ -292,7 +292,7 @@ class Election:
         return lagging_ms + self._config.rank * RANK_MS + chance % RANK_MS
 
     def _call(self, tick: Tick) -> list[Effect]:
-        """Asks the others, if there is anybody to be asked."""
+        """Asks the other nodes for votes, if there are any."""
         self._round += 1
         self._asked_ms = tick.now_ms
         self._ready_ms = None
@@ -319,7 +319,7 @@ class Election:
         return []
 
     def _stand(self, tick: Tick) -> list[Effect]:
-        """A candidacy begins."""
+        """Begins a candidacy."""
         self._candidacies += 1
         self._token = f"{self._config.run}-{self._candidacies}"
         self._phase = Phase.INITIALISING
@@ -340,7 +340,7 @@ class Election:
         return [ReadControl(self._token)]
 
     def _read(self, read: ControlRead) -> list[Effect]:
-        """Only own tokens, newest with every id, make a leader."""
+        """Makes this node the leader only if its own tokens are the newest with every id."""
         leader = read.state.leader(self._config.ids)
         if leader is None or read.state.leaders[0].token != self._token:
             return self._end(Reason.MARK_OVERWRITTEN, read.now_ms)
@@ -354,7 +354,7 @@ class Election:
         return [BecomeLeader(leader.epoch, read.state)]
 
     def _why_not_in_office(self, tick: Tick) -> Reason | None:
-        """What a leader looks at before each transaction."""
+        """Returns why this leader has to step down; checked before each transaction."""
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
             (tick.overtaken, Reason.OVERTAKEN),
@@ -366,7 +366,7 @@ class Election:
         return next((reason for failed, reason in checks if failed), self._why_unfit(tick))
 
     def _why_unfit(self, tick: Tick) -> Reason | None:
-        """Who stood because nobody else did gets the time to catch up."""
+        """Returns why this node is not eligible; one that stood alone gets time to catch up."""
         if self._stood_lagging and tick.unfit is Reason.HANDED_OVER:
             return tick.unfit if self._has_lasted(tick.now_ms) else None
         return tick.unfit

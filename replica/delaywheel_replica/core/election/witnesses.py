@@ -1,4 +1,4 @@
-"""Whether the control topic still has all that nodes have read there.
+"""Checks that the control topic still has all that nodes have read there.
 
 A beat tells what its node knows to be committed: the last number that the node was given, how far
 progress has come, and the floor. A topic that was lost, or made anew, would be taken for an empty
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.heartbeat import Beat
 
 
 def contradiction(state: ControlState, beats: Mapping[str, Beat]) -> str | None:
-    """What a state of the control topic lacks of what these beats know to be there, for people.
+    """Describes what the control topic lacks although a heartbeat proves it was there.
 
     Args:
         state: what was read, or is committed since.

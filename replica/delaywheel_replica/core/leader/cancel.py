@@ -53,7 +53,7 @@ _Key = TypeVar("_Key")
 
 
 class CancelDecision(StrEnum):
-    """What to do about a cancel, or to answer."""
+    """What to do about a cancel, or what to answer."""
 
     WRITE = "write"
     """Write a cancel frame, scan the slot again, then follow `after_writing`."""
@@ -69,7 +69,7 @@ class CancelDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CancelView:
-    """What a leader's node knows of one message, (id, due).
+    """What a leader's node knows of one message, identified by (id, due).
 
     Attributes:
         due_ms: of the message.
@@ -93,7 +93,7 @@ class CancelView:
 
 
 def others_to_ask(wheels: Collection[WheelRecord]) -> int:
-    """So many other members must say that they find nothing either, before NOT_FOUND is answered.
+    """Returns how many other members must report "not found" before NOT_FOUND may be answered.
 
     Any R members include a holder of every acknowledged frame. Of a closed wheel no more is
     acknowledged than the node was found to hold.
@@ -103,7 +103,7 @@ def others_to_ask(wheels: Collection[WheelRecord]) -> int:
 
 
 def before_writing(view: CancelView) -> CancelDecision:
-    """The decision while no cancel frame has been written for this request."""
+    """Decides while no cancel frame has been written for this request."""
     if not view.leading or view.progress is None:
         return CancelDecision.NO_LEADER
     if view.due_ms // 1000 < view.progress.floor:
@@ -114,7 +114,7 @@ def before_writing(view: CancelView) -> CancelDecision:
 
 
 def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
-    """The same where a copy lies there, and no cancel of it."""
+    """Decides where a copy of the message exists, but no cancel of it."""
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     if view.due_ms <= view.now_ms + TOO_LATE_MS:
@@ -123,7 +123,7 @@ def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
 
 
 def after_writing(view: CancelView) -> CancelDecision:
-    """The decision by one committed progress, once a cancel frame lies there.
+    """Decides by one committed progress record, once the cancel frame is written.
 
     Progress records may be skipped: any later one is as good to ask.
     """
@@ -146,7 +146,7 @@ def after_writing_many(views: Mapping[_Key, CancelView]) -> dict[_Key, CancelDec
 
 
 def _is_to_come(view: CancelView, progress: Progress) -> bool:
-    """Whether no transaction can have taken the message, whatever copies of it there are."""
+    """Whether no transaction can have taken any copy of the message yet."""
     if view.due_ms <= progress.due_ms:
         return False
     if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:

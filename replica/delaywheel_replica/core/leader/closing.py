@@ -1,4 +1,4 @@
-"""Fence, recover, close: how a wheel that nobody writes any more gets its end.
+"""Fence, recover, close: how a wheel that is no longer written gets its end.
 
 A registered wheel is to be closed when one of these holds:
 
@@ -39,7 +39,7 @@ from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
 
 @dataclass(frozen=True, slots=True)
 class AnswersWanted:
-    """Too few members have answered to know the end."""
+    """Too few members have answered to determine the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ Closing = AnswersWanted | HoldersWanted | Close
 def wheels_to_close(
     state: ControlState, beats: Mapping[str, Beat], silent: Collection[str] = ()
 ) -> list[WheelId]:
-    """The open wheels that are to be closed, in order.
+    """Returns the open wheels that are to be closed, in order.
 
     A wheel that was left waits while its node still uses one below it: promises are kept as one
     highest number per node, so fencing it would fence the wheel in use.
@@ -99,7 +99,7 @@ def _is_left(state: ControlState, wheel: WheelId, beat: Beat | None) -> bool:
 
 
 def is_registered(state: ControlState, beat: Beat) -> bool:
-    """Whether the beat comes from the one storage that its node id stands for."""
+    """Whether a heartbeat comes from the storage that is registered for its node id."""
     known = state.nodes.get(beat.node)
     return known is not None and known.storage == beat.storage
 
@@ -112,7 +112,7 @@ def closing(
     *,
     taken: int,
 ) -> Closing:
-    """How far the closing of a wheel is.
+    """Returns how far the closing of a wheel has come.
 
     Args:
         wheel: to be closed.
@@ -140,7 +140,7 @@ def closing(
 
 
 def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
-    """One fence for each node whose wheels cannot be closed for lack of answers."""
+    """Returns one fence for each node whose wheels cannot be closed for lack of answers."""
     upto: dict[str, int] = {}
     for wheel, result in results.items():
         if isinstance(result, AnswersWanted):
@@ -151,7 +151,7 @@ def fences_wanted(results: Mapping[WheelId, Closing]) -> list[Fence]:
 def fills_wanted(
     state: ControlState, results: Mapping[WheelId, Closing]
 ) -> dict[WheelId, WheelRecord]:
-    """The records to be committed before members may be told up to where they may fetch.
+    """Returns the records to commit before members may be told how far to fetch.
 
     Args:
         state: what is committed.
@@ -165,7 +165,7 @@ def fills_wanted(
 
 
 def fills_told(state: ControlState) -> dict[WheelId, int]:
-    """Wheel -> up to where members may take what they have fenced, as it is committed."""
+    """Returns wheel -> how far members may fetch beyond their fences, as committed."""
     return {
         wheel: record.fill
         for wheel, record in state.wheels.items()

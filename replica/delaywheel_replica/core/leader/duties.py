@@ -1,4 +1,4 @@
-"""What a leader puts beside the messages in its next transaction.
+"""What a leader adds to the messages of its next transaction.
 
 `duties` looks at what is committed, at the progress that the transaction will reach and at what
 the nodes tell, and says which control records go with it, in this order:
@@ -122,7 +122,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Duties:
-    """What the next transaction carries, and what to ask for meanwhile.
+    """What the next transaction carries, and what to request meanwhile.
 
     Attributes:
         records: control records, to be produced before the progress record.
@@ -150,7 +150,7 @@ class Duties:
 
     @property
     def all_records(self) -> list[ControlRecord]:
-        """The control records of the transaction in order, the progress record last."""
+        """Returns the control records of the transaction in order, the progress record last."""
         return [*self.records, progress_record(self.progress)]
 
 
@@ -161,7 +161,7 @@ def duties(
     cluster: Cluster,
     situation: Situation,
 ) -> Duties:
-    """What goes with a transaction that moves the committed progress on to `progress`.
+    """Returns what accompanies a transaction that moves the committed progress to `progress`.
 
     Args:
         state: what is committed.
@@ -217,14 +217,14 @@ def _ingress_slot(after: ControlState, situation: Situation) -> int | None:
 def _begun(
     state: ControlState, progress: Progress | None, cluster: Cluster, situation: Situation
 ) -> Progress:
-    """The progress to reach, with the committed floor; an empty cluster's first."""
+    """Returns the next progress with the committed floor; for an empty cluster, the first one."""
     if progress is None:
         return first_progress(situation.now_ms, cluster.late_window_s)
     return progress if state.progress is None else replace(progress, floor=state.progress.floor)
 
 
 def _set_back(progress: Progress, state: ControlState, situation: Situation) -> Progress:
-    """Never with messages: they would go out, and not be done."""
+    """Sets w back, never together with messages: they would be sent and not count as done."""
     if progress != state.progress or progress.set_backs != situation.set_back_from:
         return progress
     after = progress.set_back(situation.now_ms)
@@ -232,7 +232,7 @@ def _set_back(progress: Progress, state: ControlState, situation: Situation) -> 
 
 
 def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
-    """The number goes on: a name that the old storage has used is never given again.
+    """Replaces a storage. Wheel numbers go on: a name the old storage has used is never reused.
 
     Nobody takes itself out: it might be the last one that could take the operator's next word.
     """
@@ -247,7 +247,7 @@ def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
 
 @dataclass(frozen=True, slots=True)
 class _Endings:
-    """What is given up and what is ended."""
+    """Frames that are given up, and wheels that are closed."""
 
     records: list[ControlRecord]
     closings: Mapping[WheelId, Closing]
@@ -257,7 +257,7 @@ class _Endings:
 
 
 def _endings(state: ControlState, progress: Progress, situation: Situation) -> _Endings:
-    """A frame that is lost is waited for no more: the ends are looked at again then."""
+    """Returns the ends once lost frames, which no longer hold anything up, are left out."""
     closings = _closings(state, progress, situation)
     ends = _ends(state, progress, closings)
     lost = _lost(state, ends, situation)
@@ -276,7 +276,7 @@ def _endings(state: ControlState, progress: Progress, situation: Situation) -> _
 def _closings(
     state: ControlState, progress: Progress, situation: Situation
 ) -> dict[WheelId, Closing]:
-    """How far each wheel is that is to be closed."""
+    """Returns how far each wheel that has to be closed is."""
     silent = situation.silent if situation.in_office_ms >= SILENT_MS else frozenset()
     return {
         wheel: closing(wheel, state, situation.answers, situation.beats, taken=progress.seq(wheel))
@@ -287,7 +287,7 @@ def _closings(
 def _ends(
     state: ControlState, progress: Progress, closings: Mapping[WheelId, Closing]
 ) -> dict[WheelId, int]:
-    """Up to where each wheel's frames have to be there."""
+    """Returns the seq up to which each wheel's frames have to be there."""
     ends: dict[WheelId, int] = {}
     for wheel, record in state.wheels.items():
         result = closings.get(wheel)
@@ -312,7 +312,7 @@ def _lost(state: ControlState, ends: Mapping[WheelId, int], situation: Situation
 def _unregistered(
     state: ControlState, after: ControlState, progress: Progress, situation: Situation
 ) -> frozenset[WheelId]:
-    """Closed wheels that are done with; not while a millisecond is being split: V rests then.
+    """Returns closed wheels that are done; none while one millisecond is split over transactions.
 
     Not those that are closed just now: their members are to learn it.
     """
@@ -366,7 +366,7 @@ def _registered(
 def _wants_wheel(
     state: ControlState, beat: Beat, members: Mapping[str, str], cluster: Cluster
 ) -> bool:
-    """Whether a node has no spare, or one of which others are members than today's."""
+    """Whether a node needs a spare: it has none, or its spare has outdated members."""
     if beat.draining:
         return False
     if beat.spare is None or not is_registered(state, beat):
@@ -376,7 +376,7 @@ def _wants_wheel(
 
 
 def _members(state: ControlState, cluster: Cluster, situation: Situation) -> dict[str, str] | None:
-    """Every node with its storage; None until each was heard of once."""
+    """Returns every node with its storage; None until each node has been heard once."""
     members: dict[str, str] = {}
     for node in cluster.nodes:
         if node in state.nodes:

@@ -1,4 +1,4 @@
-"""Which nodes are silent: their wheels, open or not, are to be closed.
+"""Detects silent nodes, whose wheels are to be closed, open or not.
 
 A node is silent when nobody heard it for `SILENT_MS`, or so few that, itself counted, they are
 fewer than R: it could not acknowledge anything to the others, and nothing would be lost with it.
@@ -23,7 +23,7 @@ SILENT_MS = 10_000
 
 
 def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
-    """How old the newest word is that came here of each node; who was never heard is left out.
+    """Returns the age of each node's newest heartbeat here; unheard nodes are left out.
 
     Args:
         server: the newest row of this node's server.
@@ -44,7 +44,7 @@ def ages_ms(server: ServerStatus, now_ms: int) -> dict[str, int]:
 def silent_nodes(
     server: ServerStatus, nodes: Iterable[str], *, required: int, now_ms: int
 ) -> frozenset[str]:
-    """Which of these nodes are silent. The own node never is.
+    """Returns which of these nodes are silent; the local node never is.
 
     A server that has just started has heard nobody: what is done about silence must wait until
     it could have.
@@ -69,7 +69,7 @@ def silent_nodes(
 
 
 def _heard_by(server: ServerStatus, node: str, now_ms: int) -> dict[str, int]:
-    """Whom a node heard directly, and how long before its newest word."""
+    """Returns the nodes that a node heard directly, with how long before its newest heartbeat."""
     if node == server.beat.node:
         return {
             peer: max(0, now_ms - sight.heard_ms)

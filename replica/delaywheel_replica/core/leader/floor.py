@@ -1,4 +1,4 @@
-"""The floor: below it everything is done, and every slot file may go.
+"""The floor: below it everything is done, and all slot files may be deleted.
 
 It passes a slot when w is past the slot's late window and, for every registered wheel, all that
 the wheel will ever have for the slot has passed the frame gates. What a wheel will ever have is
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.seal import Seal
 
 @dataclass(frozen=True, slots=True)
 class FloorView:
-    """What the gates look at.
+    """What the conditions for the floor depend on.
 
     Attributes:
         progress: as the transaction will leave it, but for the floor.
@@ -60,7 +60,7 @@ def _taken(view: FloorView, wheel: WheelId) -> int:
 
 
 def _published(view: FloorView, wheel: WheelId) -> int:
-    """A lost frame has no ledger: it counts as published, as a gap."""
+    """Whether a frame is published; a lost one counts as published, as a gap."""
     return view.lost.seqs(wheel).end_from(view.published.get(wheel, 0))
 
 
@@ -68,13 +68,13 @@ FRAME_GATES: dict[str, FrameGate] = {"taken": _taken, "published": _published}
 
 
 def passed_seq(view: FloorView, wheel: WheelId) -> int:
-    """Up to which seq a wheel's frames have passed every gate."""
+    """Returns the seq up to which a wheel's frames meet every condition."""
     return min(gate(view, wheel) for gate in FRAME_GATES.values())
 
 
 @dataclass(frozen=True, slots=True)
 class FloorWatch:
-    """What a leader has seen of seals. A new leader begins with an empty one.
+    """What a leader has seen of seals; a new leader begins with an empty watch.
 
     Attributes:
         sealed: wheel -> every frame for a slot below has passed the gates.
@@ -85,12 +85,12 @@ class FloorWatch:
     held: Mapping[WheelId, Seal] = field(default_factory=dict)
 
     def sealed_slot(self, wheel: WheelId, record: WheelRecord) -> int:
-        """The registration is the first seal: (its slot, 0)."""
+        """Returns the sealed slot; registration is the first seal, (its slot, 0)."""
         return self.sealed.get(wheel, record.seal_slot)
 
 
 def watch_seals(watch: FloorWatch, view: FloorView) -> FloorWatch:
-    """The watch after another look; wheels that are unregistered are forgotten."""
+    """Returns the watch updated with new seals; unregistered wheels are dropped."""
     sealed: dict[WheelId, int] = {}
     held: dict[WheelId, Seal] = {}
     for wheel, record in view.wheels.items():
@@ -107,7 +107,7 @@ def watch_seals(watch: FloorWatch, view: FloorView) -> FloorWatch:
 
 
 def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> int:
-    """The floor that may be committed with `view.progress`."""
+    """Returns the floor that may be committed with `view.progress`."""
     limits = [time_floor(view.progress.due_ms, late_window_s)]
     limits += [
         watch.sealed_slot(wheel, record)
@@ -120,7 +120,7 @@ def floor_after(view: FloorView, watch: FloorWatch, *, late_window_s: int) -> in
 
 
 def seals_told(beats: Iterable[Beat]) -> dict[WheelId, Seal]:
-    """Of each wheel the seal that promises most, whoever told it, and however long ago.
+    """Returns each wheel's strongest seal, whichever node reported it and whenever.
 
     A seal is never broken: what an old beat tells, or one of another storage, is as true.
     """
@@ -135,7 +135,7 @@ def seals_told(beats: Iterable[Beat]) -> dict[WheelId, Seal]:
 
 
 def ledger_told(beats: Iterable[Beat]) -> dict[WheelId, int]:
-    """Of each wheel the greatest published seq, whoever told it."""
+    """Returns each wheel's greatest published seq, whichever node reported it."""
     published: dict[WheelId, int] = {}
     for beat in beats:
         for wheel, wheel_beat in beat.wheels.items():
@@ -146,7 +146,7 @@ def ledger_told(beats: Iterable[Beat]) -> dict[WheelId, int]:
 def wholly_below(
     wheel: WheelId, state: ControlState, floor: int, beats: Mapping[str, Beat]
 ) -> bool:
-    """Whether a closed wheel has nothing at or above the floor.
+    """Whether all of a closed wheel lies below the floor.
 
     It takes the word of one member who holds all of it, since only that one knows the slot of
     every frame; and that of everyone who tells of it, so that nobody is left with files of it

@@ -1,4 +1,4 @@
-"""Who holds how much of a wheel, and so what a leader may take.
+"""Who holds how much of each wheel, and therefore what a leader may take.
 
 Only frames that the leader's node holds and knows to be held by W members, or that lie within a
 committed end T, may enter V. A leader forwards nothing until it holds everything up to V: what it
@@ -26,7 +26,7 @@ _NOTHING = WheelBeat(0, 0, 0, 0, 0, -1)
 
 
 def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
-    """Up to which seq a node holds every frame of a wheel, lost ones apart."""
+    """Returns the seq up to which a node holds every frame of a wheel, except lost ones."""
     told, lost = beat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
     lacking = told.lacking - lost
     return lacking.first - 1 if lacking else lost.end_from(told.applied)
@@ -35,7 +35,7 @@ def held_prefix(state: ControlState, wheel: WheelId, beat: Beat) -> int:
 def member_beats(
     state: ControlState, record: WheelRecord, beats: Mapping[str, Beat]
 ) -> dict[str, Beat]:
-    """The beats of a wheel's members, from the storages that it was registered with."""
+    """Returns the heartbeats of a wheel's members, from the storages registered with it."""
     return {
         node: beats[node]
         for node, storage in state.remaining(record).items()
@@ -46,13 +46,13 @@ def member_beats(
 def member_prefixes(
     state: ControlState, wheel: WheelId, record: WheelRecord, beats: Mapping[str, Beat]
 ) -> list[int]:
-    """Up to which seq each member is known to hold a wheel; one not heard of is left out."""
+    """Returns the seq up to which each member holds a wheel; unheard members are left out."""
     members = member_beats(state, record, beats)
     return [held_prefix(state, wheel, beat) for beat in members.values()]
 
 
 def takeable(state: ControlState, own: Beat, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
-    """Up to which seq each registered wheel may be taken.
+    """Returns the seq up to which each registered wheel may be taken.
 
     Args:
         state: what is committed.
@@ -67,7 +67,7 @@ def takeable(state: ControlState, own: Beat, beats: Mapping[str, Beat]) -> dict[
 
 
 def holds_progress(state: ControlState, own: Beat) -> bool:
-    """Whether the leader's node holds every frame that the committed progress takes account of.
+    """Whether the leader's node holds every frame that the committed progress accounts for.
 
     Args:
         state: what is committed.
@@ -82,7 +82,7 @@ def holds_progress(state: ControlState, own: Beat) -> bool:
 
 
 def knows_all(state: ControlState, own: Beat, heard: Mapping[str, Beat]) -> bool:
-    """Whether a node holds all that was acknowledged until these beats were told.
+    """Whether a node holds all that had been acknowledged when these heartbeats were sent.
 
     | a wheel | then the node must hold of it |
     |---|---|

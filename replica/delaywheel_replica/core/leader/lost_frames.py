@@ -1,4 +1,4 @@
-"""Frames that nobody can read any more.
+"""Decides which frames are lost: no member can read them.
 
 Nothing is given up because it cannot be found: a frame is lost only when every member of its wheel
 has said that it lacks it. A member that was replaced lacks everything; with one member, its own
@@ -35,7 +35,7 @@ MAX_LOST: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """What is known of frames that were looked for.
+    """What is known of frames that were searched for.
 
     Attributes:
         own: the leader's own node; its beat and what it lacks were told together.
@@ -53,7 +53,7 @@ class Sought:
 
 
 def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought) -> FrameSet:
-    """The frames that are lost and not recorded as such, so many at once as are recorded quickly.
+    """Returns lost frames that are not recorded yet, as many as can be recorded quickly.
 
     Args:
         state: what is committed.
@@ -75,7 +75,7 @@ def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought
 def _written_to(
     state: ControlState, wheel: WheelId, ends: Mapping[WheelId, int], sought: Sought
 ) -> int:
-    """Up to where the wheel was written, as far as anyone knows.
+    """Returns the seq up to which the wheel was written, as far as any node knows.
 
     A committed fill says it, too: an earlier leader heard of a member that held them. So does the
     node that writes it, and nobody else's beat: one wrong number would give up all that is still
@@ -110,7 +110,7 @@ def _lacked_by_all(state: ControlState, wheel: WheelId, seqs: SeqSet, sought: So
 def frames_missing(
     state: ControlState, ends: Mapping[WheelId, int], beats: Mapping[str, Beat]
 ) -> FrameSet:
-    """The frames of each wheel that must be there, and that no member shows; of many the first.
+    """Returns the frames that must exist and that no member shows; the first ones if many.
 
     Args:
         state: what is committed.

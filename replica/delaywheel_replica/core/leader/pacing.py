@@ -1,4 +1,4 @@
-"""How much goes into one transaction, and how far they are apart.
+"""How much goes into one transaction, and how far apart transactions are.
 
 Every transaction costs the broker 5 to 9 ms of CPU and the leader 2, whatever it holds. So the next
 one begins, after the last one began,
@@ -32,7 +32,7 @@ SLOW_COMMIT_MARGIN_MS = 300
 
 @dataclass(frozen=True, slots=True)
 class CapLimits:
-    """The least and the most that a transaction may hold.
+    """Bounds of what one transaction may hold.
 
     Attributes:
         frame_messages: the most messages that a frame may have; no cap is below.
@@ -65,13 +65,13 @@ class Pace:
 
     @property
     def pause_ms(self) -> int:
-        """From the begin of one transaction to that of the next, at least."""
+        """Returns the least time between the beginnings of two transactions, in milliseconds."""
         if not self.recent_ms:
             return MOST_PAUSE_MS
         return min(max(LEAST_PAUSE_MS, 2 * median_low(self.recent_ms)), MOST_PAUSE_MS)
 
     def after_commit(self, duration_ms: int, *, full: bool) -> "Pace":
-        """The cap after one more committed transaction.
+        """Returns the cap after one more committed transaction.
 
         Args:
             duration_ms: of the commit.
@@ -93,5 +93,5 @@ class Pace:
 
 
 def first_pace(limits: CapLimits) -> Pace:
-    """The cap of a new leader: one frame."""
+    """Returns the cap of a new leader: one frame."""
     return Pace(limits, limits.frame_messages, limits.frame_bytes)

@@ -52,7 +52,7 @@ class Registered:
 
 
 def wheels_of_a_node(nodes: int) -> int:
-    """How many wheels each of so many nodes may have."""
+    """Returns how many wheels a node may have in a cluster of so many nodes."""
     return max(2, MAX_WHEELS // max(nodes, 1))
 
 
@@ -66,7 +66,7 @@ def register(
     min_insync: int,
     floor: int,
 ) -> Registered | Refusal:
-    """Gives a node its next wheel.
+    """Assigns a node its next wheel.
 
     Args:
         state: what is committed, with what the same transaction has changed already.

@@ -1,4 +1,4 @@
-"""What it means to replace a node's storage, or to take a node out, before it is done.
+"""What is at stake when a node's storage is replaced, or a node is removed.
 
 The wheels that count on its storage are closed without it: it holds nothing of them any more, and
 never will. What no other member is known to hold is given up then, told as lost
@@ -23,7 +23,7 @@ from delaywheel_replica.core.protocol.heartbeat import Beat
 
 
 def frames_at_risk(state: ControlState, node: str, beats: Mapping[str, Beat]) -> dict[WheelId, int]:
-    """Each wheel that counts on a node's storage -> how many of its frames only that may hold.
+    """Returns, for each wheel with copies on a storage, how many frames only that one may hold.
 
     Args:
         state: what is committed.

@@ -100,7 +100,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerS
 
 
 class MemberRefusal(StrEnum):
-    """Why a node takes no messages now; the names are those of `delaywheel.reasons`."""
+    """Why a node takes no messages at present; names are those of `delaywheel.reasons`."""
 
     NO_WHEEL = "NO_WHEEL"
     DRAINING = "DRAINING"
@@ -123,7 +123,7 @@ class Admission:
 
 
 class Member:
-    """One node's server."""
+    """The state machine of one node's server."""
 
     def __init__(self, config: MemberConfig, started: Started) -> None:
         """Begins with what the data folder has.
@@ -153,11 +153,11 @@ class Member:
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The members that the open wheel waits for; none while no wheel is written."""
+        """The members that must hold a frame before it is acknowledged; none without a wheel."""
         return self._line.in_sync
 
     def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
-        """Whether a group may be written now; if so, `Written` must follow, whatever was."""
+        """Admits a group to be written; if admitted, `Written` must follow in any case."""
         admission = self.admits(now_ms, cancels=cancels)
         if isinstance(admission, Admission):
             self._line.begin_group()
@@ -180,7 +180,7 @@ class Member:
         return Admission(writing.wheel, writing.seal.slot)
 
     def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
-        """The server's row."""
+        """Returns the server's status."""
         known = self._known
         known.now_ms, known.wall_ms = now_ms, wall_ms
         office = known.office
@@ -291,7 +291,7 @@ class Member:
         ]
 
     def _disk_told(self, state: DiskState) -> list[Effect]:
-        """Origins should not wait for a mirror whose disk takes nothing: they are told at once."""
+        """Reports the disk's state to origins at once: they should not wait for a full mirror."""
         known = self._known
         was_out, known.disk = known.disk.is_out, state
         if was_out == state.is_out:
@@ -308,7 +308,7 @@ class Member:
         return [Tell(), *effects]
 
     def _failed(self, effect: Effect) -> None:
-        """What is still wanted is asked for again at the next tick."""
+        """Resets what is still wanted, so that the next tick asks for it again."""
         self._swept = None
         self._forgotten = NO_FRAMES
         for dropped in self._awaiting.failed(effect):
@@ -322,7 +322,7 @@ class Member:
     # --- own wheels
 
     def _unreadable_own(self, wheel: WheelId, seqs: SeqSet) -> None:
-        """An origin that cannot serve a frame of its own goes on with its spare."""
+        """Leaves an own wheel that cannot serve one of its frames; the spare takes over."""
         writing = self._line.writing
         if writing is not None and writing.wheel == wheel and seqs.within(1, writing.last_seq):
             self._keeping.must_leave(wheel)
@@ -335,7 +335,7 @@ class Member:
         return [*self._mirrors.mirrored(held), *self._peers.tell_leader()]
 
     def _verified(self, held: Held) -> list[Effect]:
-        """From now on it is a wheel like all others; what was finished meanwhile is swept."""
+        """Treats a verified wheel like all others; what has expired meanwhile is swept."""
         told = self._verifying.done(held.card.wheel)
         self._inventory.put(held)
         if told is not None:

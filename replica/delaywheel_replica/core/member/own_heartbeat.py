@@ -23,7 +23,7 @@ ALL_EVERY: Final = 5
 
 
 class OwnHeartbeat:
-    """Makes the beats of one node."""
+    """Builds the heartbeats of one node."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class OwnHeartbeat:
         line: Line,
         verifying: Verifying,
     ) -> None:
-        """Nothing was told yet.
+        """Begins before the first heartbeat.
 
         Args:
             known: what the parts of the machine know.
@@ -54,7 +54,7 @@ class OwnHeartbeat:
         self._turn = 0
 
     def beat(self) -> Beat:
-        """What the node tells now; the next one is later in order."""
+        """Builds the node's current heartbeat, with the next order number."""
         known, state = self._known, self._known.state
         self._count += 1
         return Beat(
@@ -80,14 +80,14 @@ class OwnHeartbeat:
         )
 
     def gossip(self) -> list[Effect]:
-        """The own beat to every other node, at once."""
+        """Sends the own heartbeat to every other node at once."""
         if not self._hearing.others:
             return []
         gossip = Gossip(self.beat())
         return [Send(peer, gossip) for peer in self._hearing.others]
 
     def tick(self) -> list[Effect]:
-        """The same, with what each of them may not have heard of the others."""
+        """Does the same, with heartbeats of others that a receiver may not have heard."""
         hearing, now_ms = self._hearing, self._known.now_ms
         if not hearing.others:
             return []

@@ -40,7 +40,7 @@ class Parts:
 
     @classmethod
     def of(cls, config: MemberConfig, started: Started) -> Self:
-        """The parts of a node that has just started.
+        """Makes the parts of a node that has just started.
 
         Args:
             config: of the node.

@@ -82,14 +82,14 @@ class PeerMessages:
                 return [Tell()] if self._prevote.voted(sender, message) else []
 
     def _refused(self, message: Refused) -> None:
-        """One member is enough: what it does not take may never be acknowledged."""
+        """Fences own wheels: one member that refuses them is enough to prevent acknowledgement."""
         node = self._known.node
         if message.origin == node:
             upto = min(message.upto, self._known_number(node))
             self._asked([Fence(node, upto)])
 
     def _known_number(self, origin: str) -> int:
-        """No promise is given about wheels beyond: it would bind for ever."""
+        """Returns the highest plausible wheel number; promises beyond it would bind for ever."""
         known = self._known
         registered = () if known.registry is None else known.registry.wheels
         held = {*self._inventory, *self._verifying.wheels}
@@ -132,7 +132,7 @@ class PeerMessages:
         return [*effects, *self.answer_leader(beat)]
 
     def _refuse_named(self, beat: Beat) -> list[Effect]:
-        """Who uses what was promised away learns it before a caller's frames are at stake."""
+        """Warns an origin that uses fenced wheels, before any caller's frames are at stake."""
         upto = self._known.state.fenced.get(beat.node, 0)
         if all(wheel.number > upto for wheel in beat.named):
             return []
@@ -144,13 +144,13 @@ class PeerMessages:
         return [Send(beat.node, Promise(found)) for found in self.answers(fences)]
 
     def answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
-        """Of those promises that are durable, at most one for each node."""
+        """Returns this node's durable answers, at most one for each origin."""
         state = self._known.state
         found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
         return [each for each in found if each is not None]
 
     def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
-        """Answers are kept for each origin: of nodes that nobody knows they are not."""
+        """Keeps another node's answer to a fence; answers about unknown origins are dropped."""
         origin = given.fence.origin
         is_configured = origin in {self._known.node, *self._hearing.others}
         if not is_configured and self._known_number(origin) == 0:
@@ -158,11 +158,11 @@ class PeerMessages:
         return [Tell()] if self._fencing.answered(sender, given) else []
 
     def tell_leader(self) -> list[Effect]:
-        """Has the row written at once if the own cleaner leads."""
+        """Updates the status at once if the own cleaner leads."""
         return [] if self._known.office is None else [Tell()]
 
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
-        """Of what was never written, or is not told yet, nothing is read."""
+        """Serves frames, except those that were never written or not reported yet."""
         if fetch.wheel in self._verifying:
             return []  # who asks will ask another, and again
         writing, held = self._line.writing, self._inventory.get(fetch.wheel)

@@ -1,4 +1,4 @@
-"""Whether others hear no leader either: votes given and got before one stands.
+"""Prevote: whether the other nodes hear no leader either, before a node stands.
 
 A node agrees when all of these hold:
 
@@ -29,10 +29,10 @@ class _Given:
 
 
 class Prevote:
-    """What one node knows of leaders, and its votes."""
+    """What one node knows of leaders, and the votes it has received."""
 
     def __init__(self, node: str, now_ms: int) -> None:
-        """No leader was heard yet.
+        """Begins without having heard a leader.
 
         Args:
             node: this one.
@@ -50,22 +50,22 @@ class Prevote:
 
     @property
     def leader_heard_ms(self) -> int | None:
-        """When a leader was heard last, or a vote given."""
+        """When a leader was last heard, or a vote last given."""
         times = [self._leader_ms, None if self._given is None else self._given.at_ms]
         return max((at_ms for at_ms in times if at_ms is not None), default=None)
 
     @property
     def round(self) -> int:
-        """Which round of asking `votes` are of; 0: none."""
+        """The round of voting that `votes` belong to; 0: none."""
         return 0 if self._wish is None else self._wish.round
 
     def leader_heard(self, node: str, now_ms: int) -> None:
-        """A node said directly that it leads."""
+        """Notes that a node itself says it leads."""
         self._leader = node
         self._leader_ms = self._quiet_since_ms = now_ms
 
     def gone(self, peer: str) -> bool:
-        """The connection to a node broke, or it says itself that it does not lead.
+        """Notes that a node's connection broke, or that it no longer claims to lead.
 
         Returns whether it was the leader.
         """
@@ -75,7 +75,7 @@ class Prevote:
         return True
 
     def wished(self, wish: VoteWish | None) -> bool:
-        """The cleaner says whether it asks for votes; returns whether a new round begins."""
+        """Takes the cleaner's wish for votes; returns whether a new round begins."""
         if wish == self._wish:
             return False
         self._wish = wish
@@ -84,14 +84,14 @@ class Prevote:
         return wish is not None
 
     def ask(self) -> VoteAsk | None:
-        """What to ask the others now."""
+        """Returns what to ask the other nodes now."""
         wish = self._wish
         if wish is None or self._gave_way:
             return None
         return VoteAsk(wish.round, wish.silence_ms)
 
     def voted(self, sender: str, vote: Vote) -> bool:
-        """Another node agrees; returns whether that is news."""
+        """Counts another node's vote; returns whether it is new."""
         is_asked = self._wish is not None and not self._gave_way
         if not is_asked or vote.round != self.round or sender in self.votes:
             return False
@@ -99,7 +99,7 @@ class Prevote:
         return True
 
     def asked(self, sender: str, ask: VoteAsk, now_ms: int, *, stands: bool) -> Vote | None:
-        """Another node asks; the answer, if this one agrees.
+        """Returns the answer to another node's request for a vote, if this node agrees.
 
         Args:
             sender: who asks.

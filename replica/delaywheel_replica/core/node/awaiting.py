@@ -24,7 +24,7 @@ Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | DeleteW
 
 
 def wheel_of(effect: Awaited) -> WheelId | None:
-    """The wheel that an effect is about; None: it is about none."""
+    """Returns the wheel that an effect concerns; None if it concerns none."""
     match effect:
         case Save():
             return None
@@ -37,14 +37,14 @@ def wheel_of(effect: Awaited) -> WheelId | None:
 
 
 class Awaiting:
-    """What was asked for and is not answered yet, oldest first."""
+    """Effects that were issued and have no answer yet, oldest first."""
 
     def __init__(self) -> None:
         self._lists = 0
         self._asked: list[tuple[int, Awaited]] = []
 
     def asked(self, effects: list[Effect]) -> None:
-        """Notes the effects of one list that are answered; each that takes long by itself."""
+        """Notes those effects of a list that will be answered; long ones are tracked separately."""
         self._lists += 1
         together = self._lists
         for effect in effects:
@@ -55,18 +55,18 @@ class Awaiting:
                 self._asked.append((together, effect))
 
     def has(self, kind: type[Awaited], wheel: WheelId | None = None) -> bool:
-        """Whether an effect of this kind, about this wheel, is still to be answered."""
+        """Whether an effect of this kind, for this wheel, awaits its answer."""
         for _, effect in self._asked:  # mostly none: a generator would cost more than the look
             if isinstance(effect, kind) and wheel_of(effect) == wheel:
                 return True
         return False
 
     def is_writing(self, wheel: WheelId) -> bool:
-        """Whether frames of this wheel are on their way into their files."""
+        """Whether frames of this wheel are being written to their files."""
         return bool(self._asked) and (self.has(Mirror, wheel) or self.has(Repair, wheel))
 
     def done(self, *kinds: type[Awaited], wheel: WheelId | None = None) -> Awaited | None:
-        """Takes out the oldest effect of one of these kinds about this wheel."""
+        """Removes the oldest effect of one of these kinds for this wheel."""
         for index, (_, effect) in enumerate(self._asked):
             if isinstance(effect, kinds) and wheel_of(effect) == wheel:
                 del self._asked[index]
@@ -74,7 +74,7 @@ class Awaiting:
         return None
 
     def failed(self, failed: Effect) -> list[Awaited]:
-        """Takes out an effect that failed and those that fell with it."""
+        """Removes an effect that failed, and those that were dropped with it."""
         number = next((number for number, effect in self._asked if effect is failed), None)
         if number is None:
             return []

@@ -1,4 +1,4 @@
-"""The words of the member machine: what a node's server is told, and what it is to do.
+"""Types of the member machine: its events and effects.
 
 The machine (core/member/member.py) decides; its driver carries effects out in their order, one
 after the other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
@@ -55,7 +55,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class CleanerTold:
-    """The newest row of this node's cleaner; None: it does not live."""
+    """The newest status of this node's cleaner; None: the cleaner is not alive."""
 
     status: CleanerStatus | None
     now_ms: int
@@ -64,7 +64,7 @@ class CleanerTold:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`Save` was carried out: this is durable."""
+    """`Save` was carried out: this state is durable."""
 
     state: NodeState
 
@@ -78,7 +78,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Frames were appended to the open wheel, or after all none were: a group is at its end.
+    """A group has ended: its frames, possibly none, were appended to the open wheel.
 
     Attributes:
         wheel: the open one.
@@ -97,7 +97,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The medium refused the open wheel: it takes no more."""
+    """The medium refused a write to the open wheel, which takes no more."""
 
     wheel: WheelId
     cause: str
@@ -105,7 +105,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a data folder has of a wheel that this node does not write (any more).
+    """What a data folder has of a wheel that this node does not write, or no longer writes.
 
     Attributes:
         card: who the wheel is.
@@ -124,7 +124,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """`Mirror` or `Repair` was carried out, or a dropped wheel was looked at: this is held."""
+    """`Mirror` or `Repair` was carried out, or a left wheel was examined: this is held."""
 
     held: Held
     now_ms: int
@@ -132,7 +132,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """`LeaveWheel` was carried out, but the medium does not tell what is held: to be verified."""
+    """`LeaveWheel` was carried out, but what is held could not be read; it must be verified."""
 
     wheel: WheelId
 
@@ -146,7 +146,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Frames were found to be damaged; those up to `applied` count."""
+    """Frames were found to be damaged; only those up to `applied` matter."""
 
     wheel: WheelId
     seqs: SeqSet
@@ -168,7 +168,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The ledger of a wheel's frames up to here is published."""
+    """The ledger of a wheel is published up to this seq."""
 
     wheel: WheelId
     seq: int
@@ -180,7 +180,7 @@ class Drain:
 
 
 class DiskState(StrEnum):
-    """What a node's disk takes.
+    """What a node's disk still accepts.
 
     | state | callers' messages | cancels | others' frames | saves, deletions |
     |---|---|---|---|---|
@@ -206,20 +206,20 @@ class DiskState(StrEnum):
 
     @property
     def is_out(self) -> bool:
-        """Whether it takes no frames of others."""
+        """Whether the disk accepts no frames of other nodes."""
         return self in {DiskState.DISK_OUT, DiskState.DISK_STALLED}
 
 
 @dataclass(frozen=True, slots=True)
 class DiskTold:
-    """How the disk stands."""
+    """The disk has changed its state."""
 
     state: DiskState
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An effect could not be carried out; what is answered behind it in its list was dropped."""
+    """An effect failed; the effects behind it in its list were dropped."""
 
     effect: "Effect"
     cause: str
@@ -251,7 +251,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message; it may be dropped."""
+    """Send a message to a peer; it may be dropped."""
 
     peer: str
     message: PeerMessage
@@ -273,7 +273,7 @@ class OpenWheel:
 
 @dataclass(frozen=True, slots=True)
 class LeaveWheel:
-    """The open wheel is written no more.
+    """Stop writing the open wheel.
 
     Callers that wait for frames beyond what was acknowledged are answered: unknown outcome.
     Answer Mirrored with what it holds, or Left.
@@ -284,7 +284,7 @@ class LeaveWheel:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Every caller whose frames lie up to here may be told."""
+    """Acknowledge to every caller whose frames lie up to this seq."""
 
     wheel: WheelId
     high_watermark: int
@@ -292,7 +292,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Write frames behind what is held of a wheel, exactly as they are; answer Mirrored.
+    """Append frames to the copy of a wheel, byte for byte; answer Mirrored.
 
     A frame whose checksum or place is wrong ends the list; what came before it is written.
     """
@@ -303,7 +303,7 @@ class Mirror:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """Put frames that are lacking below `applied` in their places; answer Mirrored."""
+    """Write missing frames below `applied` to their places; answer Mirrored."""
 
     card: WheelCard
     frames: FrameBundle
@@ -311,7 +311,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Read frames `first_seq` to `last_seq` of a wheel, within one message's bounds, and send.
+    """Read frames `first_seq` to `last_seq` of a wheel and send them in one message.
 
     As `Frames` with this request number (0: pushed). If the first cannot be read, or is not
     there, and request is not 0, send `Lacks` of the leading ones that cannot be read instead;
@@ -336,14 +336,14 @@ class CloseWheel:
 
 @dataclass(frozen=True, slots=True)
 class ForgetLost:
-    """These frames are committed to be lost: nothing is looked for any more."""
+    """Stop looking for these frames: they are committed as lost."""
 
     frames: FrameSet
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Delete every slot file below the floor, and index segments that speak of no other."""
+    """Delete every slot file below the floor, and index segments that refer to no other slot."""
 
     floor: int
 
@@ -357,14 +357,14 @@ class DeleteWheel:
 
 @dataclass(frozen=True, slots=True)
 class VerifyWheel:
-    """Make a wheel whole that an earlier life has left; answer Verified."""
+    """Make a wheel from an earlier life whole; answer Verified."""
 
     wheel: WheelId
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """The status row says something new: write it now, and have the cleaner look at it."""
+    """Write the status now, and wake the cleaner to read it."""
 
 
 Effect = (
@@ -412,7 +412,7 @@ class MemberConfig:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a node begins with, read from its recovered data folder.
+    """The initial state of a node, read from its recovered data folder.
 
     Attributes:
         state: of node.json, with this start counted and this boot's id, saved already.

@@ -1,4 +1,4 @@
-"""What a node hears of the others: their newest beats, who is heard, what time a leader has.
+"""What a node hears of others: newest heartbeats, reachability, and the leader's clock.
 
 | a beat | counts as newest when |
 |---|---|
@@ -51,7 +51,7 @@ MOST_DELAY_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """A beat that says something new.
+    """A heartbeat with new information.
 
     Attributes:
         beat: the beat.
@@ -73,10 +73,10 @@ class _Peer:
 
 
 class HeardHeartbeats:
-    """What one node hears of the configured others."""
+    """What one node hears of the other configured nodes."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Nothing was heard yet.
+        """Begins without having heard any node.
 
         Attributes:
             implausible: so many relayed beats were none of their nodes'.
@@ -86,13 +86,13 @@ class HeardHeartbeats:
         self.implausible = 0
 
     def message(self, sender: str, now_ms: int) -> None:
-        """Something came directly."""
+        """Notes that a message came directly from a node."""
         peer = self._peers.get(sender)
         if peer is not None:
             peer.heard_ms, peer.is_connected = now_ms, True
 
     def gossip(self, sender: str, gossip: Gossip, now_ms: int) -> list[News]:
-        """Beats came; returns those that are news, the sender's own first."""
+        """Takes heartbeats; returns the new ones, the sender's own first."""
         news: list[News] = []
         if gossip.beat.node == sender and self._take_direct(gossip.beat, now_ms):
             news.append(News(gossip.beat, is_direct=True))
@@ -106,20 +106,20 @@ class HeardHeartbeats:
         return news
 
     def disconnected(self, peer: str) -> None:
-        """The connection broke: nothing reaches that node until it is heard again."""
+        """Notes a broken connection: this node reaches that one only once it is heard again."""
         if peer in self._peers:
             self._peers[peer].is_connected = False
 
     def reachable(self, now_ms: int) -> list[str]:
-        """The nodes that are heard, in order."""
+        """The nodes that are heard at present, in order."""
         return [node for node in self.others if self._is_heard(node, now_ms)]
 
     def beats(self) -> Mapping[str, Beat]:
-        """The newest beat of each node that was heard of, in order."""
+        """The newest heartbeat of each node, received directly or relayed, in order."""
         return {node: self._peers[node].newest for node in self.others if node in self._peers}
 
     def unheard_by(self, peer: str, now_ms: int) -> tuple[Beat, ...]:
-        """The newest beats of those whom a node, as its own beat says, has not heard lately."""
+        """Returns the newest heartbeats of nodes that another node has not heard lately."""
         told = self._peers.get(peer)
         heard: Mapping[str, Heard] = {}
         since_ms = 0
@@ -132,12 +132,12 @@ class HeardHeartbeats:
         )
 
     def direct(self, node: str) -> Beat | None:
-        """The newest beat that came from the node itself."""
+        """Returns the newest heartbeat that a node itself sent."""
         peer = self._peers.get(node)
         return None if peer is None else peer.direct
 
     def told(self, now_ms: int) -> dict[str, Heard]:
-        """Whom this node heard directly, for its beat."""
+        """Returns which nodes this node hears directly, for its heartbeat."""
         return {
             node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms))
             for node in self.others
@@ -147,7 +147,7 @@ class HeardHeartbeats:
         }
 
     def sights(self) -> dict[str, PeerSight]:
-        """What is known of each other node, for the row."""
+        """Returns what is known of each other node, for the status."""
         return {
             node: PeerSight(peer.newest, peer.heard_ms)
             for node in self.others
@@ -155,7 +155,7 @@ class HeardHeartbeats:
         }
 
     def offices(self, now_ms: int) -> list[Beat]:
-        """The newest beats of those that say they lead, and said so lately."""
+        """Returns the newest heartbeats of nodes that lately claimed to lead."""
         return [
             peer.newest
             for node in self.others
@@ -165,7 +165,7 @@ class HeardHeartbeats:
         ]
 
     def leader_clock_ms(self, now_ms: int) -> int | None:
-        """The wall clock of the newest leader, as it reads by now at least; None: none is heard."""
+        """Returns a lower bound of the newest leader's wall clock; None if no leader is heard."""
         newest = max(self.offices(now_ms), key=_epoch, default=None)
         if newest is None:
             return None
@@ -186,7 +186,7 @@ class HeardHeartbeats:
         return True
 
     def _take_relayed(self, beat: Beat, heard: Heard | None, now_ms: int) -> bool:
-        """`heard`: what the one who relays it says of having heard its node."""
+        """Takes a relayed heartbeat; `heard` says when the relaying node heard its origin."""
         peer = self._peers.get(beat.node)
         if peer is None:
             self._peers[beat.node] = _Peer(beat, now_ms)
@@ -218,7 +218,7 @@ class HeardHeartbeats:
 
 
 def _may_follow(known: Beat, beat: Beat, elapsed_ms: int) -> bool:
-    """Whether a node can have started so often, and told so much, since it told a beat."""
+    """Whether a node can have started and reported so often since an earlier heartbeat."""
     elapsed_ms += MOST_DELAY_MS
     count = beat.count - (known.count if beat.start == known.start else 0)
     starts = beat.start - known.start

@@ -1,4 +1,4 @@
-"""What the parts of the member machine all know: clocks, what is durable, what the cleaner says.
+"""State shared by the parts of the member machine: clocks, durable state, the cleaner's status.
 
 One value of it is shared by the parts; the machine itself (core/member/member.py) writes it, but
 for what is durable (core/wheels/node_file.py).
@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 @dataclass(slots=True)
 class Registry:
-    """What the control topic says, as the cleaner read it to an end in this boot.
+    """The control topic's content, as the cleaner last read it to the end in this boot.
 
     Wheels and floor are of one moment: a wheel that is registered later takes no frame for a slot
     below that floor.
@@ -33,7 +33,7 @@ class Registry:
     floor: int | None
 
     def is_gone(self, wheel: WheelId) -> bool:
-        """Whether a wheel was registered and is so no more.
+        """Whether a wheel was registered and no longer is.
 
         Numbers ascend. A wheel that is missing, beside a later one of its node, is not just to
         be read yet.
@@ -91,13 +91,13 @@ class Known:
 
     @property
     def living_cleaner(self) -> CleanerStatus | None:
-        """What the cleaner told, if it lives."""
+        """The cleaner's status, if the cleaner is alive."""
         cleaner = self.cleaner
         return cleaner if cleaner is not None and cleaner.is_fresh(self.now_ms) else None
 
     @property
     def office(self) -> CleanerStatus | None:
-        """What the cleaner told, if it lives and leads."""
+        """The cleaner's status, if the cleaner is alive and leads."""
         cleaner = self.cleaner
         return cleaner if cleaner is not None and cleaner.is_in_office(self.now_ms) else None
 
@@ -118,13 +118,13 @@ class Known:
 
     @property
     def stands(self) -> bool:
-        """Whether the cleaner lives, and is a candidate whom Kafka has answered."""
+        """Whether the cleaner is alive and a candidate that Kafka has answered."""
         cleaner = self.living_cleaner
         return cleaner is not None and cleaner.stands
 
     @property
     def ahead_slot(self) -> int | None:
-        """An own wheel that is sealed beyond this slot takes less than a new one would.
+        """The slot beyond which a sealed own wheel takes less than a new wheel would.
 
         A clock that was ahead has sealed it so, and w was set back since: until w has passed again
         what was done ahead. Or this node leads, and reads again an ingress record that was
@@ -140,11 +140,11 @@ class Known:
         return max(progress.floor, min(slots)) if slots else None
 
     def record(self, wheel: WheelId) -> WheelRecord | None:
-        """Of a wheel, as far as it is known to be registered."""
+        """Returns the record of a wheel if it is known to be registered."""
         return None if self.registry is None else self.registry.wheels.get(wheel)
 
     def has_read(self, progress: Progress | None) -> None:
-        """A committed progress was heard of. One that is older than what is known changes nothing.
+        """Notes a committed progress; one older than the known progress changes nothing.
 
         Kafka may have lost what was read before: then somebody has to know it still.
         """

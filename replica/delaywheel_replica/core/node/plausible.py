@@ -1,4 +1,4 @@
-"""What a node believes of its peers' messages, and what it does not.
+"""Checks which messages of peers are plausible.
 
 Members are trusted in what they say of themselves: which frames they hold, what they promised. A
 mistake or a damaged process must not be able to say more than that, least of all what deletes
@@ -76,7 +76,7 @@ MOST_SPAN_SECONDS: Final = 366 * 86_400
 
 
 def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for each message
-    """Refuses what no node can mean, whatever has happened to it.
+    """Refuses a message that no node can send, whatever has happened to it.
 
     Raises:
         MalformedError: the message is not to be looked at any further.
@@ -113,7 +113,7 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
 
 
 def tempered(beat: Beat, most_slot: int) -> Beat:
-    """The beat, with no seal or floor beyond what can be promised and committed by now.
+    """Returns the heartbeat without seals or floors that cannot have been promised by now.
 
     Args:
         beat: as it was told.
@@ -140,7 +140,7 @@ def known_number(
     held: Iterable[WheelId],
     beats: Mapping[str, Beat],
 ) -> int:
-    """The greatest number of a node's wheels that anything here tells of; 0: none.
+    """Returns the greatest number of a node's wheels that is known here; 0: none.
 
     Args:
         origin: the node.

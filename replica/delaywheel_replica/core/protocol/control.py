@@ -39,7 +39,7 @@ _INGRESS_KEY = re.compile(r"ingress/([^/]+)/(0|[1-9][0-9]{0,9})")
 
 
 class ControlRecordMalformedError(Exception):
-    """A control record with a key of ours holds what we never write."""
+    """A control record under one of our keys has content that we never write."""
 
     def __init__(self, key: str, offset: int, why: str) -> None:
         super().__init__(f"control record {key!r} at offset {offset}: {why}")
@@ -66,7 +66,7 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node id's storage, or `REMOVED`, and the last wheel number it was given. Kept for ever."""
+    """A node id's storage, or `REMOVED`, and its last wheel number. Kept for ever."""
 
     storage: str
     last_number: int
@@ -108,7 +108,7 @@ class WheelRecord:
 
     @property
     def required_answers(self) -> int:
-        """R."""
+        """R: how many members must answer a fence."""
         return required_answers(len(self.members), self.min_insync)
 
     def to_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ IngressPartition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class IngressRecord:
-    """How far an ingress partition was taken in.
+    """How far an ingress partition has been read.
 
     Attributes:
         topic_id: Kafka's own: a topic that was made anew has another.
@@ -194,7 +194,7 @@ class IngressRecord:
 
 @dataclass(frozen=True, slots=True)
 class ControlState:
-    """What the records so far say.
+    """The state that results from the records so far.
 
     Attributes:
         progress: what is done; None before the first leader.
@@ -216,7 +216,7 @@ class ControlState:
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
-        """The state after one more record.
+        """Returns the state after one more record.
 
         Unknown keys are left alone, so that an older node can follow a newer one's topic.
 
@@ -237,14 +237,14 @@ class ControlState:
             raise ControlRecordMalformedError(text, offset, str(error)) from error
 
     def apply_all(self, records: "list[ControlRecord]", offset: int = -1) -> "ControlState":
-        """The state once these records are committed, when their offsets do not matter."""
+        """Returns the state after these records, for use where offsets do not matter."""
         state = self
         for key, value in records:
             state = state.apply(key, value, offset)
         return state
 
     def remaining(self, record: WheelRecord) -> dict[str, str]:
-        """A wheel's members with their storages, without those that were replaced or taken out.
+        """Returns a wheel's members with their storages, except replaced and removed ones.
 
         A leader with the settings of before names one that was taken out for new wheels still.
         """
@@ -256,11 +256,11 @@ class ControlState:
         }
 
     def marked(self, token: str) -> frozenset[int]:
-        """The transactional ids with which a candidacy's mark is the newest."""
+        """Returns the transactional ids under which a candidacy's mark is the newest."""
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
     def leader(self, ids: int) -> Leader | None:
-        """Who leads: the one candidate whose token stands newest with every id.
+        """Returns the leader: the one candidate whose token is the newest with every id.
 
         Args:
             ids: the number of transactional ids.
@@ -297,7 +297,7 @@ def _apply_ingress(state: ControlState, key: str, value: bytes | None) -> Contro
 
 
 def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> ControlState:
-    """The first close counts: a closed wheel never opens again nor ends elsewhere."""
+    """Applies a wheel record; a closed wheel never reopens, nor ends elsewhere."""
     before = state.wheels.get(wheel)
     if value is None:
         wheels = {known: record for known, record in state.wheels.items() if known != wheel}
@@ -309,7 +309,7 @@ def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> Co
 
 
 def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> ControlState:
-    """A record without a last seq, as older programs wrote it, is about one frame."""
+    """Applies a record of lost frames; without a last seq, as in older releases, it names one."""
     wheel, seq = first
     if value is None:
         records = {known: last for known, last in state.lost_records.items() if known != first}
@@ -335,38 +335,38 @@ def _leader(fields: Fields, offset: int) -> LeaderRecord:
 
 
 def progress_record(progress: Progress) -> ControlRecord:
-    """The record that goes last in every transaction."""
+    """Builds the progress record, which goes last in every transaction."""
     return "progress", dump(progress.to_json())
 
 
 def leader_record(index: int, node: str, token: str) -> ControlRecord:
-    """A candidate's mark with one transactional id."""
+    """Builds a candidate's mark with one transactional id."""
     return f"leader/{index}", dump({"node": node, "token": token})
 
 
 def node_record(node: str, record: NodeRecord) -> ControlRecord:
-    """A node's storage and last number."""
+    """Builds the record of a node's storage and last wheel number."""
     return f"node/{node}", dump(record.to_json())
 
 
 def wheel_record(wheel: WheelId, record: WheelRecord) -> ControlRecord:
-    """A registered wheel."""
+    """Builds the record of a registered wheel."""
     return f"wheel/{wheel}", dump(record.to_json())
 
 
 def ingress_record(partition: IngressPartition, record: IngressRecord) -> ControlRecord:
-    """How far an ingress partition was taken in."""
+    """Builds the record of how far an ingress partition has been read."""
     topic, number = partition
     return f"ingress/{topic}/{number}", dump(record.to_json())
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:
-    """Frames that no member can read any more."""
+    """Builds the record of one range of frames that no member can read."""
     return f"lost/{lost.wheel}/{lost.first_seq}", dump({"last_seq": lost.last_seq})
 
 
 def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
-    """Frames that no member can read any more, one record a range.
+    """Builds the records of frames that no member can read, one for each range.
 
     What touches a range that is recorded is recorded with it, so millions in a row are one record
     however they come to be known.
@@ -385,7 +385,7 @@ def lost_records(state: ControlState, lost: FrameSet) -> list[ControlRecord]:
 
 
 def unregister_records(state: ControlState, wheel: WheelId) -> list[ControlRecord]:
-    """What removes a wheel and all that was said of it."""
+    """Builds the tombstones of a wheel's records."""
     gone: list[ControlRecord] = [(f"wheel/{wheel}", None)]
     gone += [(f"lost/{of}/{seq}", None) for of, seq in sorted(state.lost_records) if of == wheel]
     return gone

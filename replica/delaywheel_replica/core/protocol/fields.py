@@ -22,19 +22,19 @@ class MalformedError(ValueError):
 
 
 class Unchanged:
-    """What was made of parts of documents, for documents of which most parts are as in the last."""
+    """Caches what was parsed from parts of documents that mostly stay the same."""
 
     def __init__(self) -> None:
-        """Nothing was made yet."""
+        """Begins with an empty cache."""
         self._made: dict[str, tuple[Any, Any]] = {}
         self._parts: dict[str, Unchanged] = {}
 
     def within(self, name: str) -> "Unchanged":
-        """What is known of the parts of a part."""
+        """Returns the cache for the parts of one part."""
         return self._parts.setdefault(name, Unchanged())
 
     def of(self, name: str, part: Any, make: Callable[[Any], _Made]) -> _Made:
-        """What is made of a part of this name: the same object while the part is the same."""
+        """Returns the object made from a part: the same one while the part is unchanged."""
         known = self._made.get(name)
         if known is None or known[0] != part:
             known = self._made[name] = part, make(part)
@@ -121,11 +121,11 @@ class Fields:
         return tuple(value)
 
     def value(self, name: str) -> Any:
-        """What has this name, whatever it is."""
+        """The value of this name, of any type."""
         return self._get(name)
 
     def items(self, name: str) -> list[Any]:
-        """The list of this name, whatever is in it."""
+        """The list of this name, with items of any type."""
         value = self._get(name)
         if not isinstance(value, list):
             raise MalformedError(f"{name}: {value!r} is no list")
@@ -139,15 +139,15 @@ class Fields:
         return tuple(value)
 
     def pair(self, name: str) -> tuple[Any, Any]:
-        """The list of two of this name."""
+        """The list of exactly two items of this name."""
         return _pair(name, self._get(name))
 
     def pairs(self, name: str) -> list[tuple[Any, Any]]:
-        """The list of lists of two of this name."""
+        """The list of pairs of this name."""
         return [_pair(name, value) for value in self.items(name)]
 
     def is_null(self, name: str) -> bool:
-        """Whether null is there."""
+        """Whether the value of this name is null."""
         return self._get(name) is None
 
     def names(self) -> list[str]:
@@ -169,7 +169,7 @@ def _pair(name: str, value: Any) -> tuple[Any, Any]:
 
 @lru_cache(8_192)
 def parse_wheel(text: str) -> WheelId:
-    """Reads a wheel id out of a document. Every row names the same ones, several times.
+    """Parses a wheel id; cached, since every document repeats the same ones.
 
     Raises:
         MalformedError: it is none.

@@ -21,17 +21,17 @@ class FrameRange(NamedTuple):
 
     @property
     def first(self) -> FrameName:
-        """The first of them."""
+        """The first frame of the range."""
         return self.wheel, self.first_seq
 
 
 class FrameSet(AbstractSet[FrameName]):
-    """Frames of any wheels. Never changed."""
+    """An immutable set of frames of any wheels."""
 
     __slots__ = ("_seqs",)
 
     def __init__(self, ranges: Iterable[FrameRange] = ()) -> None:
-        """The frames of all these ranges, in whatever order, overlapping or not."""
+        """Joins these ranges, which may overlap and come in any order."""
         spans: dict[WheelId, list[Span]] = {}
         for wheel, first_seq, last_seq in ranges:
             spans.setdefault(wheel, []).append((first_seq, last_seq))
@@ -39,12 +39,12 @@ class FrameSet(AbstractSet[FrameName]):
 
     @classmethod
     def of(cls, frames: Iterable[FrameName]) -> "FrameSet":
-        """These frames."""
+        """Builds a set from single frames."""
         return cls(FrameRange(wheel, seq, seq) for wheel, seq in frames)
 
     @classmethod
     def of_wheels(cls, seqs: Mapping[WheelId, SeqSet]) -> Self:
-        """These frames of each wheel."""
+        """Builds a set from seqs by wheel."""
         made = cls()
         made._seqs = _some(seqs)
         return made
@@ -57,7 +57,7 @@ class FrameSet(AbstractSet[FrameName]):
         return isinstance(frame, tuple) and frame[1] in self.seqs(frame[0])
 
     def __iter__(self) -> Iterator[FrameName]:
-        """One after the other: for few of them."""
+        """Yields single frames; meant for small sets."""
         for wheel, seqs in self.items():
             for seq in seqs:
                 yield wheel, seq
@@ -80,23 +80,23 @@ class FrameSet(AbstractSet[FrameName]):
         return f"FrameSet({[f'{w}: {first}..{last}' for w, first, last in self.ranges()]})"
 
     def __or__(self, other: Iterable[Any]) -> "FrameSet":
-        """The frames of both."""
+        """Returns the union."""
         added = _frames(other)
         joined = {wheel: self.seqs(wheel) | seqs for wheel, seqs in added._seqs.items()}
         return self.of_wheels({**self._seqs, **joined}) if joined else self
 
     def __sub__(self, other: AbstractSet[Any]) -> "FrameSet":
-        """The frames of this one that the other has not."""
+        """Returns the difference."""
         gone = _frames(other)
         return self.of_wheels({w: seqs - gone.seqs(w) for w, seqs in self._seqs.items()})
 
     def __and__(self, other: AbstractSet[Any]) -> "FrameSet":
-        """The frames that both have."""
+        """Returns the intersection."""
         shared = _frames(other)
         return self.of_wheels({w: seqs & shared.seqs(w) for w, seqs in self._seqs.items()})
 
     def with_range(self, added: FrameRange) -> "FrameSet":
-        """These and one more range."""
+        """Returns the set with one more range."""
         wheel, first_seq, last_seq = added
         joined = self.seqs(wheel).with_span(first_seq, last_seq)
         return self.of_wheels({**self._seqs, wheel: joined})
@@ -113,15 +113,15 @@ class FrameSet(AbstractSet[FrameName]):
                 yield FrameRange(wheel, first_seq, last_seq)
 
     def seqs(self, wheel: WheelId) -> SeqSet:
-        """The seqs of one wheel."""
+        """Returns the seqs of one wheel."""
         return self._seqs.get(wheel, NO_SEQS)
 
     def of_wheel(self, wheel: WheelId) -> "FrameSet":
-        """The frames of one wheel."""
+        """Returns the frames of one wheel."""
         return self.of_wheels({wheel: self.seqs(wheel)})
 
     def range_of(self, frame: FrameName) -> FrameRange | None:
-        """The range in which a frame lies."""
+        """Returns the range that a frame lies in."""
         span = self.seqs(frame[0]).span_of(frame[1])
         return None if span is None else FrameRange(frame[0], *span)
 

@@ -1,4 +1,4 @@
-"""What nodes tell one another of themselves.
+"""What nodes report of themselves to one another.
 
 A `Beat` is what a node's server tells: its wheels and how far it holds each. It goes to every peer,
 and with its process' stamp into the row that its cleaner reads (core/protocol/status_files.py). It
@@ -28,7 +28,7 @@ MAX_SOUGHT = 512
 
 @dataclass(frozen=True, slots=True)
 class WheelBeat:
-    """How far a node holds one wheel.
+    """What one node reports of one wheel.
 
     Attributes:
         applied: the greatest seq of which the node has a row; with an origin's own open wheel,
@@ -53,25 +53,25 @@ class WheelBeat:
 
     @property
     def prefix(self) -> int:
-        """Every frame up to here is held: what counts for "W members hold it"."""
+        """The seq up to which every frame is held: what counts for "W members hold it"."""
         return self.lacking.first - 1 if self.lacking else self.applied
 
     @property
     def shown(self) -> SeqSet:
-        """What it says that is held."""
+        """The frames that the node reports to hold."""
         return NO_SEQS.with_span(1, self.applied) - self.lacking
 
     def shows(self, seq: int) -> bool:
-        """Whether it says that a frame is held."""
+        """Whether the node reports to hold a frame."""
         return seq <= self.applied and seq not in self.lacking
 
     @property
     def seal(self) -> Seal:
-        """The newest seal known."""
+        """The newest known seal."""
         return Seal(self.seal_slot, self.seal_seq)
 
     def to_json(self) -> list[int]:
-        """As a JSON list: a row names every wheel several times."""
+        """Returns a compact JSON list, since a status names every wheel several times."""
         return [
             self.applied,
             self.high_watermark,
@@ -100,7 +100,7 @@ class WheelBeat:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Fence:
-    """Asks every member: promise to take no more of this node's wheels up to `upto`."""
+    """A request to every member: promise to take no more of this node's wheels up to `upto`."""
 
     origin: str
     upto: int
@@ -108,7 +108,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Office:
-    """What a leader tells while it leads. All of it is repeated with every beat.
+    """What a leader reports while it leads; repeated in full with every heartbeat.
 
     Attributes:
         epoch: of its leadership.
@@ -147,7 +147,7 @@ class Office:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """That a node heard another one directly.
+    """That a node heard another one directly, and when.
 
     Attributes:
         boot: the boot id that the newest beat heard said: answers of an older boot no longer
@@ -161,7 +161,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a node tells of itself.
+    """What a node reports of itself.
 
     Of two beats of one storage the one with the greater (start, count) is newer; see `order`.
 
@@ -211,12 +211,12 @@ class Beat:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Grows from beat to beat of one storage."""
+        """Grows with every heartbeat of one storage."""
         return self.start, self.count
 
     @property
     def named(self) -> tuple[WheelId, ...]:
-        """The own wheels that are in use: neither may be closed."""
+        """The own wheels in use, which may not be closed."""
         if self.open is None:
             return () if self.spare is None else (self.spare,)
         return (self.open,) if self.spare is None else (self.open, self.spare)
@@ -284,7 +284,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
-    """A member's promise, saved before it was told, and what it holds.
+    """A member's promise, durable before it is sent, and what the member holds.
 
     Attributes:
         node: the member.
@@ -304,7 +304,7 @@ class FenceAnswer:
     all_incomplete: bool = False
 
     def covers(self, wheel: WheelId) -> bool:
-        """Whether the promise is about this wheel."""
+        """Whether the promise covers this wheel."""
         return wheel.node == self.fence.origin and wheel.number <= self.fence.upto
 
     def is_complete(self, wheel: WheelId) -> bool:
@@ -359,7 +359,7 @@ def _office(document: Any) -> Office | None:
 
 @lru_cache(maxsize=4_096)
 def _wheel_beat(numbers: tuple[int, ...]) -> WheelBeat:
-    """A row names every wheel several times, ten times a second, mostly with the same numbers."""
+    """Parses a wheel's entry; cached, since a status repeats the same numbers."""
     applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *lacking = numbers
     if min(applied, high_watermark, seal_seq, ledger_seq, top_slot + 1) < 0:
         raise MalformedError(f"{list(numbers)} has a number that is too small")

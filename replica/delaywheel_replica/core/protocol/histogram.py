@@ -1,4 +1,4 @@
-"""How often something took how long: counts in fixed buckets, since a process started.
+"""Histograms: how long something took, in fixed buckets, since a process started.
 
 Everything is an integer number of microseconds, so that it goes into a row as it is, and so that
 sums neither round nor drift.
@@ -62,7 +62,7 @@ class Histogram:
 
 
 class Tally:
-    """Counts into a histogram. One thread counts; any may read."""
+    """Counts into a histogram. One thread adds; any thread may read."""
 
     def __init__(self, bounds_us: tuple[int, ...]) -> None:
         self.bounds_us = bounds_us
@@ -70,16 +70,16 @@ class Tally:
         self._sum_us = 0
 
     def add(self, value_us: int) -> None:
-        """Counts one; what is below 0 (a clock was set back) counts as 0."""
+        """Adds one value; a negative one (a clock was set back) counts as 0."""
         value_us = max(0, value_us)
         self._counts[bisect_left(self.bounds_us, value_us)] += 1
         self._sum_us += value_us
 
     def add_counted(self, counts: Sequence[int], sum_us: int) -> None:
-        """Adds what somebody else put into these buckets."""
+        """Adds counts of another histogram with the same buckets."""
         self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         self._sum_us += sum_us
 
     def read(self) -> Histogram:
-        """As counted until now."""
+        """Returns the counts so far."""
         return Histogram(self.bounds_us, tuple(self._counts), self._sum_us)

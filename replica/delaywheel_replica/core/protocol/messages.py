@@ -1,4 +1,4 @@
-"""What nodes send one another. Any message may be lost, repeated, late or out of order.
+"""Messages between nodes. Any of them may be lost, repeated, delayed or reordered.
 
 | message | from, to | meaning |
 |---|---|---|
@@ -26,7 +26,7 @@ from delaywheel_replica.core.protocol.heartbeat import Beat, FenceAnswer
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """A node's own beat, and the newest it knows of each other: one link down hides nothing."""
+    """A node's own heartbeat, and the newest known of each other node."""
 
     beat: Beat
     others: tuple[Beat, ...] = ()
@@ -34,7 +34,7 @@ class Gossip:
 
 @dataclass(frozen=True, slots=True)
 class WheelCard:
-    """Who a wheel is, for a mirror that has nothing of it yet."""
+    """Identifies a wheel to a mirror that has nothing of it yet."""
 
     wheel: WheelId
     members: Mapping[str, str]
@@ -59,7 +59,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A mirror holds everything up to here.
+    """A mirror reports the seq up to which it holds everything.
 
     Attributes:
         wheel: of which wheel.
@@ -76,7 +76,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A member promised to take no more of `origin`'s wheels up to `upto`."""
+    """A member has promised to take no more of `origin`'s wheels up to `upto`."""
 
     origin: str
     upto: int
@@ -101,7 +101,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Lacks:
-    """The holder has nothing readable of these, though they may have been written.
+    """The sender cannot read these frames, though they may have been written.
 
     Attributes:
         request: of the Fetch.
@@ -119,7 +119,7 @@ class Lacks:
 
     @property
     def seqs(self) -> SeqSet:
-        """Those it lacks."""
+        """The missing seqs."""
         return NO_SEQS.with_span(self.first_seq, self.last_seq)
 
 
@@ -132,7 +132,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class VoteAsk:
-    """Asks whether the other hears no leader.
+    """Asks whether the receiver hears no leader.
 
     Attributes:
         round: of the asking.
@@ -145,7 +145,7 @@ class VoteAsk:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """It hears none either. Having said so counts as having heard a leader."""
+    """Confirms that the sender hears no leader; giving a vote counts as having heard one."""
 
     round: int
 

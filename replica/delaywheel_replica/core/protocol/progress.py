@@ -1,4 +1,4 @@
-"""Progress: the one record that says what is done.
+"""Progress: the one record of what is done.
 
 ``(w, p, V, floor)``: every message in frames <= V[wheel] with due <= w is done, and of
 millisecond w + 1 those up to position p, in the order of positions. It is committed last in
@@ -51,7 +51,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far progress has come: what tells two progress records of one cluster apart.
+    """How far progress has come; identifies one progress record within a cluster.
 
     Attributes:
         set_backs: how often w was set back.
@@ -70,7 +70,7 @@ class Reached:
 
     @property
     def order(self) -> tuple[int, int, tuple[Position, ...]]:
-        """Grows with everything that is done; w alone does not, for it can be set back."""
+        """Grows with everything that is done; w alone does not, since it can be set back."""
         return self.set_backs, self.due_ms, () if self.position is None else (self.position,)
 
     def to_json(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Messages that are done.
+    """A set of messages that are done.
 
     Attributes:
         due_ms: w. Due milliseconds up to here are done, as far as `seqs` go.
@@ -113,15 +113,15 @@ class Done:
 
     @property
     def last_due_ms(self) -> int:
-        """The last due of which anything is done."""
+        """The latest due of any message that is done."""
         return self.due_ms + (self.position is not None)
 
     def seq(self, wheel: WheelId) -> int:
-        """V of one wheel."""
+        """Returns V of one wheel: the seq up to which it is done."""
         return self.seqs.get(wheel, 0)
 
     def includes(self, due_ms: int, position: Position) -> bool:
-        """Whether the message at this place, due then, is one of them."""
+        """Whether the message at this place, with this due, is done."""
         if position.seq > self.seq(position.wheel):
             return False
         if due_ms <= self.due_ms:
@@ -129,11 +129,11 @@ class Done:
         return due_ms == self.due_ms + 1 and self.position is not None and position <= self.position
 
     def includes_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
-        """Whether all messages of a frame are, the last of which is due then."""
+        """Whether all messages of a frame are done, whose last due is this one."""
         return seq <= self.seq(wheel) and due_ms <= self.due_ms
 
     def but_for(self, wheels: Collection[WheelId]) -> Self:
-        """The same, without these wheels."""
+        """Returns the same without these wheels."""
         return replace(self, seqs={w: seq for w, seq in self.seqs.items() if w not in wheels})
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class SetBackRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Done):
-    """What is done: what it says as `Done`, and what was done ahead of w.
+    """What is done: as `Done` says, and what was done ahead of w.
 
     Attributes:
         floor: every slot below is done and may be deleted.
@@ -185,27 +185,27 @@ class Progress(Done):
 
     @property
     def reached(self) -> Reached:
-        """How far it has come."""
+        """How far progress has come."""
         return Reached(self.set_backs, self.due_ms, self.position)
 
     @property
     def order(self) -> tuple[int, int, tuple[Position, ...], int]:
-        """Grows with everything that is committed."""
+        """Grows with every commit."""
         return *self.reached.order, self.floor
 
     @property
     def ahead_ms(self) -> int | None:
-        """The last due of which anything was done ahead; None: nothing is."""
+        """The latest due of what was done ahead of w; None: nothing was."""
         return max((done.last_due_ms for done in self.ahead), default=None)
 
     def covers(self, due_ms: int, position: Position) -> bool:
-        """Whether the message at this place, due then, is done."""
+        """Whether the message at this place, with this due, is done."""
         return self.includes(due_ms, position) or any(
             done.includes(due_ms, position) for done in self.ahead
         )
 
     def covers_all(self, wheel: WheelId, seq: int, due_ms: int) -> bool:
-        """Whether all messages of a frame are done, the last of which is due then."""
+        """Whether all messages of a frame are done, whose last due is this one."""
         return self.includes_all(wheel, seq, due_ms) or any(
             done.includes_all(wheel, seq, due_ms) for done in self.ahead
         )
@@ -213,12 +213,12 @@ class Progress(Done):
     def moved(
         self, due_ms: int, position: Position | None, seqs: Mapping[WheelId, int]
     ) -> "Progress":
-        """The same with more done; what w has passed was done ahead no more."""
+        """Returns the progress with more done; what w has passed no longer counts as done ahead."""
         ahead = tuple(done for done in self.ahead if done.last_due_ms > due_ms)
         return replace(self, due_ms=due_ms, position=position, seqs=seqs, ahead=ahead)
 
     def set_back(self, now_ms: int) -> "Progress | SetBackRefusal":
-        """The same with w where the clock is, and all that is done done ahead."""
+        """Returns the progress with w set back to the clock, and all that is done as done ahead."""
         if now_ms >= self.due_ms:
             return SetBackRefusal.NOTHING_TO_SET_BACK
         if len(self.ahead) >= MOST_AHEAD:
@@ -233,7 +233,7 @@ class Progress(Done):
         )
 
     def without(self, wheels: Collection[WheelId]) -> "Progress":
-        """The same, when these wheels are unregistered."""
+        """Returns the progress without these wheels, which are unregistered."""
         if not wheels:
             return self
         ahead = tuple(done.but_for(wheels) for done in self.ahead)
@@ -250,7 +250,7 @@ class Progress(Done):
 
     @classmethod
     def from_json(cls, document: Any) -> Self:
-        """Reads what `to_json` wrote, or a program that knew of nothing done ahead.
+        """Reads what `to_json` wrote, also by releases that knew nothing of work done ahead.
 
         Raises:
             MalformedError: it is something else.
@@ -271,17 +271,17 @@ class Progress(Done):
 
 
 def first_progress(now_ms: int, late_window_s: int) -> Progress:
-    """What the first leader of an empty cluster commits."""
+    """Returns what the first leader of an empty cluster commits."""
     return Progress(due_ms=now_ms, position=None, seqs={}, floor=time_floor(now_ms, late_window_s))
 
 
 def time_floor(due_ms: int, late_window_s: int) -> int:
-    """The floor that w alone would allow: slots whose late window w has passed are below it."""
+    """Returns the floor that w alone allows: slots whose late window has passed are below it."""
     return due_ms // 1000 - late_window_s
 
 
 def violations(before: Progress, after: Progress, leaving: Collection[WheelId] = ()) -> list[str]:
-    """Why `after` may not be committed over `before`; empty: it may.
+    """Returns why `after` may not be committed over `before`; empty if it may.
 
     Args:
         before: the committed progress.
@@ -306,7 +306,7 @@ def violations(before: Progress, after: Progress, leaving: Collection[WheelId] =
 def _violations_of_a_step(
     before: Progress, after: Progress, leaving: Collection[WheelId]
 ) -> list[str]:
-    """What must hold from one transaction to the next."""
+    """Checks what must hold from one transaction to the next."""
     found = []
     if after.due_ms < before.due_ms:
         found.append(f"due goes back from {before.due_ms} to {after.due_ms}")
@@ -321,7 +321,7 @@ def _violations_of_a_step(
 def _violations_of_a_set_back(
     before: Progress, after: Progress, leaving: Collection[WheelId]
 ) -> list[str]:
-    """What must hold when w is set back: all else stays, and all that is done."""
+    """Checks a w that is set back: everything else, and all that is done, stays."""
     expected = before.without(leaving).set_back(after.due_ms)
     if isinstance(expected, SetBackRefusal):
         return [f"set back from {before.due_ms} to {after.due_ms}: {expected}"]
@@ -333,7 +333,7 @@ def _violations_of_a_set_back(
 def _violations_of_a_split(
     before: Progress, position: Position, after: Progress, leaving: Collection[WheelId]
 ) -> list[str]:
-    """What must hold from one transaction to the next within one millisecond."""
+    """Checks what must hold from one transaction to the next within one millisecond."""
     found = []
     if after.position is None or after.position < position:
         found.append(f"position goes back from {position} to {after.position}")

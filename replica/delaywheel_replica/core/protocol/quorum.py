@@ -1,4 +1,4 @@
-"""How many members an answer needs.
+"""How many members each decision needs.
 
 N members hold a wheel; a frame is acknowledged when every in-sync member holds it and never
 fewer than W = ``min_insync``. Then any R = N - W + 1 members include a holder of every
@@ -9,19 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 
 def majority(members: int) -> int:
-    """The default W."""
+    """Returns the default W."""
     return members // 2 + 1
 
 
 def required_answers(members: int, min_insync: int) -> int:
-    """R: any so many members include a holder of every acknowledged frame."""
+    """Returns R: any R members include a holder of every acknowledged frame."""
     if not 1 <= min_insync <= members:
         raise ValueError(f"min_insync {min_insync} of {members} members")
     return members - min_insync + 1
 
 
 def held_by(applied: Iterable[int], holders: int) -> int:
-    """The greatest seq that at least so many of these members hold; 0 when they are fewer."""
+    """Returns the greatest seq that at least so many of these members hold, or 0."""
     greatest_first = sorted(applied, reverse=True)
     return greatest_first[holders - 1] if len(greatest_first) >= holders else 0
 
@@ -29,7 +29,7 @@ def held_by(applied: Iterable[int], holders: int) -> int:
 def high_watermark(
     applied: Mapping[str, int], in_sync: Collection[str], min_insync: int
 ) -> int | None:
-    """The greatest seq that every in-sync member holds; None while they are fewer than W.
+    """Returns the greatest seq that all in-sync members hold; None while fewer than W are in sync.
 
     Args:
         applied: what each member is known to hold, the origin's own last seq among them.

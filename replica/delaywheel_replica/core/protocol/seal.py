@@ -1,4 +1,4 @@
-"""Seals: what an origin promises not to write any more.
+"""Seals: an origin's promises to write nothing more for slots below.
 
 A seal (s, q) says: no frame of mine beyond seq q is for a slot below s. Since q is the last seq
 written when it is given, whoever has taken the wheel up to q has all there will ever be of it
@@ -21,7 +21,7 @@ REST = 0
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """No frame beyond `seq` is for a slot below `slot`."""
+    """A promise: no frame beyond `seq` is for a slot below `slot`."""
 
     slot: int
     seq: int
@@ -35,7 +35,7 @@ def next_seal(
     last_seq: int,
     late_window_s: int,
 ) -> Seal:
-    """The seal an origin may give now.
+    """Returns the seal that an origin may give now.
 
     The lesser of the two clocks counts: an origin whose clock runs ahead would otherwise seal
     seconds that the leader has still to come to.

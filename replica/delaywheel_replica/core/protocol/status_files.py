@@ -1,4 +1,4 @@
-"""What the two processes of a node tell each other: one row each, always a whole state.
+"""Status files: what a node's two processes report to each other, always as a whole state.
 
 `ServerStatus` is the server's row: its node's beat, and what it knows of the other nodes.
 `CleanerStatus` is the cleaner's: what the control topic says, how forwarding goes, and what a
@@ -26,7 +26,7 @@ CLEANER_FRESH_MS = 1_000
 
 
 class Role(StrEnum):
-    """What a cleaner does now."""
+    """What a cleaner is doing."""
 
     STANDBY = "standby"
     CANDIDATE = "candidate"
@@ -36,7 +36,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VoteWish:
-    """A standby asks whether the others hear no leader either.
+    """A standby's question whether the others hear no leader either.
 
     Attributes:
         round: of this node's asking, ascending since its cleaner started.
@@ -62,7 +62,7 @@ class PeerSight:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """The server's row: what its node tells, and what it knows of the others.
+    """The server's status: what its node reports, and what it knows of the others.
 
     Attributes:
         beat: what it tells, made anew for this row.
@@ -95,7 +95,7 @@ class ServerStatus:
     implausible_beats: int = 0
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
-        """Whether the server lives, as far as its row tells."""
+        """Whether the status is recent enough for the server to be alive."""
         return now_monotonic_ms - self.monotonic_ms < SERVER_FRESH_MS
 
     def to_json(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True)
 class CleanerStatus:
-    """The cleaner's row.
+    """The cleaner's status.
 
     Attributes:
         node: who.
@@ -225,22 +225,22 @@ class CleanerStatus:
 
     @property
     def control(self) -> ControlState:
-        """What is committed, without who committed it."""
+        """The committed state, without the id of the leader that committed it."""
         return ControlState(
             progress=self.progress, nodes=self.nodes, wheels=self.wheels, lost=self.lost
         )
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
-        """Whether the cleaner lives, as far as its row tells."""
+        """Whether the status is recent enough for the cleaner to be alive."""
         return now_monotonic_ms - self.monotonic_ms < CLEANER_FRESH_MS
 
     @property
     def has_office(self) -> bool:
-        """Whether the cleaner led when it told this, be it resting."""
+        """Whether the cleaner led when it wrote this, even if it rested."""
         return self.role in {Role.RESTING, Role.LEADING}
 
     def is_in_office(self, now_monotonic_ms: int) -> bool:
-        """Whether the cleaner lives and leads, be it resting."""
+        """Whether the cleaner is alive and leads, even if it rests."""
         return self.has_office and self.is_fresh(now_monotonic_ms)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a call of a transactional producer reports, and what it means.
+"""What a transactional producer's calls report, and what each report means.
 
 librdkafka speaks the older transaction protocol: a copy of an EndTxn that arrives late, in the
 same producer epoch, ends a later transaction in the middle. So a call that the library may have
@@ -112,12 +112,12 @@ _TIMED_OUT_CODES = frozenset(
 
 
 def is_fenced(cause: str) -> bool:
-    """Whether a cause in Kafka's words, its code first, is that of another candidate."""
+    """Whether an error of Kafka, which begins with its code, means fencing by another candidate."""
     return cause.partition(":")[0] in _FENCED_CODES
 
 
 def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool = False) -> Answer:
-    """Reads a report of the library.
+    """Interprets a report of the library.
 
     Args:
         code: the name of its error code, e.g. ``_FENCED``; None: success.

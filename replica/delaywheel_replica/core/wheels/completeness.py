@@ -1,4 +1,4 @@
-"""Which wheels a node has perhaps lost something of that it acknowledged.
+"""Which wheels a node may have lost something of that it acknowledged.
 
 After a crash of the machine every wheel is doubted until the control topic was read; then every
 wheel that is registered then and that names this node's storage. A wheel is doubted no more when
@@ -26,10 +26,10 @@ from delaywheel_replica.core.protocol.heartbeat import Beat
 
 
 class Completeness:
-    """What a node still has to get back."""
+    """What a node still has to recover."""
 
     def __init__(self, node: str, boot: str) -> None:
-        """Knows no targets yet.
+        """Begins without targets.
 
         Args:
             node: this one.
@@ -40,7 +40,7 @@ class Completeness:
         self._targets: dict[WheelId, int] = {}
 
     def heard(self, beat: Beat) -> None:
-        """A beat came directly from its node."""
+        """Takes a heartbeat that came directly from its node."""
         heard = beat.heard.get(self._node)
         if heard is None or heard.boot != self._boot:
             return
@@ -77,7 +77,7 @@ class Completeness:
         )
 
     def forget(self, registry: Registry) -> None:
-        """Wheels that are not registered any more need no targets."""
+        """Drops the targets of wheels that are no longer registered."""
         self._targets = {
             wheel: seq for wheel, seq in self._targets.items() if not registry.is_gone(wheel)
         }

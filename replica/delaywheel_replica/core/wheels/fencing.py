@@ -1,4 +1,4 @@
-"""Promises to take no more of a node's wheels, and the answers to those who asked for them.
+"""Fencing: promises to take no more of a node's wheels, and the answers to them.
 
 | a promise is | taken of these wheels | told |
 |---|---|---|
@@ -24,16 +24,16 @@ from delaywheel_replica.core.wheels.verifying import Verifying
 
 
 class Fencing:
-    """What was asked of one node, and what others have answered to it."""
+    """The promises that were requested of one node, and other nodes' answers."""
 
     def __init__(self) -> None:
-        """Nothing was asked yet."""
+        """Begins without requests."""
         self.wanted: dict[str, int] = {}
         self._fills: dict[WheelId, int] = {}
         self._answers: dict[tuple[str, str], FenceAnswer] = {}
 
     def asked(self, fences: Iterable[Fence], state: NodeState) -> bool:
-        """Promises are asked for; returns whether one of them is new."""
+        """Takes requests for promises; returns whether any of them is new."""
         is_new = False
         for fence in fences:
             if fence.upto > self.upto(fence.origin, state):
@@ -42,31 +42,31 @@ class Fencing:
         return is_new
 
     def upto(self, origin: str, state: NodeState) -> int:
-        """The highest number promised, or about to be: nothing up to there is taken."""
+        """Returns the highest number promised, or about to be: up to it nothing is taken."""
         return max(state.fenced.get(origin, 0), self.wanted.get(origin, 0))
 
     def saved(self, state: NodeState) -> None:
-        """What is durable need not be wanted any more."""
+        """Drops requests that have become durable."""
         self.wanted = {
             node: upto for node, upto in self.wanted.items() if upto > state.fenced.get(node, 0)
         }
 
     def filled(self, fills: Mapping[WheelId, int]) -> None:
-        """Up to here wheels may be taken although they are fenced."""
+        """Notes how far wheels may be filled although they are fenced."""
         for wheel, seq in fills.items():
             if seq > self._fills.get(wheel, 0):
                 self._fills[wheel] = seq
 
     def fill(self, wheel: WheelId) -> int | None:
-        """Up to where a fenced wheel may be taken; None: not at all."""
+        """Returns how far a fenced wheel may be filled; None: not at all."""
         return self._fills.get(wheel)
 
     def forget(self, wheel: WheelId) -> None:
-        """A wheel is deleted."""
+        """Drops a deleted wheel."""
         self._fills.pop(wheel, None)
 
     def answered(self, sender: str, answer: FenceAnswer) -> bool:
-        """Another node has promised; returns whether its answer counts."""
+        """Takes another node's promise; returns whether it counts."""
         key = (answer.node, answer.fence.origin)
         known = self._answers.get(key)
         is_overtaken = (
@@ -80,14 +80,14 @@ class Fencing:
         return True
 
     def answers(self) -> list[FenceAnswer]:
-        """The newest of each other node, for each origin, in order."""
+        """The newest answer of each other node for each origin, in order."""
         return [answer for _, answer in sorted(self._answers.items(), key=_by_key)]
 
 
 def answer(
     state: NodeState, fence: Fence, holdings: Inventory, verifying: Verifying
 ) -> FenceAnswer | None:
-    """What this node answers to a fence; None: that promise is not durable yet.
+    """Returns this node's answer to a fence; None while the promise is not durable.
 
     Or what it holds of these wheels is not known yet.
 

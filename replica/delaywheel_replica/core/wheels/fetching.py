@@ -1,4 +1,4 @@
-"""What a member fetches, and from whom.
+"""What a member fetches, and from which nodes.
 
 One mechanism for slow mirrors, for nodes that return or were wiped, for repair, closing and the
 leader. Of each wheel one request is under way at a time, for one run of frames that are wanted: the
@@ -51,7 +51,7 @@ class Want:
     storages: Mapping[str, str]
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """What may be asked for next, as (first seq, last seq) without gaps.
+        """Returns the ranges to request next, as (first seq, last seq).
 
         Of any hole any part may be filled; behind `applied` only what follows on it.
         """
@@ -60,7 +60,7 @@ class Want:
             yield self.applied + 1, self.limit
 
     def may_begin_at(self, seq: int) -> bool:
-        """Whether something may be asked for from this frame on."""
+        """Whether a request may begin at this frame."""
         return seq in self.lacking or seq == self.applied + 1
 
     def has(self, seq: int) -> bool:
@@ -68,23 +68,23 @@ class Want:
         return seq in self.lacking or self.applied < seq <= self.limit
 
     def is_member(self, node: str) -> bool:
-        """Whether another node takes part, with the disk that the wheel was registered with."""
+        """Whether another node is a member, with the storage that the wheel was registered with."""
         return node in self.storages and self.storages[node] == self.members.get(node)
 
     def shown(self, node: str) -> SeqSet:
-        """The frames that a node's newest beat shows it to hold."""
+        """Returns the frames that a node's newest heartbeat reports."""
         told = self.beats.get(node)
         return NO_SEQS if told is None else told.shown
 
     def shows(self, node: str, seq: int) -> bool:
-        """Whether a node's newest beat shows that it holds a frame."""
+        """Whether a node's newest heartbeat reports a frame."""
         told = self.beats.get(node)
         return told is not None and told.shows(seq)
 
 
 @dataclass(slots=True)
 class _Asked:
-    """The request for a wheel that was sent last.
+    """The last request that was sent for a wheel.
 
     Attributes:
         peer: to whom.
@@ -105,7 +105,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Wheel:
-    """What is known of one wheel that is fetched.
+    """What is known of one wheel that is being fetched.
 
     Attributes:
         asked: the last request; None: none yet.
@@ -119,15 +119,15 @@ class _Wheel:
     lacks: dict[str, SeqSet] = field(default_factory=dict)
 
     def is_waiting(self, now_ms: int) -> bool:
-        """Whether an answer is still waited for."""
+        """Whether an answer is still awaited."""
         return self.asked is not None and self.asked.under_way and now_ms < self.asked.until_ms
 
     def is_over(self, since_ms: int) -> bool:
-        """Whether nothing was asked for since, and nobody is known to lack anything."""
+        """Whether nothing has been requested since, and no node is known to lack anything."""
         return not self.lacks and (self.asked is None or self.asked.until_ms < since_ms)
 
     def doubt(self, want: Want | None, reachable: Collection[str]) -> None:
-        """Who said that it lacks a frame may have got it since."""
+        """Forgets that a node lacked a frame: it may have received it since."""
         for node, seqs in list(self.lacks.items()):
             shown = NO_SEQS if want is None else want.shown(node)
             for seq, of in list(self.passed_over):
@@ -136,14 +136,14 @@ class _Wheel:
             self.keep(node, seqs - shown if node in reachable else NO_SEQS)
 
     def keep(self, node: str, seqs: SeqSet) -> None:
-        """A node lacks these, as far as it counts."""
+        """Notes which frames a node lacks, as far as they matter."""
         if seqs:
             self.lacks[node] = seqs.head(MAX_SOUGHT)
         else:
             self.lacks.pop(node, None)
 
     def judge(self, want: Want, now_ms: int, round_ms: int) -> None:
-        """Who was asked last and did not help is passed over for a round."""
+        """Skips for one round a node that was asked last and did not help."""
         self.passed_over = {key: ms for key, ms in self.passed_over.items() if ms > now_ms}
         asked = self.asked
         if asked is None or asked.judged:
@@ -155,14 +155,14 @@ class _Wheel:
             self.passed_over[asked.fetch.first_seq, asked.peer] = asked.until_ms + round_ms
 
     def whom(self, want: Want, seq: int, askable: list[str]) -> str | None:
-        """Who shows a frame comes before who does not; in a circle that begins at the last one."""
+        """Returns the nodes to ask: those reporting the frame first, then the others in turn."""
         candidates = [node for node in askable if self.next_asked(node, seq) == seq]
         begin = "" if self.asked is None else self.asked.peer
         candidates.sort(key=lambda node: (not want.shows(node, seq), node < begin, node))
         return candidates[0] if candidates else None
 
     def next_asked(self, node: str, seq: int) -> int:
-        """The first frame from this one on that a node can be asked for."""
+        """Returns the first frame from this one on that some node can be asked for."""
         lacks = self.lacks.get(node, NO_SEQS)
         while True:
             seq = lacks.end_from(seq - 1) + 1
@@ -175,7 +175,7 @@ class Fetching:
     """The fetches of one node."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Nothing is under way."""
+        """Begins without fetches."""
         self._config = config
         self._last_request = 0
         self._wheels: dict[WheelId, _Wheel] = {}
@@ -185,7 +185,7 @@ class Fetching:
     def plan(
         self, now_ms: int, wants: Mapping[WheelId, Want], reachable: Collection[str]
     ) -> list[tuple[str, Fetch]]:
-        """The requests to be sent now.
+        """Returns the requests to send now.
 
         Args:
             now_ms: the monotonic clock.
@@ -206,13 +206,13 @@ class Fetching:
         return planned
 
     def answered(self, request: int) -> None:
-        """The answer to a request came: the next may be sent."""
+        """Takes the answer to a request, so that the next may be sent."""
         for state in self._wheels.values():
             if state.asked is not None and state.asked.fetch.request == request:
                 state.asked.under_way = False
 
     def lacks(self, sender: str, storage: str, message: Lacks) -> None:
-        """Another member says that it has nothing of these.
+        """Notes that another member has none of these frames.
 
         Args:
             sender: who.
@@ -232,24 +232,24 @@ class Fetching:
         state.keep(sender, state.lacks.get(sender, NO_SEQS) | told)
 
     def lacks_told(self) -> dict[WheelId, dict[str, SeqSet]]:
-        """Of each wheel what the other members said that they lack."""
+        """Returns what the other members reported to lack, by wheel."""
         return {wheel: dict(state.lacks) for wheel, state in self._wheels.items() if state.lacks}
 
     def look_only_for(self, wheel: WheelId, seqs: SeqSet) -> None:
-        """Other frames of a wheel are looked for no more."""
+        """Limits the search in a wheel to these frames."""
         state = self._wheels.get(wheel)
         if state is not None:
             for node, lacks in list(state.lacks.items()):
                 state.keep(node, lacks & seqs)
 
     def forget(self, wheel: WheelId) -> None:
-        """A wheel is over."""
+        """Drops a wheel."""
         self._wheels.pop(wheel, None)
 
     def _ask(
         self, wheel: WheelId, want: Want, reachable: Collection[str], now_ms: int
     ) -> list[tuple[str, Fetch]]:
-        """For the first run that somebody can be asked for, if there is one."""
+        """Requests the first range that some node can be asked for, if there is one."""
         state, config = self._wheels[wheel], self._config
         askable = [
             node

@@ -1,4 +1,4 @@
-"""The wheels of which a node has files and which it does not write: mirrors, and its own old ones.
+"""The wheels that a node has files of but does not write: mirrors, and its own old ones.
 
 What the store said last (`Held`) counts; beside it stands what the store cannot know.
 
@@ -62,7 +62,7 @@ class Inventory:
         return iter(self._wheels)
 
     def get(self, wheel: WheelId) -> Held | None:
-        """What is held of a wheel; None: there are no files of it."""
+        """Returns what is held of a wheel; None if there are no files of it."""
         known = self._wheels.get(wheel)
         return None if known is None else known.held
 
@@ -71,13 +71,13 @@ class Inventory:
         return [(wheel, known.held) for wheel, known in self._wheels.items()]
 
     def prefix(self, wheel: WheelId) -> int:
-        """Every frame up to here is held, lost ones apart."""
+        """Returns the seq up to which every frame is held, except lost ones."""
         held = self.get(wheel)
         end = 0 if held is None else held.lacking.first - 1 if held.lacking else held.applied
         return self._lost.seqs(wheel).end_from(end)
 
     def put(self, held: Held) -> None:
-        """The store says what is held."""
+        """Takes what the store reports to hold."""
         wheel = held.card.wheel
         known = self._wheels.get(wheel)
         if known is None:
@@ -89,14 +89,14 @@ class Inventory:
         self._look_at(wheel, known)
 
     def left(self, wheel: WheelId, told: WheelBeat) -> None:
-        """An own wheel is written no more: what was told of it stays true."""
+        """Adds an own wheel that is no longer written; what was reported of it stays true."""
         known = self._wheels[wheel]
         known.high_watermark, known.seal = told.high_watermark, told.seal
         known.ledger_seq = told.ledger_seq
         self._beats = None
 
     def repaired(self, wheel: WheelId, seqs: SeqSet, now_ms: int) -> None:
-        """The store has put frames in their places anew; to be told before `put`."""
+        """Notes that the store has rewritten frames; must be called before `put`."""
         known = self._wheels.get(wheel)
         if known is not None:
             known.bad -= seqs
@@ -105,14 +105,14 @@ class Inventory:
             known.repaired.append((now_ms, seqs))
 
     def unreadable(self, wheel: WheelId, seqs: SeqSet) -> None:
-        """The store could not read frames."""
+        """Notes frames that the store could not read."""
         known = self._wheels.get(wheel)
         if known is not None:
             known.bad |= seqs.within(1, known.stored.applied)
             self._look_at(wheel, known)
 
     def reported(self, frames: FrameSet, now_ms: int) -> None:
-        """A leader waits for these frames, which it cannot read, and for no others now."""
+        """Replaces the set of frames that a leader waits for and cannot read."""
         for wheel, known in self._wheels.items():
             seqs = frames.seqs(wheel)
             if seqs:
@@ -126,18 +126,18 @@ class Inventory:
                 self._look_at(wheel, known)
 
     def lost(self, frames: FrameSet) -> None:
-        """These frames are committed to be lost: nobody looks for them any more."""
+        """Stops looking for these frames: they are committed as lost."""
         self._lost = frames
         for wheel, known in self._wheels.items():
             self._look_at(wheel, known)
 
     def deleted(self, wheel: WheelId) -> None:
-        """Its files are gone."""
+        """Removes a wheel whose files were deleted."""
         self._wheels.pop(wheel, None)
         self._beats = None
 
     def heard(self, beat: Beat) -> bool:
-        """Takes what a beat tells of these wheels; returns whether a high watermark moved."""
+        """Takes a heartbeat's entries for these wheels; returns whether a high watermark moved."""
         moved = False
         for wheel, told in beat.wheels.items():
             known = self._wheels.get(wheel)
@@ -156,14 +156,14 @@ class Inventory:
         return moved
 
     def published(self, wheel: WheelId, seq: int) -> None:
-        """The ledger of a wheel is published up to here."""
+        """Notes that the ledger of a wheel is published up to this seq."""
         known = self._wheels.get(wheel)
         if known is not None:
             known.ledger_seq = max(seq, known.ledger_seq)
             self._beats = None
 
     def beats(self) -> Mapping[WheelId, WheelBeat]:
-        """What is told of them; never changed afterwards."""
+        """The heartbeat entries of all wheels; the mapping is never changed afterwards."""
         if self._beats is None:
             self._beats = {wheel: _beat(known) for wheel, known in self._wheels.items()}
         return self._beats
@@ -200,5 +200,5 @@ def _repaired_lately(known: _Wheel, now_ms: int) -> SeqSet:
 
 
 def _strength(seal: Seal) -> tuple[int, int]:
-    """Of two seals of one slot the one with the smaller seq promises more."""
+    """Orders seals: of two for one slot, the one with the smaller seq promises more."""
     return seal.slot, -seal.seq

@@ -1,4 +1,4 @@
-"""What a member does with frames of a wheel that it does not write.
+"""How a member judges frames of a wheel that it does not write.
 
 | the wheel is | frames | then |
 |---|---|---|
@@ -31,7 +31,7 @@ from delaywheel_replica.core.protocol.messages import Frames
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do with frames that came.
+    """What to do with received frames.
 
     Attributes:
         mirror: to be written behind what is held.
@@ -51,7 +51,7 @@ AHEAD_SECONDS: Final = 86_400
 
 
 def believable(frames: Frames, *, finished_below: int, now_slot: int) -> Frames:
-    """The message without frames that cannot be so.
+    """Returns the message without frames that are not plausible.
 
     Args:
         frames: as they came.
@@ -80,7 +80,7 @@ def judge(
     fill: int | None,
     closed_at: int | None,
 ) -> Verdict:
-    """What to do with these frames.
+    """Decides what to do with these frames.
 
     Args:
         frames: as they came, ascending.
@@ -114,7 +114,7 @@ def judge(
 
 
 def _lacking(bundle: FrameBundle, lacking: SeqSet, closed_at: int | None) -> FrameBundle:
-    """The frames that are lacking, up to the end."""
+    """Returns the missing frames, up to the end."""
     last_seq = bundle.last_seq if closed_at is None else min(bundle.last_seq, closed_at)
     lacking = lacking.within(bundle.first_seq, last_seq)
     if not lacking:

@@ -1,4 +1,4 @@
-"""The wheels that a node does not write (any more): taking, fetching, closing, deleting them.
+"""Wheels that a node does not write: taking, fetching, closing and deleting them.
 
 Of one wheel one list of frames is written at a time; what comes meanwhile waits, within bounds,
 and is judged by what is held then (core/wheels/mirroring.py). What does not fit is fetched later.
@@ -59,7 +59,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class _Waiting:
-    """Messages with frames of one wheel, while the store writes others of it."""
+    """Messages with frames of a wheel that wait while the store writes others of it."""
 
     def __init__(self, max_frames: int) -> None:
         self._max_frames = max_frames
@@ -71,7 +71,7 @@ class _Waiting:
         return bool(self._messages)
 
     def put(self, sender: str, frames: Frames) -> None:
-        """Has a message wait, or drops it."""
+        """Queues a message, or drops it."""
         length_bytes = frames.frames.length_bytes
         is_too_long = self._length_bytes + length_bytes > WAITING_BYTES
         if self._frames >= self._max_frames or (self._messages and is_too_long):
@@ -81,7 +81,7 @@ class _Waiting:
         self._length_bytes += length_bytes
 
     def take(self) -> tuple[str, Frames]:
-        """The message that came first."""
+        """Removes and returns the oldest message."""
         sender, frames, length_bytes = self._messages.popleft()
         self._frames -= len(frames.frames)
         self._length_bytes -= length_bytes
@@ -101,7 +101,7 @@ class Mirrors:
         awaiting: Awaiting,
         verifying: Verifying,
     ) -> None:
-        """Nothing is under way.
+        """Begins with no work under way.
 
         Args:
             known: what the parts of the machine know.
@@ -129,7 +129,7 @@ class Mirrors:
     # --- frames
 
     def came(self, sender: str, frames: Frames) -> list[Effect]:
-        """Frames came, pushed or asked for."""
+        """Takes frames, pushed or requested."""
         wheel = frames.card.wheel
         if not self._is_its_card(frames):
             return []
@@ -148,7 +148,7 @@ class Mirrors:
         return []
 
     def mirrored(self, held: Held) -> list[Effect]:
-        """The store has written, or looked."""
+        """Takes what the store holds after writing or examining a wheel."""
         wheel = held.card.wheel
         written = self._awaiting.done(Mirror, Repair, wheel=wheel)
         if isinstance(written, Repair):
@@ -158,13 +158,13 @@ class Mirrors:
         return [*self._tell_origin(wheel), *self._go_on(wheel)]
 
     def failed(self, wheel: WheelId) -> None:
-        """The store could not write: what waits behind would only leave a gap."""
+        """Drops queued messages after a failed write: they would only leave a gap."""
         self._waiting.pop(wheel, None)
         self._catching_up.discard(wheel)
         self._pushed.discard(wheel)
 
     def deleted(self, wheel: WheelId) -> None:
-        """A folder is gone."""
+        """Forgets a wheel whose folder was deleted."""
         self.failed(wheel)
         self._inventory.deleted(wheel)
         self._fencing.forget(wheel)
@@ -201,7 +201,7 @@ class Mirrors:
         return effects
 
     def _is_its_card(self, frames: Frames) -> bool:
-        """Whether a card says what is known of its wheel; of unknown wheels only pushes are taken.
+        """Whether a card matches what is known of its wheel; unknown wheels only come pushed.
 
         The origin pushes a wheel as soon as it was given it, perhaps before this node has read so.
         """
@@ -236,7 +236,7 @@ class Mirrors:
         return None if held is None else held.final_seq
 
     def _refuse(self, sender: str, wheel: WheelId) -> list[Effect]:
-        """Only what is durable is told: a promise, or an end."""
+        """Refuses frames, reporting only what is durable: a promise, or an end."""
         upto = self._known.state.fenced.get(wheel.node, 0)
         if upto >= wheel.number:
             return [Send(sender, Refused(wheel.node, upto))]
@@ -245,7 +245,7 @@ class Mirrors:
         return []
 
     def _tell_origin(self, wheel: WheelId) -> list[Effect]:
-        """Frames that were fetched count with the origin as those that it pushed."""
+        """Reports fetched frames to their origin, where they count like pushed ones."""
         beat = self._hearing.beats().get(wheel.node)
         is_in_use = beat is not None and beat.open == wheel
         if not is_in_use and wheel not in self._pushed:
@@ -260,7 +260,7 @@ class Mirrors:
     # --- fetching
 
     def tick(self) -> list[Effect]:
-        """Fetches what is wanted, and looks after what is held."""
+        """Fetches what is wanted, and maintains what is held."""
         for wheel in self._fetching.lacks_told():
             wanted = self._lacking_here(wheel) - self._known.lost.seqs(wheel)
             self._fetching.look_only_for(wheel, wanted)
@@ -272,7 +272,7 @@ class Mirrors:
         return [*effects, *self._close_and_delete()]
 
     def fetch(self) -> list[Effect]:
-        """Asks for what is wanted and not asked for yet."""
+        """Requests what is wanted and not requested yet."""
         if not self._hearing.others or self._known.disk.is_out:
             return []
         sought = self.sought()
@@ -289,16 +289,16 @@ class Mirrors:
         return [Send(peer, fetch) for peer, fetch in planned]
 
     def told_lacks(self, sender: str, message: Lacks) -> None:
-        """Another node has nothing of what it was asked for."""
+        """Notes that another node lacks what it was asked for."""
         self._fetching.lacks(sender, message.storage, message)
 
     def sought(self) -> FrameSet:
-        """The frames that the cleaner could not read, and that are not given up."""
+        """Returns frames that the cleaner could not read and that are not given up."""
         cleaner = self._known.living_cleaner
         return NO_FRAMES if cleaner is None else cleaner.unreadable - self._known.lost
 
     def looked_for(self) -> tuple[FrameSet, dict[str, FrameSet]]:
-        """The frames that are looked for, and those of them that each member does not have."""
+        """Returns the frames being searched for, and which of them each member lacks."""
         told, sought = self._fetching.lacks_told(), self.sought()
         wheels = {*told, *(wheel for wheel, _ in sought.items())}
         wheels.update(wheel for wheel, held in self._inventory.items() if held.lacking)
@@ -319,7 +319,7 @@ class Mirrors:
         }
 
     def _lacking_here(self, wheel: WheelId) -> SeqSet:
-        """What this node lacks, if it is a member; a disk put in its place says nothing."""
+        """Returns what this node lacks as a member; a replaced storage counts for nothing."""
         if wheel in self._verifying or not self._is_member(wheel):
             return NO_SEQS
         held = self._inventory.get(wheel)
@@ -327,7 +327,7 @@ class Mirrors:
         return behind if held is None else held.lacking | behind
 
     def _wheels(self) -> list[WheelId]:
-        """Those that may be wanted."""
+        """Returns the wheels that may be wanted."""
         registry = self._known.registry
         wheels = set(self._inventory)
         if registry is not None:

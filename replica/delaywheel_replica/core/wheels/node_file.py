@@ -1,4 +1,4 @@
-"""Brings node.json, and the own wheel in hand, to what they should be: one save at a time.
+"""Brings node.json and the current own wheel to their desired states, one save at a time.
 
 | what differs | what is asked for | when again |
 |---|---|---|
@@ -30,7 +30,7 @@ OPEN_AGAIN_MS = 1_000
 
 
 class Keeping:
-    """What one node has to do about its durable state."""
+    """What one node has to change in its durable state."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Keeping:
         line: Line,
         awaiting: Awaiting,
     ) -> None:
-        """Nothing is under way.
+        """Begins with no work under way.
 
         Args:
             known: what the parts of the machine know.
@@ -69,22 +69,22 @@ class Keeping:
         return self._draining_since_ms is not None
 
     def changed(self) -> None:
-        """Something that bears on the durable state is not as it was."""
+        """Notes that something has changed that the durable state depends on."""
         self._is_settled = False
 
     def drain(self) -> None:
-        """The node stops cleanly."""
+        """Begins a clean stop of the node."""
         self._draining_since_ms = self._known.now_ms
         self.changed()
 
     def must_leave(self, wheel: WheelId) -> None:
-        """A wheel cannot be written any more."""
+        """Notes that a wheel can no longer be written."""
         if wheel == self._line.wheel:
             self._has_to_leave = True
             self.changed()
 
     def settle(self, *, is_tick: bool) -> list[Effect]:
-        """Leaves what must be left, and asks to save what should be durable; once in a step."""
+        """Leaves wheels that must be left, and saves what should be durable; called once a step."""
         if self._is_settled and not is_tick:
             return []
         self._is_settled = True
@@ -104,7 +104,7 @@ class Keeping:
         return [*effects, Save(after)]
 
     def saved(self, state: NodeState) -> list[Effect]:
-        """It is durable: what only waited for that is done."""
+        """Notes a durable state, and does what waited for it."""
         self._awaiting.done(Save)
         self._known.state = state
         self._fencing.saved(state)
@@ -112,13 +112,13 @@ class Keeping:
         return self._line.saved()
 
     def opened(self, wheel: WheelId) -> None:
-        """A folder was made; perhaps it must be left again at once."""
+        """Notes a newly made folder, which may have to be left at once."""
         self._awaiting.done(OpenWheel, wheel=wheel)
         self._line.opened(wheel)
         self.changed()
 
     def left(self, wheel: WheelId, held: Held | None) -> WheelBeat | None:
-        """An own wheel is written no more; what was told of it last.
+        """Notes that an own wheel is no longer written, with what was last reported of it.
 
         Args:
             wheel: which one.
@@ -135,7 +135,7 @@ class Keeping:
         return told
 
     def dropped(self, effect: Awaited) -> None:
-        """Something was not done; the next tick finds what is still to be done."""
+        """Notes that an effect was dropped; the next tick finds what is left to do."""
         if isinstance(effect, Save):
             self._line.not_named()
         elif isinstance(effect, OpenWheel):

@@ -1,4 +1,4 @@
-"""The own wheel that a node has in hand: from being named open until the store says what it holds.
+"""The current own wheel, from being named open until the store reports what it holds.
 
 | phase | node.json names it open | callers are | ends with |
 |---|---|---|---|
@@ -36,7 +36,7 @@ NEAR_MS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The high watermark has moved.
+    """A move of the high watermark.
 
     Attributes:
         wheel: of this wheel.
@@ -50,7 +50,7 @@ class Move:
 
 
 class Phase(StrEnum):
-    """Where the wheel in hand stands."""
+    """The phase of the current wheel."""
 
     NAMING = "naming"
     MAKING = "making"
@@ -59,10 +59,10 @@ class Phase(StrEnum):
 
 
 class Line:
-    """The wheel in hand, if there is one."""
+    """The current wheel of one node, if there is one."""
 
     def __init__(self, known: Known, hearing: HeardHeartbeats) -> None:
-        """There is none.
+        """Begins without a wheel.
 
         Args:
             known: what the parts of the machine know.
@@ -81,18 +81,18 @@ class Line:
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The members that are waited for; none while no wheel is written."""
+        """The members that must hold each frame; none while no wheel is written."""
         writing = self.writing
         return frozenset() if writing is None else writing.in_sync
 
     @property
     def wheel(self) -> WheelId | None:
-        """The wheel in hand."""
+        """The current wheel."""
         return None if self._spare is None else self._spare.wheel
 
     @property
     def told_open(self) -> WheelId | None:
-        """What the node's beat may name as open."""
+        """The wheel that the node's heartbeat may name as open."""
         return self.wheel if self._phase in {Phase.MAKING, Phase.OPEN} else None
 
     @property
@@ -102,26 +102,26 @@ class Line:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether only the store's answer is waited for."""
+        """Whether only the store's answer is missing."""
         return self._phase is Phase.LEAVING
 
     @property
     def has_all_acknowledged(self) -> bool:
-        """Whether nobody waits for anything of it."""
+        """Whether every written frame is acknowledged."""
         writing = self.writing
         return writing is None or writing.high_watermark >= writing.last_seq
 
     # --- its life
 
     def name(self, spare: Spare) -> None:
-        """Its name is being saved as open."""
+        """Notes that the wheel's name is being saved as open."""
         self._spare, self._phase, self._replication = spare, Phase.NAMING, None
         self._acknowledged = self._published = 0
         self._is_being_written = self._is_seal_due = False
         self._near.clear()
 
     def saved(self) -> list[Effect]:
-        """Something is durable: if it is the name, the folder may be made."""
+        """Notes a durable state: once it has the wheel's name, the folder may be made."""
         spare = self._spare
         named = spare is not None and self._known.state.open == spare.wheel
         if spare is None or not named or self._phase is not Phase.NAMING:
@@ -130,7 +130,7 @@ class Line:
         return [OpenWheel(spare)]
 
     def opened(self, wheel: WheelId) -> None:
-        """The folder is made: it may be written."""
+        """Notes that the folder exists: the wheel may be written."""
         spare, now_ms = self._spare, self._known.now_ms
         if spare is None or spare.wheel != wheel or self._phase is not Phase.MAKING:
             return
@@ -151,19 +151,19 @@ class Line:
                 self._hear(self._replication, beat)
 
     def leave(self) -> list[Effect]:
-        """It is written no more."""
+        """Stops writing the wheel."""
         if self._spare is None or self._phase not in {Phase.OPEN, Phase.LEAVING}:
             return []
         self._phase = Phase.LEAVING
         return [LeaveWheel(self._spare.wheel)]
 
     def not_named(self) -> None:
-        """The save failed: whether or not it is named now, it was never made."""
+        """Notes that the save failed: named or not, the wheel was never made."""
         if self._phase is Phase.NAMING:
             self.drop()
 
     def drop(self) -> WheelBeat | None:
-        """It is in hand no more; what was told of it last, if it was ever written."""
+        """Drops the wheel; returns what was last reported of it, if it was ever written."""
         told = self.beat() if self._replication is not None else None
         self._spare = self._replication = None
         self._phase = Phase.NAMING
@@ -172,11 +172,11 @@ class Line:
     # --- while it is written
 
     def begin_group(self) -> None:
-        """Frames that the present seal lets in are being appended; `Written` comes next."""
+        """Notes that frames admitted by the present seal are being appended; `Written` follows."""
         self._is_being_written = True
 
     def written(self, event: Written) -> None:
-        """Frames were appended."""
+        """Notes appended frames."""
         writing = self.writing
         if writing is None or writing.wheel != event.wheel:
             return
@@ -188,13 +188,13 @@ class Line:
             self._seal(writing)
 
     def applied(self, sender: str, told: Applied) -> None:
-        """A mirror says what it holds."""
+        """Takes what a mirror reports to hold."""
         writing = self.writing
         if writing is not None and writing.wheel == told.wheel:
             writing.applied(sender, told.storage, told.boot, told.prefix, self._known.now_ms)
 
     def heard(self, beat: Beat) -> None:
-        """A beat came directly: it says what the mirror holds as well, if an answer was lost."""
+        """Takes a direct heartbeat, which also reports what the mirror holds."""
         writing = self.writing
         if writing is None:
             return
@@ -205,12 +205,12 @@ class Line:
         writing.applied(beat.node, beat.storage, beat.boot, prefix, self._known.now_ms)
 
     def published(self, wheel: WheelId, seq: int) -> None:
-        """Its ledger is published up to here."""
+        """Notes that the wheel's ledger is published up to this seq."""
         if wheel == self.wheel:
             self._published = max(seq, self._published)
 
     def tick(self) -> None:
-        """Looks at the in-sync set, and seals."""
+        """Updates the in-sync set, and seals."""
         writing = self.writing
         if writing is None:
             return
@@ -229,7 +229,7 @@ class Line:
         return len(writing.in_sync) >= spare.min_insync
 
     def take_move(self) -> Move | None:
-        """How the high watermark has moved since the last call."""
+        """Returns how the high watermark has moved since the last call."""
         writing = self.writing
         if writing is None or writing.high_watermark <= self._acknowledged:
             return None
@@ -241,7 +241,7 @@ class Line:
         return Move(writing.wheel, self._acknowledged, is_near)
 
     def pushes(self) -> list[Effect]:
-        """What is to be sent to mirrors now."""
+        """Returns what to send to mirrors now."""
         writing, now_ms = self.writing, self._known.now_ms
         if writing is None:
             return []
@@ -249,7 +249,7 @@ class Line:
         return [Serve(peer, writing.wheel, first, last) for peer, first, last in pushes]
 
     def beat(self) -> WheelBeat:
-        """What is told of it."""
+        """Returns the wheel's heartbeat entry."""
         replication, spare = self._replication, self._spare
         assert spare is not None
         if replication is None:
@@ -276,7 +276,7 @@ class Line:
         )
 
     def _heard_members(self, spare: Spare) -> list[str]:
-        """Those heard now that have the storages which the wheel was registered with."""
+        """Returns members that are heard now with the storages the wheel was registered with."""
         beats = self._hearing.beats()
         return [
             node

@@ -1,4 +1,4 @@
-"""The life of a node's own wheels, as far as node.json tells it.
+"""The life of a node's own wheels, as far as node.json records it.
 
 `next_state` compares what is durable with what should be, and says what to save. It is asked again
 whenever something has changed and with each tick, and one save is under way at a time: so what
@@ -36,7 +36,7 @@ SPARE_SEAL_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What bears on node.json besides what is durable.
+    """What node.json depends on besides the durable state.
 
     Attributes:
         fences: node -> the highest number that a promise is wanted for.
@@ -60,7 +60,7 @@ class Wishes:
 
 
 def next_state(state: NodeState, wishes: Wishes) -> NodeState:
-    """What should be durable, given what is; the same when nothing has to be saved."""
+    """Returns the state that should be durable; the same object if nothing has to be saved."""
     after = _promised(state, wishes)
     if wishes.in_hand is None and after.open is not None:
         after = replace(after, open=None)
@@ -80,7 +80,7 @@ def next_state(state: NodeState, wishes: Wishes) -> NodeState:
 
 
 def is_over(state: NodeState, wheel: WheelId, registry: Registry | None) -> bool:
-    """Whether an own wheel may not be written any more: promised away, closed or gone."""
+    """Whether an own wheel may no longer be written: fenced, closed or unregistered."""
     if wheel.number <= state.fenced.get(state.node, 0):
         return True
     if registry is None:
@@ -90,14 +90,14 @@ def is_over(state: NodeState, wheel: WheelId, registry: Registry | None) -> bool
 
 
 def is_ahead(seal_slot: int, ahead_slot: int | None) -> bool:
-    """Whether an own wheel was sealed by a clock that was ahead: a new one would take more."""
+    """Whether an own wheel was sealed by a clock that was ahead, so that a new one takes more."""
     return ahead_slot is not None and seal_slot > ahead_slot
 
 
 def spare_slot(
     spare: Spare, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int
 ) -> int:
-    """The slot below which a spare may promise now to take nothing."""
+    """Returns the slot below which a spare may promise to take nothing."""
     return next_seal(
         Seal(spare.seal_slot, 0),
         own_clock_ms=own_clock_ms,
@@ -108,7 +108,7 @@ def spare_slot(
 
 
 def _promised(state: NodeState, wishes: Wishes) -> NodeState:
-    """Of own wheels only when they take nothing any more: the answer tells where they end."""
+    """Fences own wheels only once they take nothing more, since the answer reports their ends."""
     raised = {
         node: upto
         for node, upto in sorted(wishes.fences.items())
@@ -129,7 +129,7 @@ def _is_held_back(state: NodeState, node: str, upto: int, wishes: Wishes) -> boo
 
 
 def _opened(state: NodeState, saved: Spare | None, wishes: Wishes) -> NodeState:
-    """Only a spare that is durable: what was told of it, its seal above all, must bind."""
+    """Opens only a durable spare: what was reported of it, above all its seal, must bind."""
     spare = state.spare
     is_free = wishes.in_hand is None and state.open is None and wishes.may_open
     if spare is None or spare != saved or not is_free:
@@ -138,7 +138,7 @@ def _opened(state: NodeState, saved: Spare | None, wishes: Wishes) -> NodeState:
 
 
 def _adopted(state: NodeState, registry: Registry | None) -> NodeState:
-    """With the least wheel that was registered for this node and that it does not know yet."""
+    """Adopts the least registered wheel of this node that it does not know yet."""
     if state.spare is not None or registry is None:
         return state
     above = max(state.last_number, state.fenced.get(state.node, 0))

@@ -1,4 +1,4 @@
-"""An origin's open wheel: who holds how much of it, what is acknowledged, what is pushed to whom.
+"""An origin's open wheel: who holds how much, what is acknowledged, and what is pushed.
 
 In-sync as in Kafka. A mirror was *caught up* last when it held all that was the end then, and said
 so or was heard since.
@@ -100,7 +100,7 @@ class Replication:
         in_sync: Iterable[str],
         now_ms: int,
     ) -> None:
-        """Nothing is written yet.
+        """Begins before the first frame.
 
         Args:
             config: of the node.
@@ -129,19 +129,19 @@ class Replication:
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The members that are waited for, the origin among them."""
+        """The members that must hold each frame, the origin included."""
         mirrors = (node for node, mirror in self._mirrors.items() if mirror.in_sync)
         return frozenset({self._config.node, *mirrors})
 
     def written(self, last_seq: int, top_slot: int, now_ms: int) -> None:
-        """Frames up to here are written at the origin."""
+        """Notes frames written at the origin, up to this seq."""
         self.last_seq = last_seq
         self.top_slot = max(self.top_slot, top_slot)
         self._ends.append((now_ms, last_seq))
         self._raise_high_watermark()
 
     def booted(self, peer: str, storage: str, boot: str, now_ms: int) -> None:
-        """A peer was heard directly, from this storage and under this boot.
+        """Notes that a peer was heard directly, with this storage and boot.
 
         What another storage says tells nothing of what the registered one holds.
         """
@@ -160,7 +160,7 @@ class Replication:
         mirror.progress_ms = now_ms
 
     def says(self, peer: str, *, is_draining: bool, disk_out: bool) -> None:
-        """A peer says whether it stops on purpose, and whether its disk takes no frames."""
+        """Notes whether a peer is stopping, and whether its disk takes frames."""
         mirror = self._mirrors.get(peer)
         if mirror is None:
             return
@@ -170,7 +170,7 @@ class Replication:
             self._raise_high_watermark()
 
     def applied(self, peer: str, storage: str, boot: str, prefix: int, now_ms: int) -> None:
-        """A mirror says that it holds everything up to a seq."""
+        """Notes the seq up to which a mirror reports to hold everything."""
         mirror = self._mirrors.get(peer)
         if mirror is None or not mirror.has_disk:
             return
@@ -188,7 +188,7 @@ class Replication:
         self._raise_high_watermark()
 
     def tick(self, now_ms: int) -> None:
-        """Mirrors that are behind for too long leave the set."""
+        """Removes mirrors from the in-sync set that have lagged for too long."""
         overdue_seq = self._overdue_seq(now_ms)
         for mirror in self._mirrors.values():
             was_heard = now_ms - mirror.heard_ms <= self._config.insync_timeout_ms
@@ -197,7 +197,7 @@ class Replication:
         self._raise_high_watermark()
 
     def pushes(self, now_ms: int, reachable: Collection[str]) -> list[tuple[str, int, int]]:
-        """What to push now: (mirror, first seq, last seq)."""
+        """Returns what to push now, as (mirror, first seq, last seq)."""
         found = []
         for node, mirror in self._mirrors.items():
             if node not in reachable or not mirror.has_disk or mirror.disk_out:
@@ -213,7 +213,7 @@ class Replication:
         return found
 
     def sealed(self, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int) -> None:
-        """Gives the seal that may be given now."""
+        """Gives the seal that is possible now."""
         self.seal = next_seal(
             self.seal,
             own_clock_ms=own_clock_ms,
@@ -223,13 +223,13 @@ class Replication:
         )
 
     def _is_wanted(self, mirror: _Mirror) -> bool:
-        """Whether the set may have this mirror in it."""
+        """Whether this mirror may be in the in-sync set."""
         if mirror.disk_out:
             return False
         return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync
 
     def _take_batches(self, mirror: _Mirror) -> list[tuple[int, int]]:
-        """Takes out what may be under way to a mirror and is not yet."""
+        """Returns the batches that may be sent to a mirror now."""
         batch_frames = self._config.batch_frames
         in_flight_frames = self._config.in_flight_frames
         if mirror.stalled:
@@ -245,7 +245,7 @@ class Replication:
         return batches
 
     def _overdue_seq(self, now_ms: int) -> int:
-        """What was the end when the time-out that ends now began."""
+        """Returns the seq that was last when the timeout that ends now began."""
         began_ms = now_ms - self._config.insync_timeout_ms
         while len(self._ends) > 1 and self._ends[1][0] < began_ms:
             self._ends.popleft()

@@ -1,4 +1,4 @@
-"""Wheels that were left, mostly by an earlier life, until it is known what they hold.
+"""Wheels that were left, mostly by an earlier life, and whose content is not known yet.
 
 A node accepts messages at once when it starts. What it finds in its folder it looks at meanwhile,
 wheel by wheel: after a crash of the machine every file of it. As long as a wheel is *unverified*,
@@ -32,10 +32,10 @@ AGAIN_MS: Final = 10_000
 
 
 class Verifying:
-    """Which wheels of one node are not verified yet."""
+    """The wheels of one node that are not verified yet."""
 
     def __init__(self, wheels: Iterable[WheelId], awaiting: Awaiting) -> None:
-        """None is under way.
+        """Begins without verifications under way.
 
         Args:
             wheels: those that the start has found.
@@ -50,11 +50,11 @@ class Verifying:
         return wheel in self.wheels
 
     def bears_on(self, origin: str, upto: int) -> bool:
-        """Whether one of them is a node's, and numbered up to this."""
+        """Whether any of them belongs to this node and is numbered up to this."""
         return any(wheel.node == origin and wheel.number <= upto for wheel in self.wheels)
 
     def tick(self, now_ms: int) -> list[VerifyWheel]:
-        """Those that are to be verified now."""
+        """Returns the wheels to verify now."""
         return [
             VerifyWheel(wheel)
             for wheel in sorted(self.wheels)
@@ -63,18 +63,18 @@ class Verifying:
         ]
 
     def left(self, wheel: WheelId, told: WheelBeat | None, now_ms: int) -> None:
-        """An own wheel was left, and this was told of it last: what it holds is not known."""
+        """Adds an own wheel that was left, with what was last reported of it."""
         self.wheels |= {wheel}
         if told is not None:
             self._told[wheel] = told
         self.failed(wheel, now_ms)
 
     def done(self, wheel: WheelId) -> WheelBeat | None:
-        """It is known now what is held of this one; what this life told of it when it left it."""
+        """Removes a verified wheel; returns what this life last reported of it, if anything."""
         self._awaiting.done(VerifyWheel, wheel=wheel)
         self.wheels -= {wheel}
         return self._told.pop(wheel, None)
 
     def failed(self, wheel: WheelId, now_ms: int) -> None:
-        """The medium refused."""
+        """Notes that the medium refused; it is retried later."""
         self._not_before_ms[wheel] = now_ms + AGAIN_MS
