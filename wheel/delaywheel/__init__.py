@@ -90,5 +90,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The exported names, loaded or not."""
+    """Returns the exported names, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""A table that forgets its oldest entries, so that all together stay below a number of bytes.
+"""A table of bounded bytes that forgets its oldest entries.
 
 A bound on the number of entries is none where callers choose how long they are.
 """
@@ -12,10 +12,10 @@ _V = TypeVar("_V")
 
 
 class BoundedTable(Generic[_K, _V]):
-    """Keys and values; may be used by several threads."""
+    """Keys and values; thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Is empty.
+        """Begins empty.
 
         Args:
             max_bytes: what all entries may take together.
@@ -33,16 +33,16 @@ class BoundedTable(Generic[_K, _V]):
 
     @property
     def length_bytes(self) -> int:
-        """What all entries take, as was said when they were put in."""
+        """The length of all entries, as given to `put`."""
         return self._bytes
 
     def get(self, key: _K) -> _V | None:
-        """The value of a key; None: there is none any more."""
+        """Returns the value of a key; None if it is absent or forgotten."""
         entry = self._entries.get(key)
         return None if entry is None else entry[0]
 
     def put(self, key: _K, value: _V, length_bytes: int) -> None:
-        """Keeps a value as the newest; what is larger than the bound is not kept.
+        """Adds a value as the newest entry; one longer than the bound is not kept.
 
         Args:
             key: replaced, if it is there.
@@ -59,12 +59,12 @@ class BoundedTable(Generic[_K, _V]):
                 self._remove(next(iter(self._entries)))
 
     def pop(self, key: _K) -> _V | None:
-        """Forgets a key; its value, if there was one."""
+        """Removes a key; returns its value, if there was one."""
         with self._lock:
             return self._remove(key)
 
     def copy(self) -> dict[_K, _V]:
-        """All that is kept now, the oldest first."""
+        """Returns a copy of all entries, oldest first."""
         with self._lock:
             return {key: value for key, (value, _) in self._entries.items()}
 

@@ -1,4 +1,4 @@
-"""What the SDK raises, as one tree.
+"""The exceptions of the SDK.
 
     DelaywheelError             outcome_known, failed
     ├── RefusedError            the service said no: reason, retry_helps
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # message.py raises what is defined here
 
 
 class DelaywheelError(Exception):
-    """Anything that goes wrong in the SDK.
+    """The base class of everything the SDK raises.
 
     Attributes:
         outcome_known: True: nothing was accepted. False: it may have been.
@@ -49,18 +49,18 @@ class DelaywheelError(Exception):
         self.failed = failed
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Lets errors be copied, and pass between processes, whatever their constructors take."""
+        """Makes errors copyable and picklable, whatever arguments their constructors take."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
     def about(self, message: Message) -> Self:
-        """The same error for one message."""
+        """Returns the same error for one message."""
         error = copy(self)
         error.failed = message
         return error
 
 
 class RefusedError(DelaywheelError):
-    """The service, or the SDK before it, refused; `reason` is stable.
+    """The service, or the SDK itself, refused; `reason` is stable.
 
     Attributes:
         reason: One of `Reason`, or the name alone of one that a newer server has.
@@ -84,18 +84,18 @@ class RefusedError(DelaywheelError):
 
 
 class MessageInvalidError(RefusedError, ValueError):
-    """A message cannot be made like this; nothing was sent."""
+    """A message has an invalid argument; nothing was sent."""
 
     def __init__(self, reason: Reason, text: str) -> None:
         super().__init__(reason, text)
 
 
 class TimedOutError(DelaywheelError, TimeoutError):
-    """The time given was over before there was an answer; the text names the last obstacle."""
+    """The timeout passed before there was an answer; the text names the last obstacle."""
 
 
 class CallFailedError(DelaywheelError):
-    """The call ended in a way that no retry mends: not permitted, not this service, defective.
+    """The call failed in a way that no retry helps: permission, wrong service, defect.
 
     Attributes:
         code: The gRPC status code.
@@ -114,7 +114,7 @@ class CallFailedError(DelaywheelError):
 
 
 class ClientClosedError(DelaywheelError):
-    """The client was closed; what was not sent by then never will be by it."""
+    """The client was closed; what it had not sent by then it never will."""
 
     def __init__(
         self, text: str = "the client is closed", *, failed: Message | None = None

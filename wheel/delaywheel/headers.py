@@ -1,4 +1,4 @@
-"""Kafka headers as one run of bytes, the same in requests, frames and slot files.
+"""Kafka headers as one run of bytes, in the same form in requests, frames and slot files.
 
 Each header is: uint32 length of the name, int32 length of the value or -1 for null (both
 little-endian), the name in UTF-8, the value. Order and duplicates are kept.
@@ -25,16 +25,16 @@ _VECTORISED_MESSAGES = 256
 
 
 class HeadersMalformedError(ValueError):
-    """The lengths do not add up, or a name is empty or no UTF-8."""
+    """Header lengths do not add up, or a name is empty or not UTF-8."""
 
 
 class TooManyHeadersError(ValueError):
-    """All messages together have more headers than are looked at."""
+    """The messages together have too many headers to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderFaults:
-    """The messages whose headers must be refused; each is told once.
+    """The messages whose headers must be refused, each with its first fault.
 
     Attributes:
         too_many: they have more headers than one message may.
@@ -60,7 +60,7 @@ def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
 
 
 def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
-    """Decodes what ``encode_headers`` made.
+    """Decodes the bytes that ``encode_headers`` returned.
 
     Raises:
         HeadersMalformedError: the bytes are no headers.
@@ -87,7 +87,7 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
 
 
 def _names_in(buffer: bytes) -> Iterator[bytes | None]:
-    """The names of headers, values passed over; None, and no more, where they are none."""
+    """Yields the names of headers, skipping values; ends with None if the bytes are malformed."""
     position, end = 0, len(buffer)
     unpack, beside = _LENGTHS.unpack_from, _LENGTHS.size
     while position < end:
@@ -107,7 +107,7 @@ def _names_in(buffer: bytes) -> Iterator[bytes | None]:
 def rows_that_may_have(
     columns: "Columns", name: str, most_bytes: int
 ) -> NDArray[np.bool_] | np.bool_:
-    """Which messages may have a header of this name with so short a value; others may be told.
+    """Marks messages that may have this header with so short a value; may mark others too.
 
     The bytes of all messages are searched at once (a megabyte in about a millisecond). Messages are
     looked at one by one only where the end of such a header is found somewhere.
@@ -142,12 +142,12 @@ def rows_that_may_have(
 
 
 def is_cut_off(name: str) -> bool:
-    """Whether a header's name would not arrive: the Kafka client takes it to end at U+0000."""
+    """Whether a header's name would be cut: the Kafka client takes U+0000 for its end."""
     return "\0" in name
 
 
 def check_headers(columns: "Columns", *, most: int, most_of_all: int) -> HeaderFaults:
-    """Finds the messages whose headers must be refused; looks at so many headers, and no more.
+    """Finds messages whose headers must be refused; checks at most so many headers.
 
     Args:
         columns: decoded messages whose key, value and headers lie within the blob.
@@ -165,7 +165,7 @@ def check_headers(columns: "Columns", *, most: int, most_of_all: int) -> HeaderF
 
 
 class _Walk:
-    """Goes through the headers of all messages at once: one step, one header of each.
+    """Walks the headers of all messages at once: each step takes one header of each.
 
     ``rows`` are the messages not yet walked to their end; ``at`` and ``end`` belong to them.
     """
@@ -249,7 +249,7 @@ class _Walk:
             raise TooManyHeadersError
 
     def _keep(self, good: NDArray[np.bool_]) -> None:
-        """Marks the others as malformed and forgets them."""
+        """Keeps these rows in the walk and marks the others as malformed."""
         self.malformed[self.rows[~good]] = True
         self._forget(good)
 
@@ -259,7 +259,7 @@ class _Walk:
         self._end = self._end[others_than]
 
     def _check_names(self, names_at: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Marks names that are reserved, no UTF-8, or cut off; nearly all are plain ASCII."""
+        """Marks names that are reserved, not UTF-8, or cut off; nearly all are plain ASCII."""
         total = int(lengths.sum())
         within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         names = self._bytes[np.repeat(names_at, lengths) + within]

@@ -14,11 +14,11 @@ _WHEEL = re.compile(r"(?P<node>[a-z0-9][a-z0-9-]{0,30})\.(?P<number>[1-9][0-9]{0
 
 
 class NameInvalidError(ValueError):
-    """A text is no node id, cluster id or wheel id."""
+    """A text is not a valid node id, cluster id or wheel id."""
 
 
 def check_name(text: str, *, what: str = "name") -> str:
-    """Returns ``text`` if it may name a node or a cluster.
+    """Returns ``text`` if it is a valid name of a node or a cluster.
 
     Raises:
         NameInvalidError: it may not.
@@ -44,7 +44,7 @@ class WheelId(_Name):
     __slots__ = ()
 
     def __new__(cls, node: str, number: int) -> Self:
-        """Names a wheel.
+        """Creates a wheel's name.
 
         Raises:
             NameInvalidError: `node` is no node id, or `number` is below 1.
@@ -56,7 +56,7 @@ class WheelId(_Name):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads ``<node>.<number>``.
+        """Parses ``<node>.<number>``.
 
         Raises:
             NameInvalidError: the text is no wheel id.
@@ -71,7 +71,7 @@ class WheelId(_Name):
 
     @property
     def hash64(self) -> int:
-        """What frames carry instead of the text: they prove their wheel in eight bytes."""
+        """The hash that frames carry instead of the text, to prove their wheel in eight bytes."""
         return _hash64(str(self))
 
 

@@ -1,4 +1,4 @@
-"""Delay through Kafka alone: the ingress topic's name, and the headers of a record sent to it.
+"""Delay through Kafka alone: the ingress topic's name, and the headers of its records.
 
 docs/INGRESS.md is the contract. A number is decimal text or a big-endian long of 8 bytes; what
 else a header holds is text in UTF-8.
@@ -39,7 +39,7 @@ PASSED_PREFIX: Final = "dw-retry-"
 
 
 def ingress_topic(cluster_id: str) -> str:
-    """The topic that a cluster takes records from.
+    """Returns the topic that a cluster reads records from.
 
     Example:
         >>> ingress_topic("main")

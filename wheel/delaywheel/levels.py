@@ -1,4 +1,4 @@
-"""Named delay levels: a name stands for a delay, as in common Kafka practice and in RocketMQ.
+"""Named delay levels, as in common Kafka practice and in RocketMQ.
 
 The service's table is its configuration (`levels`); `DEFAULT_LEVELS` is what it starts with.
 `ROCKETMQ_LEVELS` are RocketMQ's eighteen, in their order: its level n is the nth name.
@@ -14,7 +14,7 @@ _DURATION = re.compile(r"(?=.)" + "".join(f"(?:([0-9]{{1,9}}){unit})?" for unit 
 
 
 def duration_ms(text: str) -> int:
-    """Reads a duration such as `250ms`, `30s`, `1h30m` or `7d`: great units first, each once.
+    """Parses a duration such as `250ms`, `30s`, `1h30m` or `7d`: large units first, each once.
 
     Example:
         >>> duration_ms("30s"), duration_ms("1h30m")

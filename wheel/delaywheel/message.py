@@ -1,4 +1,4 @@
-"""What users make and get: Message, Handle, Result.
+"""The types that users create and receive: Message, Handle, Result.
 
 A Message gets its id and its due when it is made, so that every attempt to send it is the same
 message to the service: duplicates are known by (id, due). Two things are left to its first
@@ -50,7 +50,7 @@ def clock_ns() -> int:
 
 
 def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
-    """Unix milliseconds of an aware datetime; a fraction rounds up.
+    """Returns an aware datetime as Unix milliseconds, rounded up.
 
     Example:
         >>> unix_ms(datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=UTC))
@@ -70,7 +70,7 @@ def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
 
 
 class MessageOptions(TypedDict, total=False):
-    """What a message may have beside topic and value; see `Message`."""
+    """The options of a message beside topic and value; see `Message`."""
 
     key: bytes | None
     headers: Headers | None
@@ -83,7 +83,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class Message:
-    """One message for Kafka, and when it is to be seen there.
+    """One message for Kafka, and when it is to become visible.
 
     Give exactly one of `delay` (from now), `deliver_at` (an aware datetime) and `level` (a name
     that the service knows, such as `"30s"`, counted from now). Do not change a message; send the
@@ -165,32 +165,32 @@ class Message:
         self._due_fixed = False
 
     def __repr__(self) -> str:
-        """Names and lengths, never contents: they may be long, and secret."""
+        """Shows names and lengths, but no contents: they may be long and secret."""
         due = f"level={self.level!r}" if self._due_ms is None else f"due_ms={self._due_ms}"
         return f"<Message {self.id.hex()} topic={self.topic!r} {due} {self._length_bytes} bytes>"
 
     @property
     def due_ms(self) -> int | None:
-        """Unix milliseconds; None only while a level has not been looked up yet."""
+        """The due in Unix milliseconds; None only while a level has not been resolved."""
         return self._due_ms
 
     @property
     def length_bytes(self) -> int:
-        """Key, value and encoded headers."""
+        """The length of key, value and encoded headers."""
         return self._length_bytes
 
     @property
     def encoded_headers(self) -> bytes:
-        """The headers as they travel."""
+        """The headers as they are sent."""
         return self._encoded_headers
 
     @property
     def due_fixed(self) -> bool:
-        """Whether it was handed to the service before; from then on its due stands."""
+        """Whether the message was handed to the service before, after which its due is fixed."""
         return self._due_fixed
 
     def fix_due(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
-        """Fixes the due once, before the first attempt; afterwards it does nothing.
+        """Fixes the due before the first attempt; has no effect afterwards.
 
         | due | `deliver` | `reject` |
         |---|---|---|
@@ -229,7 +229,7 @@ class Message:
 
 
 class Handle(NamedTuple):
-    """Where a pending message is: enough to look at it or withdraw it. Its text is stable.
+    """Identifies a pending message, to read or cancel it. Its text is stable.
 
     Attributes:
         wheel: The wheel that took it. The other two find it; this one decides when the same id was
@@ -249,7 +249,7 @@ class Handle(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads the text of a handle.
+        """Parses the text of a handle.
 
         Raises:
             MessageInvalidError: the text is no handle.
@@ -266,7 +266,7 @@ class Handle(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of one message: either `handle` or `error` is set.
+    """The outcome of one message: either `handle` or `error` is set.
 
     Example:
         Look at them one by one, or let the first error be raised::
@@ -281,7 +281,7 @@ class Result(NamedTuple):
     error: DelaywheelError | None
 
     def unwrap(self) -> Handle:
-        """The handle; raises the error if there is none."""
+        """Returns the handle; raises the error if there is none."""
         if self.handle is not None:
             return self.handle
         assert self.error is not None
@@ -347,7 +347,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def checked_id(id_: bytes | uuid.UUID | uuid_utils.UUID) -> bytes:
-    """The 16 bytes of an id, however it is given.
+    """Returns the 16 bytes of an id, given in any form.
 
     Raises:
         MessageInvalidError: it has another length.
@@ -379,7 +379,7 @@ def _timestamp_ms(timestamp: datetime) -> int:
 def _due_ms(
     made_ns: int, delay: timedelta | None, deliver_at: datetime | None, level: str | None
 ) -> int | None:
-    """The due, or None for a level; exactly one of the three must be given."""
+    """Returns the due, or None for a level; exactly one of the three must be given."""
     given = (delay is not None) + (deliver_at is not None) + (level is not None)
     if given != 1:
         reason = Reason.DUE_AMBIGUOUS if given else Reason.DUE_MISSING

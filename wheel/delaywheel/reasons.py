@@ -1,4 +1,4 @@
-"""Every reason for which a request or a message is refused: the one list of server and SDK.
+"""Every reason for refusing a request or a message: the one list of server and SDK.
 
 A reason is stable: its name and its meaning never change, new ones may join. On the wire it
 is the `reason` of google.rpc.ErrorInfo with domain `DOMAIN`, or of an Error in a result.
@@ -60,7 +60,7 @@ class Reason(StrEnum):
     advice: str
 
     def __new__(cls, name: str, code: StatusCode, kind: _Kind, advice: str) -> Self:
-        """Makes the member of one row of the table below."""
+        """Creates the member for one row of the table below."""
         member = str.__new__(cls, name)
         member._value_ = name
         member.code = code
@@ -70,7 +70,7 @@ class Reason(StrEnum):
 
     @property
     def code_number(self) -> int:
-        """The code as google.rpc.Code numbers it, for the `code` of an Error."""
+        """The number in google.rpc.Code, for the `code` of an Error."""
         number: int = self.code.value[0]
         return number
 
@@ -347,7 +347,7 @@ class Reason(StrEnum):
 
     @classmethod
     def of(cls, text: str) -> "Reason | None":
-        """The reason of that name, or None for one that a newer server has and we do not know.
+        """Returns the reason of this name; None for one of a newer server.
 
         Example:
             >>> Reason.of("NO_WHEEL")

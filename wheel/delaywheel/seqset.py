@@ -1,4 +1,4 @@
-"""Sets of seqs of one wheel as spans: a crash or a disk may take millions in a row.
+"""Sets of one wheel's seqs, kept as spans: a crash or a bad disk may take millions in a row.
 
 What such a set costs goes by its spans, never by its seqs: finding one is a binary search, and no
 operation but iterating makes an object for each. The spans are ascending, and neither overlap nor
@@ -17,7 +17,7 @@ Span = tuple[int, int]
 
 
 class SeqSet(Collection[int]):
-    """Some seqs. Never changed.
+    """An immutable set of seqs.
 
     Attributes:
         spans: ascending, with gaps between them.
@@ -28,17 +28,17 @@ class SeqSet(Collection[int]):
     spans: tuple[Span, ...]
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
-        """The seqs of all these spans, in whatever order, overlapping or empty or not."""
+        """Joins these spans, which may overlap, be empty, and come in any order."""
         self.spans = _merged(spans)
 
     @classmethod
     def of(cls, seqs: Iterable[int]) -> Self:
-        """These seqs."""
+        """Builds a set from single seqs."""
         return cls((seq, seq) for seq in seqs)
 
     @classmethod
     def where(cls, first_seq: int, is_inside: NDArray[np.bool_]) -> Self:
-        """Those that are marked, of seqs that follow one another.
+        """Builds a set from the marked ones of consecutive seqs.
 
         Args:
             first_seq: the first of them.
@@ -59,7 +59,7 @@ class SeqSet(Collection[int]):
         return isinstance(seq, int) and self.span_of(seq) is not None
 
     def __iter__(self) -> Iterator[int]:
-        """One after the other, ascending: for few of them."""
+        """Yields single seqs, ascending; meant for small sets."""
         for first, last in self.spans:
             yield from range(first, last + 1)
 
@@ -110,7 +110,7 @@ class SeqSet(Collection[int]):
         return self.spans[-1][1]
 
     def with_span(self, first: int, last: int) -> Self:
-        """These and one more span, which may be empty."""
+        """Returns the set with one more span, which may be empty."""
         if last < first:
             return self
         # Those that overlap it or touch it become one.
@@ -122,7 +122,7 @@ class SeqSet(Collection[int]):
         return self._of_spans((*self.spans[:begin], (first, last), *self.spans[end:]))
 
     def within(self, first: int, last: int) -> Self:
-        """Those from one seq to another, which may lie before it: then there are none."""
+        """Returns the seqs between two bounds; none if the bounds are reversed."""
         if last < first:
             return self._of_spans(())
         begin = bisect_left(self.spans, first, key=_last)
@@ -132,11 +132,11 @@ class SeqSet(Collection[int]):
         )
 
     def head(self, most: int) -> Self:
-        """Of many spans the first."""
+        """Returns the first spans."""
         return self if len(self.spans) <= most else self._of_spans(self.spans[:most])
 
     def least(self, most: int) -> Self:
-        """Of many seqs the first."""
+        """Returns the least seqs."""
         for number, (first, last) in enumerate(self.spans):
             if last - first + 1 > most:
                 cut = [(first, first + most - 1)] if most else []
@@ -145,35 +145,35 @@ class SeqSet(Collection[int]):
         return self
 
     def condensed(self, most: int) -> Self:
-        """These in at most so many spans: the last takes in what lies between the others."""
+        """Reduces the set to so many spans; the last one covers all between the others."""
         if len(self.spans) <= most:
             return self
         return self._of_spans((*self.spans[: most - 1], (self.spans[most - 1][0], self.last)))
 
     def span_of(self, seq: int) -> Span | None:
-        """The span in which a seq lies."""
+        """Returns the span that a seq lies in."""
         number = bisect_right(self.spans, seq, key=_first) - 1
         return self.spans[number] if number >= 0 and seq <= self.spans[number][1] else None
 
     def end_from(self, seq: int) -> int:
-        """The seq before the next one behind `seq` that is not in the set."""
+        """Returns the seq before the next one after `seq` that is not in the set."""
         span = self.span_of(seq + 1)
         return seq if span is None else span[1]
 
     def begin_to(self, seq: int) -> int:
-        """The greatest seq up to `seq` that is not in the set."""
+        """Returns the greatest seq up to `seq` that is not in the set."""
         span = self.span_of(seq)
         return seq if span is None else span[0] - 1
 
     def marks(self, first_seq: int, count: int) -> NDArray[np.bool_]:
-        """Which of so many seqs are inside."""
+        """Marks which of consecutive seqs are in the set."""
         marks = np.zeros(count, np.bool_)
         for first, last in self.within(first_seq, first_seq + count - 1).spans:
             marks[first - first_seq : last - first_seq + 1] = True
         return marks
 
     def to_json(self) -> list[Any]:
-        """As a JSON list: a seq, or a list of the first and the last of a span."""
+        """Returns a JSON list of seqs and of [first, last] spans."""
         return [first if first == last else [first, last] for first, last in self.spans]
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Time to live: the header `ttl`, a whole number of seconds from 1.
+"""Time to live: the header `ttl`, a whole number of seconds, at least 1.
 
 | value of the header | means |
 |---|---|
@@ -22,7 +22,7 @@ _DIGITS = re.compile(rb"[0-9]{1,19}")
 
 
 def read_ttl_s(value: bytes | None) -> int | None:
-    """The seconds that the value of a `ttl` header means; None: it is none."""
+    """Returns the seconds that a `ttl` header states; None if it is invalid."""
     if value is None:
         return None
     if _DIGITS.fullmatch(value):
@@ -35,7 +35,7 @@ def read_ttl_s(value: bytes | None) -> int | None:
 
 
 def ttl_s_of(headers: Iterable[tuple[str, bytes | None]]) -> int | None:
-    """How many seconds a message with these headers lives; None: it does not expire."""
+    """Returns how many seconds a message with these headers lives; None: for ever."""
     ttl_s = None
     for name, value in headers:
         if name == TTL_HEADER:

@@ -1,4 +1,4 @@
-"""Metrics, health and readiness over HTTP, for Prometheus and for those who run containers.
+"""Metrics, health and readiness over HTTP, for Prometheus and container platforms.
 
 ============  =================================================================================
 path          answers
@@ -32,7 +32,7 @@ _log = get_logger(__name__)
 
 
 class HttpPort:
-    """The port. For the event loop's thread."""
+    """The HTTP port. For the event loop's thread."""
 
     def __init__(self, gatherer: Gatherer, refusal: Callable[[], Refusal | None]) -> None:
         self._gatherer = gatherer
@@ -60,7 +60,7 @@ class HttpPort:
         return address
 
     async def stop(self) -> None:
-        """Ends it."""
+        """Stops listening."""
         await self._runner.cleanup()
 
     def _app(self) -> web.Application:

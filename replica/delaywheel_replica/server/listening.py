@@ -38,7 +38,7 @@ _TOO_LARGE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Who answers calls."""
+    """The handlers of all services."""
 
     producing: Producing
     questions: DelayWheelService
@@ -50,7 +50,7 @@ class ListenError(Exception):
 
 
 class Listener:
-    """Takes calls."""
+    """Listens for calls."""
 
     def __init__(
         self,
@@ -111,14 +111,14 @@ class Listener:
         return f"{host}:{bound}"
 
     async def tell_health(self, *, serving: bool) -> None:
-        """Whether calls should be sent here."""
+        """Sets the health status: whether calls should be sent here."""
         status = health_pb2.HealthCheckResponse
         state = status.SERVING if serving else status.NOT_SERVING
         await self._health.set("", state)
         await self._health.set(SERVICE, state)
 
     async def stop(self, grace_s: float) -> None:
-        """Ends all calls, the last ones by force."""
+        """Stops all calls, the last ones by force."""
         await self._server.stop(grace_s)
 
     def _listen(self) -> int:
@@ -135,7 +135,7 @@ class Listener:
 
 
 def _describe_reflection_v1() -> None:
-    """Has it known by its own name, for clients that have every service described."""
+    """Registers the reflection service under its own name, for clients that list services."""
     older = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(older)
     newer = json_format.MessageToJson(older).replace("v1alpha", "v1")

@@ -39,7 +39,7 @@ _log = get_logger(__name__)
 
 
 def main() -> int:
-    """Runs the server of one node; the process's exit code."""
+    """Runs the server of one node; returns the process's exit code."""
     keep_modules()
     exit_with_supervisor()
     config = Config.inherited()

@@ -1,4 +1,4 @@
-"""What of a server can be watched: its pulse, and the HTTP port, if one is configured."""
+"""Monitoring of a server: its pulse and, if configured, the HTTP port."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Monitoring:
-    """Both of them. For the event loop's thread."""
+    """Pulse and HTTP port. For the event loop's thread."""
 
     def __init__(self, config: Config, sources: Sources) -> None:
         self._listen = config.metrics_listen
@@ -25,11 +25,11 @@ class Monitoring:
 
     @property
     def in_sync_changes(self) -> int:
-        """How often the set of members in sync with the open wheel changed; see `Pulse`."""
+        """How often the in-sync set of the open wheel has changed; see `Pulse`."""
         return self._pulse.in_sync_changes
 
     async def start(self) -> str | None:
-        """Listens, and begins to count; returns the address, None when none is configured.
+        """Starts both; returns the HTTP address, None if none is configured.
 
         Raises:
             ListenError: the address cannot be listened on.
@@ -39,7 +39,7 @@ class Monitoring:
         return address
 
     async def stop(self) -> None:
-        """Ends both."""
+        """Stops both."""
         if self._pulsing is not None:
             self._pulsing.cancel()
             with contextlib.suppress(asyncio.CancelledError):

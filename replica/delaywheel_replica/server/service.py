@@ -1,4 +1,4 @@
-"""The questions of the gRPC service: which part answers which. Decisions are made elsewhere.
+"""The questions of the gRPC service, dispatched to the parts that answer them.
 
 Messages are taken by producing.py. Refusals become the status of a call in calls.py.
 """
@@ -25,7 +25,7 @@ _LIST_BYTES: Final = 1 << 20
 
 
 class DelayWheelService:
-    """The calls of ``delaywheel.v1.DelayWheel``, but for those that produce."""
+    """The calls of ``delaywheel.v1.DelayWheel``, except those that produce."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class DelayWheelService:
         self._max_message_bytes = max_message_bytes
 
     def length_bytes(self, request: Message) -> int:
-        """How long the answer to a question may get."""
+        """Returns the greatest length of an answer to a question."""
         match request:
             case pb.GetSlotRequest() | pb.SearchRequest():
                 longest = LONGEST_PAGE_BYTES
@@ -76,7 +76,7 @@ class DelayWheelService:
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context
     ) -> pb.GetMessageResponse:
-        """See the protocol. What became of a message that is done, the leader's node knows best."""
+        """See the protocol. The leader's node knows best what became of a finished message."""
         message = await self._queries.get_message(reference_of(request.message))
         if message.state == pb.MESSAGE_STATE_DONE:
             address = self._passing.leader_address()

@@ -1,4 +1,4 @@
-"""Puts the parts of the server together, in the order in which they come to life and end.
+"""Assembles the server's parts, in the order in which they start and end.
 
 Start: lock the folder, listen, open the spare, serve. Wheels of earlier lives are made whole
 meanwhile (core/wheels/verifying.py).
@@ -75,10 +75,10 @@ _log = get_logger(__name__)
 
 
 class Server:
-    """One node's server. Made on the event loop that it lives on."""
+    """One node's server. Created on the event loop that it runs on."""
 
     def __init__(self, config: Config, link: Link, descriptors: Descriptors) -> None:
-        """Does all that has to be done before the first call is taken; blocks.
+        """Prepares everything that the first call needs; blocks.
 
         Raises:
             NodeFolderError: the data folder cannot be used.
@@ -253,7 +253,7 @@ class Server:
         self._driver.cleaner_told(status)
 
     def refusal(self) -> Refusal | None:
-        """Why the node takes no messages now; None: it does."""
+        """Why the node takes no messages now; None if it does."""
         if self._draining:
             return Refusal(Reason.DRAINING)
         refused = self._driver.refusal
@@ -346,20 +346,20 @@ class Server:
         _log.info("stopped")
 
     def _end_threads(self) -> None:
-        """Those who bring events first; the store's thread does all that is still asked of it."""
+        """Ends the threads: sources of events first, the store's thread after its last job."""
         if self._surroundings.network is not None:
             self._surroundings.network.stop()
         self._beat_thread.stop()
         self._store_thread.stop()
 
     async def _leave_wheel(self) -> None:
-        """From then on it may be closed. The spare stays."""
+        """Leaves the open wheel, which may then be closed. The spare stays."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVING_S):
                 await self._surroundings.left.wait()
 
     async def _stop_cleaner(self) -> None:
-        """Says it until it is done: the link drops what finds it full."""
+        """Repeats Stop until the cleaner exits; the link drops messages when full."""
         while not self._hearing.ended.is_set():
             self._link.send(Stop())
             with contextlib.suppress(TimeoutError):
@@ -367,19 +367,19 @@ class Server:
                     await self._hearing.ended.wait()
 
     async def _answer_waiting(self) -> None:
-        """Those who were let in before may wait for the word on a topic; they are answered."""
+        """Answers requests that still wait for information on a topic."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAITING_S):
                 await self._admission.wait_idle()
 
     async def _tell_health(self) -> None:
-        """Says to health checkers what callers would find."""
+        """Reports to health checks what callers would find."""
         while True:
             await self._listener.tell_health(serving=self.refusal() is None)
             await asyncio.sleep(0.2)
 
     def _written(self) -> object:
-        """Changes with everything that a checkpoint should put on the medium."""
+        """A value that changes with everything a checkpoint should put on the medium."""
         wheels = self._view.status().beat.wheels
         return {wheel: (told.applied, told.lacking) for wheel, told in wheels.items()}
 

@@ -129,7 +129,7 @@ class AsyncClient:
         deliver_at: datetime | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
     ) -> CancelOutcome:
-        """Withdraws a pending message; see `Client.cancel`."""
+        """Cancels a pending message; see `Client.cancel`."""
         self._check_open()
         question = cancel_question(message_ref(handle, id, deliver_at))
         await self._calls.run(question, lambda stub: stub.Cancel, self._deadline_s(timeout))
@@ -144,7 +144,7 @@ class AsyncClient:
         find_place: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
     ) -> StoredMessage | None:
-        """Looks at a message as it is stored; see `Client.get`."""
+        """Returns a message as it is stored; see `Client.get`."""
         self._check_open()
         question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
         await self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
@@ -163,7 +163,7 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
         **options: Unpack[FilterOptions],
     ) -> FoundMessages:
-        """Looks for pending messages that have all that is given; see `Client.search`."""
+        """Finds pending messages that meet all conditions; see `Client.search`."""
         self._check_open()
         searching = Searching(filter_of(topic, options), limit)
         while not searching.done:
@@ -191,7 +191,7 @@ class AsyncClient:
         return many.came_to()
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
-        """Waits until everything that `produce_async` took so far has its result.
+        """Waits until everything that `produce_async` has taken so far has its result.
 
         Raises:
             TimedOutError: something has none yet; it is still under way.
@@ -200,7 +200,7 @@ class AsyncClient:
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
-        """Takes nothing more, waits for what `produce_async` took, and ends; see `Client.close`."""
+        """Takes no more messages, waits for those that `produce_async` took, and closes."""
         self._closed = True
         await self._sender.close()
         await self._sender.flush(self._deadline_s(timeout))

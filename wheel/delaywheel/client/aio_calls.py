@@ -33,7 +33,7 @@ Method = Callable[["DelayWheelAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[Req
 
 
 class _Line:
-    """A channel, how many calls are on it, and whether the newest word over it was an answer."""
+    """A channel, its number of calls, and whether the last one was answered."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.channel: Final = channel
@@ -62,7 +62,7 @@ class AioCalls:
         *,
         describing: bool = False,
     ) -> str:
-        """Attempts until the exchange is done, the deadline at the latest.
+        """Makes attempts until the exchange is done or its deadline has passed.
 
         Returns:
             The address of the last attempt; empty if there was none.
@@ -87,7 +87,7 @@ class AioCalls:
         return address
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
-        """Sends messages that fit one request; a result each, in order."""
+        """Sends messages that fit one request; returns one result each, in order."""
         delivery = Delivery(messages)
         try:
             levels = await self._levels(messages, deadline_s)
@@ -99,7 +99,7 @@ class AioCalls:
         return delivery.results
 
     async def limits(self, deadline_s: float) -> Facts:
-        """What one request may hold: asked for once, assumed where the service does not say."""
+        """Returns the limits of one request: asked for once, assumed where there are none."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
@@ -111,7 +111,7 @@ class AioCalls:
         return self._facts
 
     async def stop(self) -> None:
-        """Ends waits and calls; what is not done is given up."""
+        """Ends waits and calls; unfinished exchanges are given up."""
         self._stopped = True
         for looking in self._looking:
             looking.cancel()
@@ -182,7 +182,7 @@ class AioCalls:
         return None
 
     def _look_around(self, but: str | None) -> None:
-        """Asks those whose turn it is to describe the cluster; waits for none of them."""
+        """Asks the addresses whose turn it is to describe the cluster; does not wait for them."""
         now_s = monotonic()
         for address in self._endpoints.ask(now_s, but):
             looking = asyncio.create_task(self._look(address, now_s), name="delaywheel-look")

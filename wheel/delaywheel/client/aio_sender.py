@@ -52,12 +52,12 @@ class AioSender:
         return pending
 
     async def flush(self, deadline_s: float) -> bool:
-        """Waits until all that was put before is settled; False: it is not, time is over."""
+        """Waits until all earlier messages are settled; False on timeout."""
         before = self._gathered.unsettled()
         return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
 
     async def close(self) -> None:
-        """Takes no more."""
+        """Takes no more messages."""
         self._closed = True
         async with self._room:
             self._room.notify_all()
@@ -70,7 +70,7 @@ class AioSender:
         return self._closed or self._gathered.has_room(message.length_bytes)
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
-        """Waits for what a settled batch may bring; False: the deadline came first."""
+        """Waits for a batch to be settled; False if the deadline came first."""
         try:
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())), self._room:
                 await self._room.wait_for(condition)

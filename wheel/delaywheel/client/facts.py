@@ -1,4 +1,4 @@
-"""What a client is told by DescribeCluster: levels, limits, and where the nodes are.
+"""What DescribeCluster reports to clients: levels, limits, addresses of nodes.
 
 Levels are a must for a message that names one. Limits only make good requests: without them
 modest ones are assumed, and a service that finds a request too large says so (see `Delivery`).
@@ -25,7 +25,7 @@ here, this one is read and written there. What a client has under way is bounded
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What DescribeCluster said, or what is assumed as long as it says nothing.
+    """The last answer of DescribeCluster, or assumptions until there is one.
 
     Attributes:
         levels: Name to delay in milliseconds.
@@ -43,11 +43,11 @@ class Facts:
 
     @classmethod
     def assumed(cls, asked_s: float = float("-inf")) -> Self:
-        """Limits that any service is likely to have."""
+        """Limits that any service is expected to have."""
         return cls({}, REQUEST_MESSAGES, 1024 * 1024, known=False, asked_s=asked_s)
 
     def want_levels(self, messages: Iterable[Message], now_s: float) -> bool:
-        """Whether to ask before these messages are sent, for the levels that they name."""
+        """Whether to ask for the levels that these messages name before sending them."""
         may_be_new = now_s - self.asked_s >= ASK_AGAIN_S
         return any(
             message.due_ms is None
@@ -56,20 +56,20 @@ class Facts:
         )
 
     def want_limits(self, now_s: float) -> bool:
-        """Whether to ask before many messages are sent."""
+        """Whether to ask for the limits before sending many messages."""
         return not self.known and now_s - self.asked_s >= ASK_AGAIN_S
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A DescribeCluster response, read."""
+    """A parsed DescribeCluster response."""
 
     facts: Facts
     said: Described
 
     @classmethod
     def of(cls, response: pb.DescribeClusterResponse, now_s: float) -> Self:
-        """Reads one; of a member whose address leads nowhere none is told."""
+        """Parses a response; members whose addresses are unusable get none."""
         limits = response.limits
         facts = Facts(
             levels={level.name: level.delay_ms for level in response.levels},
@@ -95,7 +95,7 @@ DescribeQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterRespons
 
 
 def describe_question(now_s: float) -> DescribeQuestion:
-    """Asks for it."""
+    """Builds the question for a description."""
     return Question(
         pb.DescribeClusterRequest(), lambda response, _doubtful: Description.of(response, now_s)
     )

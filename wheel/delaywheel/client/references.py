@@ -1,4 +1,4 @@
-"""How callers name a message that was accepted: by its handle, or by its id and due."""
+"""References to accepted messages: by handle, or by id and due."""
 
 import uuid
 from datetime import datetime
@@ -16,7 +16,7 @@ Id = bytes | uuid.UUID | uuid_utils.UUID
 def message_ref(
     handle: Handle | str | None, id_: Id | None, deliver_at: datetime | None
 ) -> pb.MessageRef:
-    """Either the handle, or id and due.
+    """Builds a reference from either a handle, or id and due.
 
     Raises:
         MessageInvalidError: both are given, or neither, or one of them is malformed.

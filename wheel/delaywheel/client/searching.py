@@ -1,4 +1,4 @@
-"""What callers look for among pending messages, page after page. No I/O: clients carry it out."""
+"""Searches pending messages page by page. No I/O: the clients carry it out."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +14,7 @@ _PAGE: Final = 1_000
 
 
 class FilterOptions(TypedDict, total=False):
-    """Which pending messages: those that have all that is given.
+    """Conditions on pending messages, all of which must be met.
 
     Attributes:
         key: the message's own key.
@@ -51,7 +51,7 @@ class ManyCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         messages: pending ones, in the order of seconds, as the answering node sees them.
@@ -64,7 +64,7 @@ class FoundMessages:
 
 
 def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
-    """As the protocol has it.
+    """Converts a filter to the protocol's form.
 
     Raises:
         MessageInvalidError: an id or a due that cannot be.
@@ -84,7 +84,7 @@ def filter_of(topic: str | None, options: FilterOptions) -> pb.Filter:
 
 
 class Searching:
-    """One search: asks for pages until there are enough messages, or no more."""
+    """One search: asks for pages until there are enough messages, or no more pages."""
 
     def __init__(self, wanted: pb.Filter, limit: int) -> None:
         self._request = pb.SearchRequest(filter=wanted, with_content=True)
@@ -95,19 +95,19 @@ class Searching:
         """There is nothing more to be asked."""
 
     def question(self) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
-        """The next page is asked for."""
+        """Returns the question for the next page."""
         self._request.page_size = min(self._limit - len(self._found), _PAGE)
         return search_question(self._request)
 
     def add(self, page: pb.SearchResponse) -> None:
-        """A page came."""
+        """Takes a page."""
         self._found += page.messages
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._found) >= self._limit
 
     def found(self) -> FoundMessages:
-        """What there is when it is done: of a message that came twice the first."""
+        """The messages found once done; of one that came twice, the first."""
         first: dict[tuple[bytes, int], pb.StoredMessage] = {}
         for message in self._found:
             first.setdefault((message.id, message.due_ms), message)

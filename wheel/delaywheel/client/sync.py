@@ -115,7 +115,7 @@ class Client:
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Result]:
-        """Sends many messages and waits for all; a result each, in order. Raises for none.
+        """Sends many messages and waits for all; returns one result each, in order. Never raises.
 
         They are cut into requests of at most 1,000 messages and 2 MiB, `Queue.in_flight` of them
         under way at once. Each message is by itself accepted or not.
@@ -144,7 +144,7 @@ class Client:
         value: bytes | None,
         **options: Unpack[MessageOptions],
     ) -> PendingResult:
-        """Queues one message, to be sent in the background together with others.
+        """Queues one message to be sent in the background, together with others.
 
         Blocks only while the queue is full (see `Queue`). The client's timeout runs from here,
         the wait for room included. Look at every result, one way or another: an error that
@@ -171,7 +171,7 @@ class Client:
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> CancelOutcome:
-        """Withdraws a pending message, named by its handle or by its id and due.
+        """Cancels a pending message, named by its handle or by its id and due.
 
         CANCELLED means that it is never delivered.
 
@@ -199,7 +199,7 @@ class Client:
         find_place: bool = False,
         timeout: float | None = None,
     ) -> StoredMessage | None:
-        """Looks at a message as it is stored; None: it never was, or is finished and deleted.
+        """Returns a message as it is stored; None if it never was, or is finished and deleted.
 
         Args:
             handle: of the message; or its id and due.
@@ -231,7 +231,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> FoundMessages:
-        """Looks for pending messages that have all that is given; seconds are read one by one.
+        """Finds pending messages that meet all conditions; seconds are searched one by one.
 
         What it costs grows with what is pending between `due_from` and `due_to`: there is no index.
         The timeout is of each page.
@@ -301,7 +301,7 @@ class Client:
         return many.came_to()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Waits until everything that `produce_async` took so far has its result.
+        """Waits until everything that `produce_async` has taken so far has its result.
 
         Raises:
             TimedOutError: something has none yet; it is still under way.
@@ -310,7 +310,7 @@ class Client:
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     def close(self, timeout: float | None = None) -> None:
-        """Takes nothing more, waits for what `produce_async` took, and ends.
+        """Takes no more messages, waits for those that `produce_async` took, and closes.
 
         What has no result when the time is over gets an error as its result. Twice is once.
         """

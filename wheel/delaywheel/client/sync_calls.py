@@ -30,7 +30,7 @@ Method = Callable[[DelayWheelStub], "grpc.UnaryUnaryMultiCallable[RequestT, Resp
 
 
 class _Line:
-    """A channel, how many calls are on it, and whether the newest word over it was an answer."""
+    """A channel, its number of calls, and whether the last one was answered."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel: Final = channel
@@ -59,7 +59,7 @@ class Calls:
         *,
         describing: bool = False,
     ) -> str:
-        """Attempts until the exchange is done, the deadline at the latest.
+        """Makes attempts until the exchange is done or its deadline has passed.
 
         Returns:
             The address of the last attempt; empty if there was none.
@@ -84,7 +84,7 @@ class Calls:
         return address
 
     def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
-        """Sends messages that fit one request; a result each, in order."""
+        """Sends messages that fit one request; returns one result each, in order."""
         delivery = Delivery(messages)
         try:
             levels = self._levels(messages, deadline_s)
@@ -96,7 +96,7 @@ class Calls:
         return delivery.results
 
     def limits(self, deadline_s: float) -> Facts:
-        """What one request may hold: asked for once, assumed where the service does not say."""
+        """Returns the limits of one request: asked for once, assumed where there are none."""
         now_s = monotonic()
         if self._facts.want_limits(now_s):
             attempt_s = self._settings.attempt_s((deadline_s - now_s) / 2, alone=False)
@@ -108,7 +108,7 @@ class Calls:
         return self._facts
 
     def stop(self) -> None:
-        """Ends waits and calls; what is not done is given up."""
+        """Ends waits and calls; unfinished exchanges are given up."""
         self._stopped.set()
         with self._lock:
             for line in self._lines.values():
@@ -154,7 +154,7 @@ class Calls:
             self._tell_waiting()
 
     def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
-        """Why nothing can be sent; None: somebody is there. Asked where nobody has answered yet.
+        """Returns why nothing can be sent; None if something listens. Asked before any answer.
 
         An attempt that fails on such a line would have to count as perhaps accepted. The answer
         also names the other nodes: they are asked at once, should this one hang in what follows.
@@ -172,7 +172,7 @@ class Calls:
         return None
 
     def _look_around(self, but: str | None) -> None:
-        """Asks those whose turn it is to describe the cluster; waits for none of them."""
+        """Asks the addresses whose turn it is to describe the cluster; does not wait for them."""
         started_s = monotonic()
         for address in self._endpoints.ask(started_s, but):
             line = self._take(address)
@@ -219,7 +219,7 @@ class Calls:
                     self._lines.pop(dropped).channel.close()
 
     def _take(self, address: str) -> _Line | None:
-        """The line to an address, until `_release`; None: the client is closed."""
+        """Returns the line to an address, until `_release`; None if the client is closed."""
         with self._lock:
             if self._stopped.is_set():
                 return None

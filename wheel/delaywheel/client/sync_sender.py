@@ -57,7 +57,7 @@ class Sender:
         return pending
 
     def flush(self, deadline_s: float) -> bool:
-        """Waits until all that was put before is settled; False: it is not, time is over."""
+        """Waits until all earlier messages are settled; False on timeout."""
         with self._room:
             before = self._gathered.unsettled()
             while not before.isdisjoint(self._gathered.unsettled()):
@@ -66,14 +66,14 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """Takes no more; the threads end when everything is settled."""
+        """Takes no more messages; the threads end when everything is settled."""
         with self._room:
             self._closed = True
             self._room.notify_all()
             self._work.notify_all()
 
     def join(self) -> None:
-        """Waits for the threads to end, other than the one that calls (from a callback)."""
+        """Waits for all threads to end except the calling one, which may be in a callback."""
         for thread in self._threads:
             if thread is not current_thread():
                 thread.join()
@@ -109,7 +109,7 @@ class Sender:
         return batch
 
     def _watch(self, until_s: float, wait_s: float) -> None:
-        """Waits until a batch has lingered. One thread does: others would all wake up with it."""
+        """Waits until a batch has lingered, on one thread, so that the others are not woken."""
         self._watched_s = until_s
         self._work.wait(wait_s)
         if self._watched_s == until_s:

@@ -1,4 +1,4 @@
-"""DescribeCluster and ListSlots: what this node knows, or what all members say, joined."""
+"""DescribeCluster and ListSlots: what this node knows, or the answers of all members combined."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Asking:
         address: Callable[[], str],
         refusal: Callable[[], Refusal | None],
     ) -> None:
-        """Prepares.
+        """Prepares to answer.
 
         Args:
             config: of the node.
@@ -65,7 +65,7 @@ class Asking:
     async def describe(
         self, request: pb.DescribeClusterRequest, remaining_s: float | None
     ) -> pb.DescribeClusterResponse:
-        """The cluster.
+        """Describes the cluster.
 
         Args:
             request: with or without details, of one node or all.
@@ -89,7 +89,7 @@ class Asking:
     async def list_slots(
         self, request: pb.ListSlotsRequest, remaining_s: float | None
     ) -> pb.ListSlotsResponse:
-        """The seconds that hold messages.
+        """Lists the seconds that hold messages.
 
         Args:
             request: of this node or of all.
@@ -127,7 +127,7 @@ class Asking:
         )
 
     async def _with_details(self) -> pb.DescribeClusterResponse:
-        """Looks at the disk: for all who ask meanwhile, and for a while afterwards."""
+        """Adds what is read from the disk; one look serves all callers for a short while."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         try:

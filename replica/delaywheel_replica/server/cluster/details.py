@@ -1,4 +1,4 @@
-"""What a description of the cluster has beyond what the node knows without looking at its disk.
+"""The parts of a cluster description that require reading this node's disk.
 
 Who holds how much of each wheel (replicas.py), what the node says of itself since its processes
 started, and how many messages are pending, each counted once.
@@ -23,7 +23,7 @@ from delaywheel_replica.server.node.node_view import NodeView, done_slot, ledger
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a node has to say of itself.
+    """What a node reports of itself.
 
     Attributes:
         started_ms: when its server started, Unix milliseconds.
@@ -37,10 +37,10 @@ class Said:
 
 
 class Details:
-    """Adds them. For any thread but the event loop's: it reads files."""
+    """Adds the details. It reads files: for any thread but the event loop's."""
 
     def __init__(self, disk: Disk, data: Path, view: NodeView, said: Said) -> None:
-        """Prepares.
+        """Prepares to add details.
 
         Args:
             disk: where the data folder lies.
@@ -54,7 +54,7 @@ class Details:
         self._lags = Lags(disk, data, wall_ms=wall_ms)
 
     def add_to(self, answer: pb.DescribeClusterResponse, status: ServerStatus) -> None:
-        """Completes what the node knows of the cluster.
+        """Completes a description with details of this node.
 
         Args:
             answer: without details.
@@ -121,5 +121,5 @@ class Details:
 
 
 def _of_kafka(cleaner: CleanerStatus) -> str:
-    """What keeps the cleaner from working, or else what endangers its work."""
+    """Returns what keeps the cleaner from working, or else what endangers its work."""
     return cleaner.kafka_error or "; ".join(cleaner.kafka_warnings)

@@ -1,4 +1,4 @@
-"""Joins what the nodes of a cluster say into one answer.
+"""Combines the answers of a cluster's nodes into one.
 
 | of | whose word counts |
 |---|---|
@@ -25,7 +25,7 @@ _IN_USE = frozenset({pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE})
 def joined(
     own: pb.DescribeClusterResponse, others: Mapping[str, pb.DescribeClusterResponse | Silent]
 ) -> pb.DescribeClusterResponse:
-    """The cluster as its nodes describe it.
+    """Combines the nodes' descriptions of the cluster.
 
     Args:
         own: of the answering node, with details.
@@ -67,14 +67,14 @@ def _join_leader(
 
 
 def _order(progress: pb.Progress) -> tuple[int, int]:
-    """The newest has the greatest: it goes back only where it was set back."""
+    """Orders progress by age; it only decreases where w was set back."""
     return progress.set_backs, progress.due_ms
 
 
 def _join_lateness(
     answer: pb.DescribeClusterResponse, told: Mapping[str, pb.DescribeClusterResponse]
 ) -> None:
-    """The leader's word; without it the least: who knows of more that is done knows better."""
+    """Returns the leader's lateness, or else the least one, whose node knows of more done."""
     known = {node: each.lateness_ms for node, each in told.items() if each.HasField("lateness_ms")}
     if answer.HasField("leader") and answer.leader.node in known:
         answer.lateness_ms = known[answer.leader.node]
@@ -129,7 +129,7 @@ def _join_wheels(
 
 
 def _teller(rows: Mapping[str, pb.WheelStatus], replaced: Collection[str]) -> str:
-    """Whose word counts of a wheel; the rows are in the order of preference."""
+    """Returns the node whose report of a wheel counts; rows come in order of preference."""
     for node, row in rows.items():
         if row.state == pb.WHEEL_STATE_CLOSED:
             return node
@@ -146,7 +146,7 @@ def _by_number(wheel: str) -> tuple[str, int]:
 
 
 def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pending]) -> pb.Pending:
-    """The pending messages of a cluster: those of one node that holds all that is acknowledged.
+    """Returns the cluster's pending messages, as counted by one node with every acknowledged frame.
 
     A node's disk has each message once, be it its own or a copy. One that is in sync with every
     wheel lacks none of those that callers were told of.
@@ -168,7 +168,7 @@ def counted_once(wheels: Collection[pb.WheelStatus], held: Mapping[str, pb.Pendi
 
 
 def _has(row: pb.WheelStatus, node: str) -> bool:
-    """Whether a node has all of a wheel that counts; of many wheels there is nothing to be had."""
+    """Whether a node has all frames of a wheel that matter; of some wheels nothing is left."""
     if not row.applied_seq and not row.final_seq:
         return True
     states = {replica.node: replica.state for replica in row.replicas}
@@ -178,7 +178,7 @@ def _has(row: pb.WheelStatus, node: str) -> bool:
 def slots_joined(
     own: pb.ListSlotsResponse, others: Mapping[str, pb.ListSlotsResponse | Silent], limit: int
 ) -> pb.ListSlotsResponse:
-    """The seconds of a cluster: of each the fullest count.
+    """Combines the seconds of a cluster, taking the highest count of each.
 
     A node's count has each message once, be it its own or a copy; whoever holds a second wholly
     has the greatest. So nothing is counted twice, and what is counted too little is what no

@@ -1,4 +1,4 @@
-"""What operators do: replace a node's data folder, take a node out for good, set w back.
+"""Operator calls: replace a node's data folder, remove a node, set w back.
 
 Only the cleaner that leads can commit it, and it forgets what it was told with its office. So any
 node passes the call on to the leader's node, and that one repeats it to its cleaner until the
@@ -38,7 +38,7 @@ _Answer = TypeVar("_Answer")
 
 
 def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes: int) -> str:
-    """Why a node gets no wheel, as far as the registry tells; else nothing."""
+    """Returns why a node gets no wheel, as far as the registry shows; else an empty text."""
     if cleaner is None:
         return ""
     if not storage_is_replaced(cleaner, node, storage):
@@ -58,7 +58,7 @@ def wheel_refusal(cleaner: CleanerStatus | None, node: str, storage: str, nodes:
 
 
 class Operator:
-    """Decides and sees to it. For the event loop's thread."""
+    """Decides operator calls and has them carried out. For the event loop's thread."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Operator:
         tell: Callable[[NodeStorage | SetBack], object],
         wait_s: float = _WAIT_S,
     ) -> None:
-        """Prepares.
+        """Prepares for calls.
 
         Args:
             view: what the parts know of the node.
@@ -89,7 +89,7 @@ class Operator:
     async def replace(
         self, request: pb.ReplaceNodeRequest, *, passed: bool
     ) -> pb.ReplaceNodeResponse:
-        """Lets the data folder that is heard, or the one that is named, stand for a node.
+        """Registers the data folder that is heard, or the one that is named, for a node.
 
         Args:
             request: which node.
@@ -112,7 +112,7 @@ class Operator:
         return pb.ReplaceNodeResponse(change=change)
 
     async def remove(self, request: pb.RemoveNodeRequest, *, passed: bool) -> pb.RemoveNodeResponse:
-        """Takes a node out for good.
+        """Removes a node for good.
 
         Args:
             request: which node.
@@ -183,7 +183,7 @@ class Operator:
         return self._progress()
 
     def _set_back(self, progress: Progress) -> pb.SetBackResponse:
-        """What was committed; some of it may be past by now."""
+        """Describes the committed change; parts of it may have passed by now."""
         forwarded_to_ms = progress.ahead[-1].due_ms if progress.ahead else progress.due_ms
         return self._told(progress.set_backs - 1, forwarded_to_ms, progress)
 
@@ -203,7 +203,7 @@ class Operator:
         *,
         passed: bool,
     ) -> _Answer | None:
-        """What the leader's node answers to the same call; None: this one is it.
+        """Returns the answer of the leader's node to the same call; None if this node leads.
 
         Raises:
             RefusedError: as there, `unknown` if no reason was given; or nobody leads, as far as
@@ -219,7 +219,7 @@ class Operator:
         )
 
     def _leads(self) -> bool:
-        """Resting counts: who waits for frames of a lost folder waits for this very word."""
+        """Whether this node leads, even if it rests while it waits for frames of a lost folder."""
         cleaner = self._view.cleaner.status
         return cleaner is not None and cleaner.is_in_office(monotonic_ms())
 
@@ -232,7 +232,7 @@ class Operator:
             raise RefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
 
     def _new_storage(self, node: str, wanted: str) -> str:
-        """The one that is heard; another one that was asked for may be a slip, or not there yet."""
+        """Returns the folder that is heard; another one that was asked for may be a mistake."""
         self._refuse_unknown(node)
         known = self._control().nodes.get(node)
         if known is None:
@@ -262,7 +262,7 @@ class Operator:
             raise RefusedError(Reason.NODE_IN_USE, f"Node {node} is among the leader's members")
 
     async def _changed(self, node: str, storage: str, *, dry_run: bool) -> pb.NodeChange:
-        """The change, once it is committed."""
+        """Returns the change once it is committed."""
         control, status = self._control(), self._view.status()
         before = control.nodes[node].storage
         change = pb.NodeChange(
@@ -288,7 +288,7 @@ class Operator:
     async def _tell_until(
         self, is_committed: Callable[[], bool], word: NodeStorage | SetBack, *, unknown: Reason
     ) -> None:
-        """Repeats a word to the cleaner.
+        """Repeats a request to the cleaner until it is fulfilled.
 
         Raises:
             RefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
@@ -307,7 +307,7 @@ def _shown(storage: str) -> str:
 
 
 def _all_beats(status: ServerStatus) -> dict[str, Beat]:
-    """Of every node that was ever heard of since this one started: what it held was true."""
+    """Returns the last heartbeat of every node heard since this one started."""
     others = {node: sight.beat for node, sight in status.peers.items()}
     return {**others, status.beat.node: status.beat}
 

@@ -1,4 +1,4 @@
-"""Who holds how much of each registered wheel, as this node knows it, and how far each is behind.
+"""Who holds how much of each registered wheel, as this node knows it, and how far each lags.
 
 | a member of a wheel | is |
 |---|---|
@@ -59,7 +59,7 @@ class _Sight:
 def replicas_of(
     control: ControlState, status: ServerStatus, in_sync: Collection[str]
 ) -> dict[WheelId, list[pb.Replica]]:
-    """The members of every registered wheel; `lag_ms` is told only where nothing lacks.
+    """Returns the members of every registered wheel; `lag_ms` only where nothing is missing.
 
     Args:
         control: what is committed.
@@ -86,7 +86,7 @@ def _sights(status: ServerStatus) -> dict[str, _Sight]:
 
 
 class _Looks:
-    """At the members of one wheel."""
+    """What is known of one wheel's members."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Looks:
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
 
     def at(self, node: str) -> pb.Replica:
-        """One member."""
+        """Returns the state of one member."""
         replica = pb.Replica(node=node)
         sight = self._sights.get(node)
         has_folder = sight is not None and sight.beat.storage == self._record.members[node]
@@ -138,7 +138,7 @@ class _Looks:
 
 
 class Lags:
-    """Tells for how long members have been behind, from the frames that are here. Blocks."""
+    """Measures for how long members have lagged, from the local frames. Blocks."""
 
     def __init__(self, disk: Disk, data: Path, *, wall_ms: Callable[[], int]) -> None:
         self._disk = disk
@@ -146,7 +146,7 @@ class Lags:
         self._wall_ms = wall_ms
 
     def tell(self, wheel: WheelId, replicas: Collection[pb.Replica], floor: int) -> None:
-        """Adds `lag_ms` to those members of a wheel that lack frames.
+        """Adds `lag_ms` to those members of a wheel that miss frames.
 
         Args:
             wheel: which one.
@@ -167,7 +167,7 @@ class Lags:
             reader.close()
 
     def _lag_ms(self, reader: WheelReader, first: int, end: int, floor: int) -> int | None:
-        """0 when all of these frames are finished; None: it cannot be told here."""
+        """Returns 0 if all of these frames are finished; None if it cannot be determined here."""
         try:
             seq = _first_unfinished(reader, first, end, floor)
             frame = reader.frame(seq) if seq is not None and reader.has(seq) else None
@@ -179,7 +179,7 @@ class Lags:
 
 
 def _first_unfinished(reader: WheelReader, first: int, end: int, floor: int) -> int | None:
-    """The first of these frames that is due at or above the floor; end + 1: none is.
+    """Returns the first of these frames due at or above the floor; end + 1 if there is none.
 
     None: it is not here, or too far away.
     """

@@ -1,4 +1,4 @@
-"""Group commit: what many callers sent is written together, and answered once it is held.
+"""Group commit: requests of many callers are written together, and answered once replicated.
 
 Whatever arrived while the last group was being written is the next group: no linger, so a single
 caller waits for nobody, and groups grow by themselves under load. Nothing here has a thread or a
@@ -65,7 +65,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of one request's messages.
+    """The outcome of one request's messages.
 
     Attributes:
         wheel: where the accepted ones are.
@@ -115,7 +115,7 @@ class Group:
 
     @classmethod
     def of(cls, requests: list[Request], admission: Admission) -> "Group":
-        """Nothing is written yet; what lies below the seal is refused."""
+        """Starts a group with nothing written; messages below the seal are refused."""
         columns = Columns.concat([request.columns for request in requests])
         group = cls(requests, admission, columns, np.zeros(len(columns), dtype=np.uint8))
         if admission.seal_slot > int(columns.due_ms.min()) // 1000:
@@ -125,17 +125,17 @@ class Group:
 
     @property
     def kind(self) -> Kind:
-        """Of all of its requests."""
+        """The kind of all requests in the group."""
         return self.requests[0].kind
 
     def refuse(self, messages: NDArray[np.bool_] | NDArray[np.intp], refusal: Refusal) -> None:
-        """These messages are not accepted."""
+        """Refuses these messages."""
         if self.reasons[-1] != refusal:
             self.reasons.append(refusal)
         self.verdicts[messages] = len(self.reasons) - 1
 
     def outcomes(self, seq: int) -> tuple[Answers, Answers]:
-        """What to say of each request: once all up to a seq is held, and what to say now."""
+        """Returns each request's outcome: those that wait for a seq, and those to answer now."""
         wheel = self.admission.wheel
         if not self.verdicts.any():
             return [(request, Committed(wheel, seq, {})) for request in self.requests], []
@@ -150,7 +150,7 @@ class Group:
         return later, now
 
     def places(self) -> Iterator[tuple[Request, slice]]:
-        """The requests, and which messages of the group are theirs."""
+        """Yields the requests, each with its messages' places in the group."""
         begin = 0
         for request in self.requests:
             end = begin + len(request.columns)
@@ -160,7 +160,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What of a group lies behind its index rows now.
+    """The part of a group that has index rows.
 
     Attributes:
         columns: those messages that were not refused before.
@@ -174,7 +174,7 @@ class Wrote:
 
 
 def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
-    """Appends those messages of a group that are not refused.
+    """Appends the messages of a group that are not refused.
 
     Refused are, beyond what was before: messages of full and finished slots; requests that no
     frame can hold, whatever encoding them raises; and, if the wheel breaks, messages that are not
@@ -204,7 +204,7 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
 
 
 def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> None:
-    """Refuses the requests that cannot be encoded by themselves; if each can, all of them."""
+    """Refuses the requests that cannot be encoded alone; if each of them can, all."""
     _log.error("a group cannot be encoded", error=str(error), exc_info=error)
     refusal = Refusal(Reason.INTERNAL, f"It cannot be encoded: {str(error)[:_CAUSE_LENGTH]}")
     undone = group.verdicts == 0
@@ -216,7 +216,7 @@ def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> No
 
 
 def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBroken) -> None:
-    """Of a group in which the wheel broke, only frames that have their index rows count."""
+    """Refuses what has no index row, after the wheel broke within a group."""
     undone = group.verdicts == 0
     done = error.done.order
     undone[done if rows is None else rows[done]] = False
@@ -235,7 +235,7 @@ class _Waiting:
 
 
 class Committer:
-    """The requests on their way. For any thread."""
+    """The requests that are under way. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -246,7 +246,7 @@ class Committer:
         self._waiting: deque[_Waiting] = deque()
 
     def submit(self, request: Request, now_ms: int) -> bool:
-        """Takes in a request; whether it is the first, so that a group is to be written."""
+        """Queues a request; returns whether it is the first, so that a group has to be written."""
         with self._lock:
             self._pending.append((now_ms, request))
             return len(self._pending) == 1
@@ -257,12 +257,12 @@ class Committer:
         return bool(self._pending)
 
     def waits_ms(self, now_ms: int) -> int:
-        """For how long the oldest request has waited for a group; 0: none waits."""
+        """Returns how long the oldest request has waited for a group; 0 if none waits."""
         with self._lock:
             return now_ms - self._pending[0][0] if self._pending else 0
 
     def take(self) -> tuple[list[Request], bool]:
-        """The next requests of one kind, within a group's bounds; whether others are left."""
+        """Returns the next requests of one kind, within bounds, and whether others are left."""
         with self._lock:
             if not self._pending:
                 return [], False
@@ -287,7 +287,7 @@ class Committer:
             return list(taken), bool(self._pending)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
-        """A group is written now: whoever has a message in it waits; what to say to the others."""
+        """Registers a written group, whose callers wait; returns refusals to answer now."""
         later, now = group.outcomes(seq)
         with self._lock:
             if not self._taken:
@@ -298,13 +298,13 @@ class Committer:
         return now
 
     def refuse(self, refusal: Refusal) -> Answers:
-        """What was taken is not written: what to say to whoever was not answered yet."""
+        """Returns refusals for a group that is not written."""
         with self._lock:
             taken, self._taken = self._taken, []
         return [(request, refusal) for request in taken]
 
     def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
-        """W members hold a wheel up to here: who is to be told."""
+        """Returns the answers for callers whose frames W members now hold."""
         answers: Answers = []
         with self._lock:
             waiting = self._waiting
@@ -313,7 +313,7 @@ class Committer:
         return answers
 
     def overdue(self, now_ms: int) -> Answers:
-        """What came, or was written, too long ago waits no longer, whatever becomes of it."""
+        """Returns answers for requests that have waited too long, whatever becomes of them."""
         before_ms = now_ms - _TOLD_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:
@@ -328,7 +328,7 @@ class Committer:
         return answers
 
     def give_up(self, refusal: Refusal) -> Answers:
-        """The wheel was left: nothing that waits is acknowledged any more."""
+        """Returns answers for all waiting callers, since the wheel was left."""
         with self._lock:
             waiting, self._waiting = self._waiting, deque()
         return [answer for held in waiting for answer in held.refused(refusal)]

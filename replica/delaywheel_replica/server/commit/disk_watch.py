@@ -34,31 +34,31 @@ class DiskWatch:
         self._reported = DiskState.ROOM
 
     def begins(self) -> None:
-        """The store's thread begins a job, or the next piece of it."""
+        """Notes that the store's thread begins a job, or the next piece of it."""
         self._busy_since_ms = self._now_ms()
 
     def ends(self) -> None:
-        """The store's thread has done its job."""
+        """Notes that the store's thread has finished its job."""
         self._busy_since_ms = None
 
     def tick(self) -> None:
-        """Sees whether the store's thread hangs; never waits for the disk."""
+        """Checks whether the store's thread hangs; never waits for the disk."""
         since_ms = self._busy_since_ms
         self._is_stalled = since_ms is not None and self._now_ms() - since_ms >= _STALLED_MS
         self._report_if_new()
 
     def look(self) -> None:
-        """Asks the disk how much room there is; may wait for it."""
+        """Measures the free space; may wait for the disk."""
         self._room.look(self._now_ms())
         self._report_if_new()
 
     def wrote(self, length_bytes: int) -> None:
-        """So much was written."""
+        """Counts written bytes."""
         self._room.wrote(length_bytes, self._now_ms())
         self._report_if_new()
 
     def failed(self, error: BaseException) -> None:
-        """Something failed; if for want of room, the next save shall have some."""
+        """Notes a failure; if space is exhausted, makes room for the next save."""
         if is_no_room(error):
             self._room.refused(self._now_ms())
             self._report_if_new()

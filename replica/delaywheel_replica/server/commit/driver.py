@@ -1,4 +1,4 @@
-"""Drives the member machine: tells it what happens, and carries out what it asks.
+"""Drives the member machine: feeds it events, and carries out its effects.
 
 The simulation and the real server run this same class; threads, queue, clocks, network and rows
 are behind `Outside` (outside.py).
@@ -112,7 +112,7 @@ _EventAt: TypeAlias = Callable[[int, int], Event]
 
 
 class Driver:
-    """One node's server, but for threads, calls and rows; see the module.
+    """One node's server, without threads, calls and status files; see the module.
 
     Attributes:
         machine: decides; to be asked nothing without the lock but by tests.
@@ -168,21 +168,21 @@ class Driver:
     # --- what is asked, on any thread
 
     def status(self) -> ServerStatus:
-        """The row, made anew."""
+        """Returns a new status."""
         outside = self._outside
         with self._lock:
             return self.machine.status(outside.now_ms(), outside.wall_ms(), outside.pid)
 
     @property
     def in_sync(self) -> frozenset[str]:
-        """The members that the open wheel waits for."""
+        """The members that must hold each frame of the open wheel."""
         with self._lock:
             return self.machine.in_sync
 
     # --- what happens, on any thread
 
     def tick(self) -> None:
-        """100 ms have passed."""
+        """Handles a tick; to be called every 100 ms."""
         self._step(Tick)
         self._disk.tick()
         overdue = self._committer.overdue(self._outside.now_ms())
@@ -190,7 +190,7 @@ class Driver:
             self._outside.answer(overdue)
 
     def received(self, sender: str, message: PeerMessage) -> None:
-        """A message of another node. What is about frames may wait for the disk here.
+        """Takes a message of another node. One about frames may wait for the disk here.
 
         Raises:
             MalformedError: no node can mean it; nothing was done.
@@ -200,32 +200,32 @@ class Driver:
         self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), here=here)
 
     def disconnected(self, peer: str) -> None:
-        """The connection to another node broke."""
+        """Notes that the connection to another node broke."""
         self._step(lambda now_ms, _: Disconnected(peer, now_ms))
 
     def cleaner_told(self, status: CleanerStatus | None) -> None:
-        """The newest row of the cleaner; None: it does not live."""
+        """Takes the newest status of the cleaner; None: it is not alive."""
         self._step(lambda now_ms, wall_ms: CleanerTold(status, now_ms, wall_ms))
 
     def published(self, wheel: WheelId, seq: int) -> None:
-        """The ledger of a wheel is published up to here."""
+        """Notes that the ledger of a wheel is published up to this seq."""
         self._tell(Published(wheel, seq))
 
     def unreadable(self, wheel: WheelId, seq: int) -> None:
-        """A reader came upon a damaged frame."""
+        """Notes that a reader found a damaged frame."""
         self._tell(Unreadable(wheel, SeqSet.of([seq])))
 
     def drain(self) -> None:
-        """The node is to stop cleanly: what is not verified by now is left to the next start."""
+        """Begins a clean stop; wheels not yet verified are left to the next start."""
         self._long_work.verifies = False
         self._tell(Drain())
 
     def look_at_disk(self) -> None:
-        """Sees how much room there is; may wait for the disk."""
+        """Measures the free space; may wait for the disk."""
         self._disk.look()
 
     def checkpoint(self) -> None:
-        """Puts on the medium what was written; may wait for it.
+        """Puts written data on the medium; may wait for it.
 
         Raises:
             OSError: it refused; the next call tries again.
@@ -242,7 +242,7 @@ class Driver:
             raise
 
     def submit(self, request: Request) -> None:
-        """Has a request written with the next group; it is answered once."""
+        """Queues a request for the next group; it is answered exactly once."""
         if self._committer.submit(request, self._outside.now_ms()):
             self._outside.enqueue(GroupJob())
             self._outside.do_jobs(here=False)
@@ -276,7 +276,7 @@ class Driver:
             outside.do_jobs(here=here)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
-        """Makes jobs of what touches the disk, in the order of the steps; returns the rest."""
+        """Queues the effects that touch the disk, in order; returns the others."""
         at_once: list[Effect] = []
         answered: deque[Effect] = deque()
         alone: list[Effect] = []
@@ -294,7 +294,7 @@ class Driver:
         return at_once
 
     def _do_at_once(self, effects: list[Effect]) -> None:
-        """Callers first, the row last: it is for the cleaner alone.
+        """Answers callers first and updates the status last, which only the cleaner reads.
 
         But who cancels has the cleaner commit as soon as he is answered: it should know then.
         """
@@ -317,17 +317,17 @@ class Driver:
     # --- jobs, on the store's thread
 
     def begins(self) -> None:
-        """A job, or the next piece of it, is under way from now on: whoever ticks sees how long."""
+        """Notes the start of a job, or of its next piece, so that `tick` sees how long it takes."""
         self._disk.begins()
 
     def do(self, job: Job) -> None:
-        """Does a job to its end."""
+        """Carries out a job to its end."""
         self.begins()
         self._do(job)
         self.ends()
 
     def ends(self) -> None:
-        """The job is done."""
+        """Notes the end of a job."""
         self._disk.ends()
 
     def _do(self, job: Job) -> None:
@@ -341,7 +341,7 @@ class Driver:
                     self.do_next(job)
 
     def do_step(self) -> None:
-        """Does some of the long work; what is left goes behind all that came meanwhile."""
+        """Does one step of long work; the rest queues behind jobs that came meanwhile."""
         event, has_more = self._long_work.step()
         if has_more:
             self._outside.enqueue(StepJob())
@@ -373,7 +373,7 @@ class Driver:
     def _carry_out(  # noqa: PLR0911 - one for each effect
         self, effect: Effect
     ) -> _EventAt | None:
-        """Does what touches the disk; what the machine is to be told."""
+        """Carries out an effect that touches the disk; returns the event for the machine."""
         store = self._store
         match effect:
             case Save():
@@ -412,7 +412,7 @@ class Driver:
     # --- callers' groups, on the store's thread
 
     def _write_group(self) -> None:
-        """Writes the next group, if there is one; also between two pieces of a long job."""
+        """Writes the next group, if there is one; also called between pieces of a long job."""
         self.begins()
         if not self._committer.has_pending:
             return
@@ -421,7 +421,7 @@ class Driver:
             self.finish_group(group)
 
     def begin_group(self) -> Group | None:
-        """Lets the next group in; None: there is none, or it was refused."""
+        """Admits the next group; None if there is none, or it was refused."""
         requests, has_more = self._committer.take()
         if has_more:
             self._outside.enqueue(GroupJob())
@@ -436,7 +436,7 @@ class Driver:
         return Group.of(requests, admission)
 
     def _accept_at_ms(self, wheel: WheelId) -> int:
-        """Now; within a wheel it never goes back, whatever the clock does: the books go by it."""
+        """Returns the wall clock, never decreasing within a wheel, since the books depend on it."""
         before = self._accepted
         now_ms = self._outside.wall_ms()
         if before is not None and before[0] == wheel:
@@ -445,7 +445,7 @@ class Driver:
         return now_ms
 
     def finish_group(self, group: Group) -> None:
-        """Writes a group that was let in; whoever has frames in it waits until they are held."""
+        """Writes an admitted group, whose callers then wait for replication."""
         store, wheel = self._store, group.admission.wheel
         accepted_at_ms = self._accept_at_ms(wheel)
         seq_before = store.last_seq
@@ -467,7 +467,7 @@ class Driver:
 
 
 def _least_due_ms(group: Group) -> int:
-    """Whoever cancels waits for the next commit, whenever the message is due."""
+    """Returns the least due; 0 for cancels, which always wait for the next commit."""
     return 0 if group.kind is Kind.CANCELS else int(group.columns.due_ms.min())
 
 

@@ -1,4 +1,4 @@
-"""What a driver (driver.py) puts into the queue, and what surrounds it: its one port."""
+"""The driver's environment as a port, and the jobs that it puts into its queue."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from delaywheel_replica.server.commit.committer import Answers
 
 @dataclass(frozen=True, slots=True)
 class GroupJob:
-    """The requests that have come so far are to be written."""
+    """Write the requests that have come so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepJob:
-    """Some more files are to be deleted."""
+    """Do another step of long work."""
 
 
 Job: TypeAlias = deque[Effect] | GroupJob | StepJob
 
 
 class Outside(Protocol):
-    """What surrounds a driver. All but clocks and `enqueue` are called outside its lock."""
+    """The driver's environment. All but clocks and `enqueue` are called outside its lock."""
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
 
     def now_ms(self) -> int:
         """The monotonic clock."""
@@ -39,29 +39,29 @@ class Outside(Protocol):
         """The wall clock."""
 
     def enqueue(self, job: Job) -> None:
-        """Puts a job into the queue, behind all before it; perhaps under the driver's lock."""
+        """Appends a job to the queue; may be called under the driver's lock."""
 
     def do_jobs(self, *, here: bool) -> None:
-        """Has the jobs in the queue done by `Driver.do`.
+        """Has queued jobs carried out by `Driver.do`.
 
         Args:
             here: the caller may wait for the disk, and do them itself.
         """
 
     def happened(self, event: Event) -> None:
-        """The machine was told this; nothing that it asks for at once is done yet."""
+        """Reports an event that the machine took, before any of its immediate effects."""
 
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends a message, or drops it; never blocks."""
 
     def tell(self) -> None:
-        """The row says something new: the cleaner is to look at it."""
+        """Writes the status, which the cleaner should read now."""
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
-        """The high watermark passed these: they are to be answered."""
+        """Answers callers after the high watermark has passed their frames."""
 
     def answer(self, answers: Answers) -> None:
-        """These are to be answered."""
+        """Answers these callers."""
 
     def enter(
         self,
@@ -70,4 +70,4 @@ class Outside(Protocol):
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """The ledger takes note of frames; `columns` is None when they are cancels."""
+        """Enters frames into the ledger; `columns` is None for cancels."""

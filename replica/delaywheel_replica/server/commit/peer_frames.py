@@ -26,7 +26,7 @@ class PeerFrames:
         batch_frames: int,
         turn_at_most: int | None,
     ) -> None:
-        """Begins with nothing to do.
+        """Prepares for the first frames.
 
         Args:
             store: has the frames.
@@ -52,7 +52,7 @@ class PeerFrames:
         return Turn(self._outside.now_ms, self._turn_at_most)
 
     def mirror(self, effect: Mirror) -> Held:
-        """Writes frames of another node, in pieces; a piece without a frame ends the whole.
+        """Writes another node's frames, in pieces; a piece without any frame ends the work.
 
         Raises:
             OSError: the medium refused.
@@ -73,7 +73,7 @@ class PeerFrames:
             self._write_group()
 
     def serve(self, effect: Serve, *, floor: int) -> None:
-        """What is pushed goes as a whole, in as many messages as it takes; of a fetch one.
+        """Sends a push completely, in as many messages as needed; a fetch in one message.
 
         What of a push takes longer than a turn goes behind all that came meanwhile.
         """

@@ -1,4 +1,4 @@
-"""What surrounds the driver in a real process: see ``jobs.Outside``.
+"""The driver's environment in a real process: see `outside.Outside`.
 
 Also where a node's log tells of its wheels: they are what an operator follows.
 """
@@ -66,7 +66,7 @@ class Surroundings:
         self._spare: WheelId | None = None
 
     def peers(self) -> dict[str, PeerState]:
-        """How things stand with each other node."""
+        """The state of the connection to each other node."""
         return {} if self.network is None else self.network.states()
 
     def now_ms(self) -> int:
@@ -78,11 +78,11 @@ class Surroundings:
         return wall_ms()
 
     def enqueue(self, job: Job) -> None:
-        """Puts a job into the queue."""
+        """Appends a job to the queue."""
         self._store_thread.put(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """Has the jobs done, on the store's thread if not by the caller."""
+        """Has the jobs carried out, on the store's thread unless the caller does it."""
         self._store_thread.do_jobs(here=here)
 
     def send(self, peer: str, message: PeerMessage) -> None:
@@ -91,7 +91,7 @@ class Surroundings:
             self.network.send(peer, message)
 
     def tell(self) -> None:
-        """Has the row written."""
+        """Has the status written."""
         self._beat_thread.tell()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
@@ -111,11 +111,11 @@ class Surroundings:
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Into the ledger."""
+        """Enters frames into the ledger."""
         self._ledger.enter(wheel, columns, group, accepted_at_ms)
 
     def happened(self, event: Event) -> None:
-        """Tells the operator of wheels, and of what the disk refuses."""
+        """Logs wheels, and what the disk refuses."""
         match event:
             case Opened():
                 _log.info("wheel opened", wheel=str(event.wheel))

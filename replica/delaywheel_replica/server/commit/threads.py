@@ -22,7 +22,7 @@ _BEFORE_START_S: Final = 0.5
 
 
 class StoreThread:
-    """Has the driver's jobs done: in order, by one thread at a time.
+    """Carries out the driver's jobs: in order, by one thread at a time.
 
     Most jobs cost less than handing them to another thread. So a thread that may wait for the disk
     does them itself, if nobody is at it; for all others there is a thread.
@@ -41,7 +41,7 @@ class StoreThread:
         self._thread: threading.Thread | None = None
 
     def do_some(self, driver: Driver) -> None:
-        """Does the jobs that are there, and those that come of them; before the start.
+        """Carries out the jobs there are, and those they cause; before `start`.
 
         What is left when some time has passed is for the thread: it is about old wheels.
         """
@@ -50,7 +50,7 @@ class StoreThread:
             driver.do(self._jobs.popleft())
 
     def start(self, driver: Driver) -> None:
-        """Begins with the jobs that are there."""
+        """Starts the thread with the jobs there are."""
         self._driver = driver
         self._wakes.put(None)
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -64,7 +64,7 @@ class StoreThread:
             self._thread.join()
 
     def do_jobs(self, *, here: bool) -> None:
-        """Jobs were put: has them done.
+        """Has the queued jobs carried out.
 
         Args:
             here: the caller may wait for the disk. It does the jobs that are there by now, and
@@ -92,7 +92,7 @@ class StoreThread:
             self._do(driver, len(self._jobs))
 
     def _do(self, driver: Driver, most: int) -> None:
-        """With the turn, which is given back."""
+        """Carries out jobs while holding the turn, which it then returns."""
         self._worker = threading.get_ident()
         try:
             for _ in range(most):
@@ -103,7 +103,7 @@ class StoreThread:
 
 
 class BeatThread:
-    """Ticks, and writes ``server.row``. ``tell`` is for any thread."""
+    """Ticks, and writes ``server.row``. ``tell`` may be called on any thread."""
 
     def __init__(self, path: Path, *, wake: Callable[[], object]) -> None:
         """Prepares; ``start`` starts the thread.
@@ -122,7 +122,7 @@ class BeatThread:
         self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
 
     def start(self, driver: Driver) -> None:
-        """Begins to tick and to tell."""
+        """Starts to tick and to write the status."""
         self._driver = driver
         self._thread.start()
 
@@ -133,7 +133,7 @@ class BeatThread:
         self._thread.join()
 
     def tell(self) -> None:
-        """Has the row written now; see ``jobs.Outside``."""
+        """Has the status written now; see `outside.Outside`."""
         if time.monotonic() - self._written_at < _ROW_GAP_S:
             self._told.set()
             return
@@ -155,7 +155,7 @@ class BeatThread:
                 self._wake()
 
     def _write(self) -> None:
-        """The status is made under the lock: no older row ever follows a newer one."""
+        """Writes the status under the lock, so that no older one follows a newer one."""
         if self._driver is None:
             return
         with self._lock:

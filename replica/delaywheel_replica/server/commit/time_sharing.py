@@ -1,4 +1,4 @@
-"""How the store's one thread shares its time between callers and work that takes long.
+"""How the store's only thread divides its time between callers and long work.
 
 Callers' groups, mirrored frames, and everything the member machine waits for go through one queue,
 in order. On a slow disk a single file may take 50 ms to open, to sync or to delete, and some work
@@ -49,7 +49,7 @@ class Turn:
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int | None = None) -> None:
-        """It begins.
+        """Begins the turn.
 
         Args:
             now_ms: the monotonic clock.
@@ -61,7 +61,7 @@ class Turn:
         self.has_ended = False
 
     def is_over(self) -> bool:
-        """To be asked after each file or frame."""
+        """Whether the turn is over; to be called after each file or frame."""
         if self._left is not None:
             self._left -= 1
         self.has_ended = self._left == 0 or self._now_ms() >= self._until_ms
@@ -69,7 +69,7 @@ class Turn:
 
 
 class LongWork:
-    """What is about any number of files, in steps. For the store's thread.
+    """Work on any number of files, in steps. For the store's thread.
 
     What frees the disk is done first: verifying may take minutes.
 
@@ -78,7 +78,7 @@ class LongWork:
     """
 
     def __init__(self, store: Store, now_ms: Callable[[], int], *, most_files: int | None) -> None:
-        """Nothing is to be done yet.
+        """Begins without work.
 
         Args:
             store: whose files they are.
@@ -94,7 +94,7 @@ class LongWork:
         self.verifies = True
 
     def begin(self, effect: AllOfAWheel) -> bool:
-        """Takes in an effect; whether it is the first, so that a step is to be done.
+        """Adds an effect; returns whether it is the first, so that a step has to be queued.
 
         A sweep raises the floor at once; one that has not begun to delete gives way to it.
         """
@@ -112,7 +112,7 @@ class LongWork:
         return is_first
 
     def step(self) -> tuple[Event | None, bool]:
-        """Does one turn of the oldest work: what the machine is to be told, and if more is left."""
+        """Does one turn of the oldest work; returns an event, and whether more is left."""
         if not self.verifies:
             self._verifying.clear()
         work: deque[Any] = self._deleting or self._verifying

@@ -1,4 +1,4 @@
-"""What the disk needs now and then: checkpoints, a look at its free space, the cache of topics.
+"""Regular work for the disk: checkpoints, measuring free space, the cache of topics.
 
 On a thread of its own: a checkpoint waits for the medium, for seconds if it must, and nothing
 waits for a checkpoint. It spares the next start after a crash of the machine, no more.
@@ -17,7 +17,7 @@ _log = get_logger(__name__)
 
 
 class Upkeep:
-    """Looks after the disk."""
+    """Does regular work for the disk, on its own thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Upkeep:
         self._thread.join()
 
     def also(self, job: Callable[[], object]) -> None:
-        """Adds what is to be done once a second."""
+        """Adds a function to be called once a second."""
         self._jobs.append(job)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""From the event loop to the driver's groups, and back: a future for each request."""
+"""From the event loop to the driver's groups and back: one future for each request."""
 
 import asyncio
 from functools import partial
@@ -12,14 +12,14 @@ from delaywheel_replica.server.node.refusals import Refusal, RefusedError
 
 
 class Writing:
-    """Has requests written. For the event loop's thread, on which it is made."""
+    """Submits requests to the driver. For the event loop's thread, on which it is made."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._loop = asyncio.get_running_loop()
 
     def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> "asyncio.Future[Committed]":
-        """Has a request's messages written; the answer comes when they may be acknowledged.
+        """Has a request's messages written; the answer comes once they may be acknowledged.
 
         It is a RefusedError when none of them was accepted, or (WHEEL_LOST) that is not known.
         """
@@ -30,7 +30,7 @@ class Writing:
 
 @fatal
 def settle(answers: Answers) -> None:
-    """On the event loop: one call for a whole group, so that its callers go on together."""
+    """Resolves the futures of a whole group in one call on the event loop."""
     for request, outcome in answers:
         request.on_answer(outcome)
 

@@ -1,4 +1,4 @@
-"""Bounds on what was received and is not yet answered, in bytes: per caller and altogether.
+"""Bounds on bytes that were received and not yet answered: per caller and in total.
 
 A caller is one connection. Without these bounds a slow disk would turn into memory, and so would a
 caller that does not read: an answer is counted until it is on its way to the caller.
@@ -20,7 +20,7 @@ MESSAGE_COST_BYTES: Final = 320
 
 
 def cost_bytes(request: bytes, messages: int) -> int:
-    """What a request counts in flight."""
+    """Returns how many bytes a request counts while it is in flight."""
     return len(request) + messages * MESSAGE_COST_BYTES
 
 
@@ -38,22 +38,22 @@ class Admission:
         self._less = asyncio.Event()
 
     async def wait_idle(self) -> None:
-        """Waits until no request is in flight; nobody waits for those who do not read answers."""
+        """Waits until no request is in flight, ignoring callers that do not read their answers."""
         await self._idle.wait()
 
     async def wait_for_room(self, caller: str, length_bytes: int) -> None:
-        """Waits until this caller's own bound allows so much more."""
+        """Waits until this caller's own bound has room for so many more bytes."""
         while not self.caller_has_room(caller, length_bytes):
             self._less.clear()
             await self._less.wait()
 
     def caller_has_room(self, caller: str, length_bytes: int) -> bool:
-        """Whether this caller's own bound allows so much more; an idle caller always has room."""
+        """Whether this caller's own bound has room for so much; an idle caller always has."""
         in_flight = self._callers.get(caller, 0)
         return in_flight == 0 or in_flight + length_bytes <= self._max_caller_bytes
 
     def admit(self, caller: str, length_bytes: int) -> "Ticket":
-        """Counts a request until its ticket is given back.
+        """Counts a request until its ticket is returned.
 
         Raises:
             RefusedError: BACKPRESSURE.
@@ -73,7 +73,7 @@ class Admission:
         return Ticket(self, caller, length_bytes)
 
     def hold_answer(self, caller: str, length_bytes: int) -> Callable[[], None]:
-        """Counts an answer; what is returned is to be called once, when the caller has it.
+        """Counts an answer; the returned function must be called once, when the caller has it.
 
         It is made already, so it is never refused: its request was counted with it.
         """
@@ -81,7 +81,7 @@ class Admission:
         return partial(self._give_back, caller, length_bytes)
 
     def end_request(self, caller: str, length_bytes: int) -> None:
-        """Counts a request no more."""
+        """Releases a request's bytes."""
         self._requests -= 1
         if not self._requests:
             self._idle.set()
@@ -102,7 +102,7 @@ class Admission:
 
 
 class Ticket:
-    """One admitted request; leaving its context gives it back, unless it was handed on.
+    """One admitted request; leaving its context returns it, unless it was handed on.
 
     A caller that goes away does not take back what it sent: what the writer has is counted until
     it is written.
@@ -117,7 +117,7 @@ class Ticket:
         self._handed_on = False
 
     def hand_on(self, answer: "asyncio.Future[Any]") -> None:
-        """From now on it is given back when ``answer`` is there."""
+        """Returns the ticket only when ``answer`` is done."""
         self._handed_on = True
         answer.add_done_callback(self._give_back)
 

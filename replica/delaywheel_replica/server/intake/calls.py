@@ -1,4 +1,4 @@
-"""Calls as bytes: let in, read, given to whoever answers them, and their answers counted.
+"""gRPC calls as bytes: admitted, read, dispatched, and their answers counted.
 
 gRPC would read a request, and make objects of it, before anybody is asked. So every call is taken
 as a stream of bytes here, of which one message is read when there is room for it; on the wire the
@@ -37,7 +37,7 @@ StreamWork: TypeAlias = Callable[[Context], Awaitable[None]]
 
 
 class Answers(NamedTuple):
-    """Bounds on the answers to questions, apart from what producers have in flight.
+    """Bounds on answers to questions, separate from what producers have in flight.
 
     Attributes:
         admission: counts them.
@@ -63,7 +63,7 @@ class Calls:
         raw: Mapping[str, Handler],
         name: str | None = None,
     ) -> grpc.GenericRpcHandler:
-        """Handlers of all calls of a service.
+        """Returns handlers for all calls of a service.
 
         Args:
             service: which one.
@@ -78,7 +78,7 @@ class Calls:
         return grpc.method_handlers_generic_handler(name or service.full_name, handlers)
 
     def call(self, name: str, work: Work) -> Handler:
-        """One request, one answer, both as bytes."""
+        """Returns a handler with one request and one answer, both as bytes."""
 
         async def answer(held: ExitStack, context: Context) -> None:
             told = await work(await self._received(context), context)
@@ -88,7 +88,7 @@ class Calls:
         return self._guarded(name, answer)
 
     def stream(self, name: str, work: StreamWork) -> Handler:
-        """Requests and answers of which no end is known."""
+        """Returns a handler for a stream of any number of requests and answers."""
 
         async def answer(held: ExitStack, context: Context) -> None:
             held.callback(self._reception.begin_stream(context.peer()))
@@ -99,7 +99,7 @@ class Calls:
     def _guarded(
         self, name: str, answer: Callable[[ExitStack, Context], Awaitable[None]]
     ) -> Handler:
-        """A handler that counts the call, and ends it with an answer, a reason, or its caller.
+        """Returns a handler that counts the call and ends it with an answer or a reason.
 
         What it raises gRPC would log with all that is known of it: nothing that a caller does may
         come so far.
@@ -168,7 +168,7 @@ class Calls:
 
 
 class _Encoding:
-    """A context to which messages are written."""
+    """A context that encodes messages before they are written."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -205,5 +205,5 @@ def _parsed(request_class: type[Message], content: bytes) -> Message:
 
 
 def _refusal_of(error: Exception) -> Refusal:
-    """To be called where it is handled."""
+    """Returns the refusal for the exception that is being handled."""
     return error.refusal if isinstance(error, RefusedError) else defect(error)

@@ -1,4 +1,4 @@
-"""Reads a request of columns: whether they fit together is a matter of the whole request."""
+"""Decodes a request of columns, whose consistency concerns the whole request."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -19,7 +19,7 @@ def content_lengths(
     value_lengths: NDArray[np.int32],
     headers_lengths: NDArray[np.int32],
 ) -> NDArray[np.int64]:
-    """Bytes of each message in the blob."""
+    """Returns the bytes of each message in the blob."""
     lengths = np.maximum(key_lengths, 0).astype(np.int64)
     lengths += np.maximum(value_lengths, 0)
     lengths += headers_lengths
@@ -27,13 +27,13 @@ def content_lengths(
 
 
 def headers_bytes(request: bytes, outline: Outline) -> int:
-    """How long the headers of all messages together are, as a request of columns says."""
+    """Returns the total length of all headers, as a request of columns states it."""
     begin, end = (outline.columns or {}).get("headers_lengths", (0, 0))
     return int(np.frombuffer(request[begin : end - (end - begin) % 4], "<i4").sum(dtype=np.int64))
 
 
 def decode_columns(request: bytes, outline: Outline) -> Columns:
-    """The messages; their contents stay where they are in the request.
+    """Returns the messages; their contents stay in the request's buffer.
 
     Raises:
         RefusedError: REQUEST_MALFORMED.
@@ -84,7 +84,7 @@ class _Packed:
         self._messages = messages
 
     def column(self, name: str, dtype: type[_Scalar], *, each: int = 1) -> NDArray[_Scalar]:
-        """One column, in memory of its own: where it lies in the request it need not be aligned."""
+        """Returns a copy of one column, which need not be aligned within the request."""
         begin, end = self._places.get(name, (0, 0))
         items = self._messages * each
         expected = items * np.dtype(dtype).itemsize
@@ -96,7 +96,7 @@ class _Packed:
         return np.frombuffer(self._request, little, items, begin).astype(dtype)
 
     def optional(self, name: str, dtype: type[_Scalar]) -> NDArray[_Scalar]:
-        """A column that may be left out: none has one."""
+        """Returns a column that may be absent, in which case no message has a value."""
         begin, end = self._places.get(name, (0, 0))
         if begin == end:
             return np.full(self._messages, -1, dtype=dtype)

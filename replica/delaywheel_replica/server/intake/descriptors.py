@@ -1,4 +1,4 @@
-"""Who may have how many descriptors: callers must never take those that the wheel needs.
+"""Divides the process's descriptors, so that callers never take those that the wheel needs.
 
 | share | of the limit | at most |
 |---|---|---|
@@ -21,7 +21,7 @@ _LEAST: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The shares.
+    """How many descriptors each part may use.
 
     Attributes:
         connections: of callers.
@@ -33,7 +33,7 @@ class Descriptors:
 
 
 def share_out(limit: int, *, open_files: int | None = None) -> Descriptors:
-    """Shares out the descriptors that the process may have.
+    """Divides the descriptors that the process may have.
 
     Args:
         limit: so many.

@@ -60,7 +60,7 @@ def _monotonic_ms() -> int:
 
 
 class KnownTopics:
-    """The node's memory of Kafka's topics. For the loop's thread, where nothing else is said."""
+    """A node's memory of Kafka's topics. For the loop's thread, unless stated otherwise."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class KnownTopics:
         refuses_absent: bool,
         wait_s: float = ANSWER_WAIT_S,
     ) -> None:
-        """Reads what was known before.
+        """Reads the cache of an earlier life.
 
         Args:
             disk: where the cache lies.
@@ -95,7 +95,7 @@ class KnownTopics:
         self._unsaved = False
 
     def doubtful(self, batch: Batch) -> list[str]:
-        """The topics of which too little is known to judge the messages for them; on any thread."""
+        """Returns topics of which too little is known to judge their messages. For any thread."""
         told = self._told_of(batch)
         old = [known if known and not known.is_fresh else None for known in told]
         numbers = {number for number, _, _ in _misfits(batch, old)}
@@ -105,7 +105,7 @@ class KnownTopics:
         return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
 
     async def find_out(self, names: Iterable[str]) -> Collection[str]:
-        """Waits for the cleaner's word on each, but not for long; returns those not asked for."""
+        """Waits briefly for the cleaner's answers; returns topics that could not be asked for."""
         waiting: dict[str, object] = {}
         unasked = set()
         for name in names:
@@ -123,7 +123,7 @@ class KnownTopics:
         return unasked
 
     async def _wait(self, names: set[str]) -> None:
-        """Until all of these are settled, but not for long."""
+        """Waits briefly until all of these are settled."""
         waiter = _Waiter(names, asyncio.get_running_loop().create_future())
         self._waiters.add(waiter)
         try:
@@ -132,7 +132,7 @@ class KnownTopics:
             self._waiters.discard(waiter)
 
     def judge(self, batch: Batch, unasked: Collection[str]) -> None:
-        """Refuses what Kafka would not take, by what is known now; on any thread.
+        """Refuses messages that Kafka would not take, as far as is known now. For any thread.
 
         Args:
             batch: of decoded messages.
@@ -152,7 +152,7 @@ class KnownTopics:
                 batch.refuse(batch.rows_for(number), _UNASKED)
 
     def learn(self, message: Topics) -> None:
-        """Takes in what the cleaner says."""
+        """Takes what the cleaner reports."""
         for name, info in message.topics.items():
             known = self._present.get(name)
             self._unsaved |= known is None or known.info != info
@@ -164,7 +164,7 @@ class KnownTopics:
         self._settle([*message.topics, *message.absent])
 
     def save_changes(self) -> None:
-        """Writes the cache if something changed; may be called on another thread."""
+        """Writes the cache if something has changed; may be called on another thread."""
         if not self._unsaved:
             return
         self._unsaved = False
@@ -182,14 +182,14 @@ class KnownTopics:
         self._present.put(name, told, len(name) + _ENTRY_BYTES)
 
     def _told_of(self, batch: Batch) -> "list[_Told | None]":
-        """What is known of each topic of a batch, in their order."""
+        """Returns what is known of each topic of a batch, in order."""
         return [self._present.get(name) for name in batch.columns.topics]
 
     def _is_absent(self, name: str) -> bool:
         return _is_fresh(self._absent_ms.get(name))
 
     def _settle(self, names: Sequence[str]) -> None:
-        """Nobody waits for these any more.
+        """Ends the waiting for these topics.
 
         Many callers may wait for the same thousand: a future a name, with a callback for each of
         them, would hold up the loop when they come.
@@ -204,7 +204,7 @@ class KnownTopics:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
-    """A caller that waits for the cleaner's word.
+    """A caller that waits for the cleaner's answer.
 
     Attributes:
         names: of the topics that are left.
@@ -217,7 +217,7 @@ class _Waiter:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What is known of a topic that is there.
+    """What is known of an existing topic.
 
     Attributes:
         info: of it.
@@ -229,13 +229,13 @@ class _Told:
 
     @property
     def room_bytes(self) -> int:
-        """So long may a message be."""
+        """The greatest length of a message, in bytes."""
         most = self.info.max_message_bytes
         return _NO_BOUND if most is None else most - FORWARD_ROOM_BYTES
 
     @property
     def is_fresh(self) -> bool:
-        """Whether a message may be refused by it."""
+        """Whether this is recent enough to refuse a message."""
         return _is_fresh(self.checked_at_ms)
 
 
@@ -246,7 +246,7 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
 def _misfits(
     batch: Batch, told: "Sequence[_Told | None]"
 ) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
-    """The messages for each topic that it does not take, and why: compared as whole columns.
+    """Returns the messages that each topic refuses, and why; compares whole columns.
 
     Args:
         batch: of decoded messages.
@@ -277,7 +277,7 @@ def _misfits(
 def _by_topic(
     numbers: NDArray[np.uint32], rows: NDArray[np.intp]
 ) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Some messages, topic by topic."""
+    """Groups messages by topic."""
     if not len(rows):
         return
     order = rows[np.argsort(numbers[rows], kind="stable")]
@@ -286,7 +286,7 @@ def _by_topic(
 
 
 def _load(disk: Disk, path: Path) -> dict[str, TopicInfo]:
-    """The cache; empty where there is none, or none that can be read: it is only a cache."""
+    """Returns the cache; empty if it is absent or unreadable."""
     try:
         document: Mapping[str, tuple[int, int | None]] = json.loads(disk.read_file(path))
         return {name: TopicInfo(*info) for name, info in document.items()}

@@ -1,4 +1,4 @@
-"""DelayProduce and DelayProduceStream: from a request's bytes to its answer's.
+"""DelayProduce and DelayProduceStream, from a request's bytes to those of its answer.
 
 A message's refusal is an error in its result; a request's refusal is the status of the call, or,
 on a stream, an error in its response, so that the stream goes on.
@@ -50,7 +50,7 @@ _Made = TypeVar("_Made")
 
 @dataclass(slots=True)
 class Accepting:
-    """What a produce request passes through."""
+    """The stages that a produce request passes through."""
 
     # Why the node takes no messages now; None: it does.
     refusal: Callable[[], Refusal | None]
@@ -62,7 +62,7 @@ class Accepting:
 
 
 class Producing:
-    """Takes messages. For the event loop's thread."""
+    """Accepts messages. For the event loop's thread."""
 
     def __init__(self, accepting: Accepting) -> None:
         self._accepting = accepting
@@ -107,7 +107,7 @@ class Producing:
         )
 
     async def _produce(self, request: bytes, outline: Outline, caller: str) -> Answer:
-        """Takes a request, and counts what became of its messages."""
+        """Carries out a request, and counts the outcomes of its messages."""
         parts = self._accepting
         began = perf_counter_ns()
         taking = self._take(request, outline, caller)
@@ -150,7 +150,7 @@ class Producing:
         return batch, wheel
 
     def _decode(self, request: bytes, outline: Outline) -> tuple[Batch, list[str]]:
-        """On any thread. Unless topics are to be asked for, which it returns, it is judged, too."""
+        """Decodes, and judges unless topics must be asked for, which it returns. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
         doubtful = parts.topics.doubtful(batch)
@@ -159,7 +159,7 @@ class Producing:
         return batch, doubtful
 
     def _judge(self, batch: Batch, unasked: Collection[str]) -> None:
-        """On any thread."""
+        """Judges decoded messages. For any thread."""
         self._accepting.topics.judge(batch, unasked)
         batch.accept()
 
@@ -170,7 +170,7 @@ class Producing:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _read(self, context: Context, stream: "_Stream") -> None:
-        """Reads a stream, but not while its window or the caller's bound is full.
+        """Reads a stream, pausing while its window or the caller's bound is full.
 
         So its caller feels it when the node is slow, and is not refused for it; and when it does
         not read its answers.
@@ -214,7 +214,7 @@ def _is_small(request: bytes, outline: Outline) -> bool:
 
 
 class _Stream:
-    """One stream's requests on their way: answers in order, at most a window of them."""
+    """One stream's requests under way: answers in order, within a window."""
 
     def __init__(self) -> None:
         self.window = asyncio.Semaphore(_STREAM_WINDOW)
@@ -222,7 +222,7 @@ class _Stream:
         self.answers: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
 
     def abandon(self) -> None:
-        """Whoever waits for them is gone: answers are counted no more once they are there."""
+        """Releases the answers once they exist, since the caller is gone."""
         while not self.answers.empty():
             task = self.answers.get_nowait()
             if task is not None:

@@ -1,4 +1,4 @@
-"""Bounds on what is received before anybody can count it: calls, messages on their way, streams.
+"""Bounds on what is received before it can be counted: calls, incoming messages, streams.
 
 How long a message will be is known only when it is there. So what is bounded is how many may be on
 their way at once; all other calls' messages wait where they are, on the caller's side, but for one
@@ -54,7 +54,7 @@ class Reception:
         arrival_s: float = ARRIVAL_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Nothing is there yet; the defaults are what a node has."""
+        """Begins without calls; the defaults are those of a node."""
         self._max_calls = calls
         self._max_arriving = arriving
         self._max_of_caller = arriving_of_caller
@@ -68,7 +68,7 @@ class Reception:
         self._turns: dict[asyncio.Timeout, float] = {}
 
     def begin_call(self) -> Callable[[], None]:
-        """Counts a call; what is returned ends it.
+        """Counts a call; the returned function ends it.
 
         Raises:
             RefusedError: BACKPRESSURE.
@@ -79,7 +79,7 @@ class Reception:
         return self._end_call
 
     def begin_stream(self, caller: str) -> Callable[[], None]:
-        """Counts a stream; what is returned ends it.
+        """Counts a stream; the returned function ends it.
 
         Raises:
             RefusedError: BACKPRESSURE.
@@ -144,7 +144,7 @@ class Reception:
             raise
 
     def _end_turn(self, caller: str) -> None:
-        """Lets those in who came first and may; a turn is counted from when it is given."""
+        """Ends a turn and lets the next callers in; a turn counts from when it is given."""
         _less(self._arriving, caller)
         for waiting, turn in list(self._waiting):
             if not turn.done() and self._has_turn(waiting):

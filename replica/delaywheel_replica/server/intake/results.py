@@ -1,4 +1,4 @@
-"""What is told of a request's messages, as bytes of the protocol's DelayProduceResponse.
+"""Encodes the results of a request's messages as bytes of a DelayProduceResponse.
 
 Thousands of messages are refused for one and the same reason: its error is encoded once.
 """
@@ -10,7 +10,7 @@ from delaywheel_replica.server.node.refusals import Refusal
 
 
 def row_results(batch: Batch, wheel: WheelId | None) -> bytes:
-    """Of a request of messages: one result each, in order."""
+    """Returns the results of a request of rows: one for each message, in order."""
     ids = batch.columns.ids.tobytes().hex()
     errors: dict[Refusal, bytes] = {}
     results = []
@@ -28,12 +28,12 @@ def row_results(batch: Batch, wheel: WheelId | None) -> bytes:
 
 
 def _encoded(result: pb.ProduceResult) -> bytes:
-    """One result as a field of the response: responses are joined by joining their bytes."""
+    """Encodes one result as a field; a response is the concatenation of its fields."""
     return pb.DelayProduceResponse(results=[result]).SerializeToString()
 
 
 def column_results(batch: Batch, wheel: WheelId | None) -> bytes:
-    """Of a request of columns: the wheel, and the refused ones."""
+    """Returns the results of a request of columns: the wheel, and the refused messages."""
     errors: dict[Refusal, pb.Error] = {}
     results = pb.ColumnResults(wheel=str(wheel) if wheel is not None else "")
     for row, refusal in sorted(batch.refusals.items(), key=lambda item: item[0]):

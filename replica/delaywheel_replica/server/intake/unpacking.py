@@ -1,4 +1,4 @@
-"""Takes a request apart as far as it must be, before anything is made of it.
+"""Parses a request just far enough to bound and dispatch it.
 
 Two bytes on the wire can become an object of a hundred. So a request is not given to protobuf as a
 whole: it is walked field by field here, no further than what is accepted at most, and each of its
@@ -45,7 +45,7 @@ _COLUMN_NAMES: Final = {
 
 @dataclass(slots=True)
 class Outline:
-    """What a request has, and where.
+    """What a request contains, and where.
 
     Attributes:
         messages: how many; of a request that is refused: as far as they were counted.
@@ -63,7 +63,7 @@ class Outline:
 
 
 def outline_of(request: bytes, *, max_messages: int) -> Outline:
-    """Walks through a request; it may be refused: REQUEST_MALFORMED, TOO_MANY_MESSAGES."""
+    """Parses a request's outline; refuses with REQUEST_MALFORMED or TOO_MANY_MESSAGES."""
     outline = Outline()
     try:
         _walk_through(outline, request, max_messages)
@@ -112,7 +112,7 @@ def _refuse_too_many(messages: int, max_messages: int) -> None:
 
 
 def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of one message of protobuf: tag, begin and end of each; of a varint its value.
+    """Yields the fields of a protobuf message: tag, begin and end, or a varint's value.
 
     Raises:
         RefusedError: REQUEST_MALFORMED: it is none, or has more than `most` fields.
@@ -124,7 +124,7 @@ def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int,
 
 
 class _TooManyFieldsError(Exception):
-    """There are more than were wanted."""
+    """A message has more fields than wanted."""
 
 
 def _walk(  # noqa: C901 - a call for each field would cost more than the field
@@ -164,7 +164,7 @@ def _walk(  # noqa: C901 - a call for each field would cost more than the field
 
 
 def has_more_fields(content: bytes, span: Span, most: int) -> bool:
-    """Whether a message of protobuf has more than `most` fields.
+    """Whether a protobuf message has more than `most` fields.
 
     Raises:
         RefusedError: REQUEST_MALFORMED: it is none.
@@ -178,7 +178,7 @@ def has_more_fields(content: bytes, span: Span, most: int) -> bool:
 
 
 def is_short(request: bytes) -> bool:
-    """Whether a request has so few fields that walking through it takes no time."""
+    """Whether a request has so few fields that parsing its outline takes no time."""
     if len(request) <= _FEW_FIELDS:
         return True
     try:
@@ -194,7 +194,7 @@ def is_short(request: bytes) -> bool:
 
 
 def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Reads a varint; returns it with its end."""
     value = 0
     for place in range(min(_VARINT_LONGEST, end - at)):
         byte = content[at + place]

@@ -1,4 +1,4 @@
-"""Turns requests into columns, and says of each message whether it may be accepted.
+"""Turns requests into columns, and decides for each message whether it may be accepted.
 
 Both forms of a request, rows and columns, become a ``Batch``; everything that is refused by a
 value (dues, sizes, headers, partitions, …) is refused there, for both alike, by comparisons of
@@ -63,7 +63,7 @@ class Rules:
 
 
 class Batch:
-    """The messages of one request, and those of them that are refused.
+    """The messages of one request, and which of them are refused.
 
     The first refusal of a message counts.
 
@@ -84,17 +84,17 @@ class Batch:
         return len(self.columns)
 
     def refuse(self, rows: NDArray[np.intp] | Sequence[int], refusal: Refusal) -> None:
-        """Refuses these messages, unless they are already."""
+        """Refuses these messages, unless they are refused already."""
         for row in np.asarray(rows).tolist():
             self.refusals.setdefault(row, refusal)
 
     @cached_property
     def lengths_bytes(self) -> NDArray[np.int64]:
-        """Key, value and headers of each message together."""
+        """The length of key, value and headers of each message together."""
         return self.columns.lengths_bytes
 
     def rows_for(self, number: int) -> NDArray[np.intp]:
-        """The messages for a topic, ascending.
+        """Returns the rows of the messages for a topic, ascending.
 
         They are sorted once, for all topics: a pass for each would take as long as messages times
         topics.
@@ -104,13 +104,13 @@ class Batch:
 
     @cached_property
     def _by_topic(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """The rows, topic by topic, and where those of each begin; the last end is the length."""
+        """Rows ordered by topic, and where each topic's begin; the last entry is the length."""
         numbers = self.columns.topic_numbers
         order = np.argsort(numbers, kind="stable")
         return order, np.searchsorted(numbers[order], np.arange(len(self.columns.topics) + 1))
 
     def accept(self) -> None:
-        """Sets apart what is not refused by now."""
+        """Fixes the messages that are not refused by now as accepted."""
         if not self.refusals:
             return
         good = np.ones(len(self.columns), dtype=np.bool_)
@@ -120,7 +120,7 @@ class Batch:
         self.columns = replace(self.columns, blob=b"")
 
     def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
-        """Refuses some of the accepted after all.
+        """Refuses some of the accepted messages after all.
 
         Args:
             failed: row of ``accepted`` -> why.
@@ -130,7 +130,7 @@ class Batch:
 
 
 def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
-    """Decodes and validates a request of the protocol, a DelayProduceRequest.
+    """Decodes and validates a DelayProduceRequest.
 
     What Kafka knows of the topics is not looked at here.
 
@@ -143,7 +143,7 @@ def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
 
 
 def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: int) -> Batch:
-    """The same, of a request that was walked through before.
+    """Decodes and validates a request whose outline was parsed before.
 
     Raises:
         RefusedError: as above.
@@ -205,7 +205,7 @@ def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms
 
 
 def _told(seconds: int) -> str:
-    """In the largest unit that divides it."""
+    """Formats a duration in the largest unit that divides it."""
     units = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
     unit_s, name = next(unit for unit in units if seconds % unit[0] == 0)
     return f"{seconds // unit_s:,} {name}"
@@ -250,7 +250,7 @@ def is_topic_name(topic: str) -> bool:
 
 @dataclass(slots=True)
 class _Rows:
-    """The columns of a request of rows, while they are gathered."""
+    """The columns of a request of rows, while they are being filled."""
 
     due_ms: list[int]
     ids: list[bytes]
@@ -309,7 +309,7 @@ def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms:
 
 
 def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
-    """One message, if it is not so long, or of so many fields, that it need not be looked at."""
+    """Returns one message if it is short enough, and has few enough fields, to be parsed as is."""
     begin, end = span
     if end - begin > _WALKED_ABOVE_BYTES:
         if end - begin > rules.max_message_bytes + _BESIDE_CONTENT_BYTES:

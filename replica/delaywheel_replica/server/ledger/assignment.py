@@ -1,4 +1,4 @@
-"""Which wheels' ledger this node publishes, and how far.
+"""Which wheels' ledgers this node publishes, and how far.
 
 =========================================  ==============  ===================================
 a wheel that is held here                  is published    up to
@@ -40,7 +40,7 @@ LOST_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Publishable:
-    """What may be published of a wheel.
+    """How far a wheel's ledger may be published.
 
     Attributes:
         last_seq: up to here.
@@ -60,7 +60,7 @@ class Publishable:
 def publishable(
     status: ServerStatus, cleaner: CleanerStatus | None, *, leads: bool, heard_for_ms: int
 ) -> dict[WheelId, Publishable]:
-    """All that this node publishes.
+    """Returns everything that this node publishes.
 
     Args:
         status: of its server.
@@ -84,7 +84,7 @@ def publishable(
 
 
 def registered(cleaner: CleanerStatus | None) -> Collection[WheelId] | None:
-    """The registered wheels; None: nobody has read them.
+    """Returns the registered wheels; None if they were never read.
 
     Args:
         cleaner: what the cleaner tells; None: it does not live.

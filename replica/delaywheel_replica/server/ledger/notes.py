@@ -1,4 +1,4 @@
-"""What the books must know of themselves after a restart, in one small file of their own.
+"""What the books must remember over a restart, in a small file.
 
     <data>/ledger/books.json
 
@@ -67,7 +67,7 @@ class Gap:
     recorded_at_ms: int
 
     def followed_by(self, other: Self) -> Self:
-        """This gap and the one right behind it as one."""
+        """Returns this gap merged with the one right behind it."""
         return replace(
             other,
             first_seq=self.first_seq,
@@ -112,10 +112,10 @@ class Gap:
 
 
 class Notes:
-    """The file, and what it says. For one thread."""
+    """The file, and its content. For one thread."""
 
     def __init__(self, disk: Disk, data: Path) -> None:
-        """Reads it; one that cannot be understood is as good as none."""
+        """Reads the file; one that cannot be parsed counts as absent."""
         self._disk = disk
         self._path = data / "ledger" / "books.json"
         self._ballast = data / "ledger" / "ballast"
@@ -129,7 +129,7 @@ class Notes:
             _log.warning("books.json ignored", error=str(error))
 
     def take_ballast(self) -> None:
-        """Makes the ballast, if it is not there and there is room for it."""
+        """Creates the ballast if it is absent and there is room."""
         if self._disk.exists(self._ballast):
             return
         with contextlib.suppress(OSError):
@@ -141,11 +141,11 @@ class Notes:
         return self._gaps
 
     def placed(self, wheel: WheelId) -> int:
-        """Up to which seq files and gaps are in place, at least."""
+        """Returns the seq up to which files and gaps are in place, at least."""
         return self._placed.get(wheel, 0)
 
     def place(self, wheel: WheelId, seq: int) -> None:
-        """Files and gaps are in place up to here: a gap that ends by then, too.
+        """Notes that files and gaps are in place up to this seq.
 
         Raises:
             OSError: the disk refuses; what is noted stays as it was, there and here.
@@ -157,7 +157,7 @@ class Notes:
         self._write(placed, gaps)
 
     def give_up(self, gap: Gap) -> None:
-        """The rows of these frames will not come.
+        """Notes that the rows of these frames will never come.
 
         Raises:
             OSError: the disk refuses; it is not decided.
@@ -172,7 +172,7 @@ class Notes:
             self._write(self._placed, gaps)
 
     def keep_only(self, wheels: Collection[WheelId]) -> None:
-        """Forgets all others; but gaps have to be told, however old.
+        """Forgets all other wheels, except for gaps, which must be reported however old.
 
         Raises:
             OSError: the disk refuses.

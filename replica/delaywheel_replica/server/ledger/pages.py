@@ -1,4 +1,4 @@
-"""Puts the rows of one wheel in place: file after file, and gaps where there are none.
+"""Puts the rows of one wheel in place: file by file, and gaps where rows are missing.
 
 A file lies in one hour of acceptance and has at most `MAX_FILE_ROWS`; its range goes on to where
 the next one begins, so what has no rows (cancels) leaves no hole between names. Of what is written
@@ -21,7 +21,7 @@ MAX_FILE_ROWS: Final = 4_000_000
 
 
 class Pages:
-    """One go at one wheel. Any method may raise what reaching the place may."""
+    """One pass over one wheel. Any method may raise what accessing the place raises."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Pages:
         on_file: Callable[[int, int], None],
         on_gap: Callable[[Gap], None],
     ) -> None:
-        """Begins behind what is in place.
+        """Begins after what is in place.
 
         Args:
             place: where.
@@ -64,7 +64,7 @@ class Pages:
         self._gap_messages: int | None = None
 
     def add(self, piece: Block | Unreadable) -> None:
-        """Takes what comes next."""
+        """Adds the next rows."""
         if isinstance(piece, Unreadable):
             self._end_file(piece.seq - 1)
             self._gap_messages = (self._gap_messages or 0) + piece.messages
@@ -75,12 +75,12 @@ class Pages:
             self._write(piece)
 
     def finish(self, last_seq: int) -> None:
-        """All up to here was added."""
+        """Finishes, with everything up to this seq added."""
         self._end_file(last_seq)
         self._end_gap(last_seq, self._now_ms)
 
     def abandon(self) -> None:
-        """What is not in place yet never will be."""
+        """Discards what is not in place yet."""
         if self._writer is not None:
             with contextlib.suppress(*UNREACHED):
                 self._writer.close()

@@ -1,4 +1,4 @@
-"""The place where the ledger is published: a folder on any pyarrow file system, and its names.
+"""The place where the ledger is published: a folder on any pyarrow file system.
 
     date=YYYY-MM-DD/hour=HH/<wheel>-<first seq>-<last seq>.parquet     UTC, of acceptance
     gaps/<wheel>-<first seq>-<last seq>.json                           rows that were given up
@@ -59,7 +59,7 @@ _COPIED_AT_ONCE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A file or gap, as its name tells.
+    """A file or a gap, as described by its name.
 
     Attributes:
         wheel: whose frames.
@@ -78,7 +78,7 @@ class Place:
     """The folder. For one thread; every method may raise one of `UNREACHED`."""
 
     def __init__(self, uri: str, *, node: str, staging: Path) -> None:
-        """Finds the file system; nothing is made yet.
+        """Finds the file system; creates nothing yet.
 
         Args:
             uri: a folder, or a URI that pyarrow understands.
@@ -97,17 +97,17 @@ class Place:
 
     @property
     def answered_s(self) -> float:
-        """When it last did what it was asked, by the monotonic clock; any thread may ask."""
+        """When the place last responded, by the monotonic clock; for any thread."""
         return self._answered_s
 
     # --- names
 
     def reach(self) -> None:
-        """Sees whether it answers, before anything is prepared for it."""
+        """Checks that the place responds, before anything is prepared for it."""
         self._list("")
 
     def newest(self, wheels: Mapping[WheelId, int]) -> dict[WheelId, int]:
-        """Up to which seq each of these wheels is published; those without a name are not there.
+        """Returns the seq up to which each wheel is published; unpublished ones are absent.
 
         Args:
             wheels: each with a time, Unix ms: nothing of it was accepted before.
@@ -125,7 +125,7 @@ class Place:
         return found
 
     def hours(self) -> Iterator[int]:
-        """When each hour that has a folder began, Unix ms; the newest first."""
+        """Returns the beginnings of all hours with a folder, in Unix ms, newest first."""
         dates = {m[1]: name for name in self._list("") if (m := _DATE.fullmatch(name))}
         for date, folder in sorted(dates.items(), reverse=True):
             for name in sorted(self._list(folder), reverse=True):
@@ -134,29 +134,29 @@ class Place:
                     yield began_ms
 
     def files(self, hour_ms: int) -> list[Name]:
-        """The files of an hour."""
+        """Returns the files of an hour."""
         return list(self._names(_hour_folder(hour_ms)))
 
     def gaps(self) -> list[Name]:
-        """The gaps."""
+        """Returns all gaps."""
         return list(self._names(_GAPS))
 
     # --- writing
 
     def begin(self) -> pq.ParquetWriter:
-        """Begins a file beside; `put_file` puts it in place once it is closed."""
+        """Begins a temporary file; `put_file` puts it in place once it is closed."""
         self._make_beside()
         return pq.ParquetWriter(
             self._beside, SCHEMA, filesystem=self._beside_fs, compression="zstd"
         )
 
     def put_file(self, wheel: WheelId, first_seq: int, last_seq: int, accepted_at_ms: int) -> None:
-        """Puts what was begun in place: whole or not at all, and durably."""
+        """Puts a finished file in place: completely or not at all, and durably."""
         hour = _hour_folder(accepted_at_ms)
         self._put(hour, f"{wheel}-{first_seq:019}-{last_seq:019}.parquet")
 
     def put_gap(self, gap: Gap) -> None:
-        """Puts a gap in place, likewise."""
+        """Puts a gap in place, completely or not at all, and durably."""
         self._make_beside()
         with self._beside_fs.open_output_stream(self._beside) as stream:
             stream.write(json.dumps(gap.to_json(), indent=1).encode() + b"\n")
@@ -165,7 +165,7 @@ class Place:
     # --- taking away
 
     def read_gap(self, name: Name) -> Gap:
-        """What a gap says.
+        """Reads a gap.
 
         Raises:
             MalformedError: it is something else.
@@ -174,13 +174,13 @@ class Place:
             return Gap.from_json(Fields.from_bytes(stream.read()))
 
     def delete(self, name: Name) -> None:
-        """Deletes a file or gap, if it is there."""
+        """Deletes a file or gap, if it exists."""
         with contextlib.suppress(FileNotFoundError):  # another node was faster
             self._fs.delete_file(name.path)
         self._answered_s = time.monotonic()
 
     def delete_hour(self, hour_ms: int) -> None:
-        """Deletes the folder of an hour, and that of its date, where nothing is left in it."""
+        """Deletes an hour's folder, and that of its date, if they are empty."""
         folder = f"{self._folder}/{_hour_folder(hour_ms)}"
         for path in (folder, folder.rpartition("/")[0]):
             if self._fs.get_file_info(fs.FileSelector(path, allow_not_found=True)):
@@ -222,7 +222,7 @@ class Place:
         self._answered_s = time.monotonic()
 
     def _upload(self, final: str) -> None:
-        """What broke in the middle may be there in part: closing its stream ended it."""
+        """Removes a partial upload: closing the stream of a failed one completed it."""
         try:
             with (
                 self._beside_fs.open_input_stream(self._beside) as source,
@@ -237,7 +237,7 @@ class Place:
             raise
 
     def _sync(self, path: str) -> None:
-        """Once it is told that something is published, its frames may be gone."""
+        """Syncs the file, since its frames may be deleted once it counts as published."""
         if not isinstance(self._fs, fs.LocalFileSystem):
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -253,7 +253,7 @@ def _hour_folder(unix_ms: int) -> str:
 
 
 def _began_ms(date: str, hour: str) -> int | None:
-    """Somebody may have made a folder of a day that no calendar has: that is none of ours."""
+    """Returns when an hour began; None for folders of invalid dates, which are not ours."""
     try:
         began = datetime.fromisoformat(f"{date}T{hour}:00:00+00:00")
     except ValueError:

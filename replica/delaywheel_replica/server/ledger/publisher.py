@@ -1,4 +1,4 @@
-"""Publishes the ledger: sealed rows, as Parquet, into a place on any pyarrow file system.
+"""Publishes the ledger: sealed rows, as Parquet, to any pyarrow file system.
 
 What is published is found from the names there (``place.py``) and from a note of the node's
 own (``notes.py``); what local rows lack (a restart, a full disk, another node's wheel) is
@@ -49,7 +49,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BooksState:
-    """How the publication stands.
+    """The state of the publication.
 
     Attributes:
         place: where to; without secrets.
@@ -73,7 +73,7 @@ class BooksState:
 
 @dataclass(frozen=True, slots=True)
 class BooksConfig:
-    """As the operator wishes.
+    """The operator's settings of the books.
 
     Attributes:
         node: this one.
@@ -92,7 +92,7 @@ class BooksConfig:
 
 @dataclass(frozen=True, slots=True)
 class BooksLinks:
-    """What the books ask of the node, and tell it. All are called on the books' thread.
+    """What the books need of the node, and report to it; called on the books' thread.
 
     Attributes:
         publishable: which wheels are this node's to publish, and how far.
@@ -110,7 +110,7 @@ class BooksLinks:
 
 
 class Books:
-    """Publishes now and then, on a thread of its own: the place may be far away, or gone."""
+    """Publishes regularly on its own thread, since the place may be far away or gone."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Books:
         self._thread = threading.Thread(target=self._run, name="books", daemon=True)
 
     def state(self) -> BooksState:
-        """How it stands; any thread may ask, and is told of a place that hangs, too."""
+        """Returns the state, also while the place hangs. For any thread."""
         state, moved_s = self._state, self._moved_s
         if moved_s is None or state.failure is not None:
             return state
@@ -178,7 +178,7 @@ class Books:
         self._thread.start()
 
     def stop(self, *, patience_s: float = _PATIENCE_S) -> None:
-        """Publishes once more, if the place answers, and ends the thread.
+        """Publishes once more if the place responds, then ends the thread.
 
         Args:
             patience_s: for how long that is waited for. A place that hangs keeps nobody from
@@ -203,7 +203,7 @@ class Books:
     # --- one go
 
     def work(self) -> bool:
-        """Seals and publishes what there is; False: not all could be.
+        """Seals and publishes what there is; returns whether all could be published.
 
         Nothing is lost then: the next call goes on.
         """
@@ -251,7 +251,7 @@ class Books:
         self._forget_wheels()
 
     def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
-        """Of a wheel that no other node publishes they are known from then on."""
+        """Reads the published names of a wheel; if no other node publishes it, they are cached."""
         asked = {
             wheel: found.born_ms
             for wheel, found in wheels.items()
@@ -317,7 +317,7 @@ class Books:
     # --- gaps
 
     def _put_gaps(self, place: Place) -> None:
-        """But for what is there: another node may have had the rows, and published them."""
+        """Puts gaps in place, except where another node has published the rows."""
         gaps = dict(self._notes.gaps)
         names = place.newest({w: gap.accepted_from_ms for w, gap in gaps.items()}) if gaps else {}
         for wheel, gap in gaps.items():
@@ -327,7 +327,7 @@ class Books:
             self._is_placed(wheel, max(placed, gap.last_seq))
 
     def _give_up(self, wheels: Mapping[WheelId, Publishable]) -> None:
-        """The business goes on; only what is at hand is given up, not what is accepted later."""
+        """Gives up the rows at hand, so that later ones can be published."""
         assert self._failing_since_s is not None
         if time.monotonic() - self._failing_since_s < _PATIENCE_S or not self._links.is_full():
             return
@@ -347,7 +347,7 @@ class Books:
         self._tell(wheel, found.last_seq)
 
     def _gap(self, source: Source, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
-        """What would be missing: counted from the rows."""
+        """Returns what would be missing, counted from the rows."""
         now_ms = _wall_ms()
         messages, from_ms, to_ms = 0, now_ms, 0
         for piece in source.blocks(first_seq, last_seq):
@@ -405,7 +405,7 @@ class Books:
             self._files[wheel].remove(path)
 
     def _files_found(self) -> dict[WheelId, list[Path]]:
-        """What an earlier life left, in order."""
+        """Returns the files of an earlier life, in order."""
         found = {}
         for name in self._disk.list_folder(rows_folder(self._data)):
             folder = rows_folder(self._data) / name
@@ -414,7 +414,7 @@ class Books:
         return found
 
     def _forget_wheels(self) -> None:
-        """Wheels that are gone leave nothing behind; the open one may have no rows yet."""
+        """Forgets wheels that are gone; the open one may have no rows yet."""
         wheels = self._links.publishable()
         for wheel in [wheel for wheel in self._files if wheel not in wheels]:
             self._disk.delete_folder(rows_folder(self._data, wheel))
@@ -426,7 +426,7 @@ class Books:
 
 
 def _is_gone(frame: FrameName, found: Publishable) -> bool:
-    """A frame that cannot be read, and never will be: lost, or finished and deleted."""
+    """Whether a frame will never be readable: lost, or finished and deleted."""
     return frame in found.lost or frame[1] <= found.told_seq
 
 

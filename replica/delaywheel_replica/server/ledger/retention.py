@@ -1,4 +1,4 @@
-"""Old files of the published ledger go, where an operator wants that.
+"""Deletes old files of the published ledger, where an operator wants that.
 
 Each node does it now and then in its own place: of a place that all share, whoever comes first.
 What goes lies in hours that ended longer ago than is to be kept, and gaps that end in such. Where
@@ -21,7 +21,7 @@ _log = get_logger(__name__)
 
 
 class Retention:
-    """Deletes them. For the books' thread."""
+    """Deletes old files. For the books' thread."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Retention:
         self._looked_ms: int | None = None
 
     def look(self, place: Place, now_ms: int) -> int:
-        """Deletes what is too old, if it is time to look; returns how many files and gaps went.
+        """Deletes what is too old, if a check is due; returns how many files and gaps were deleted.
 
         Raises:
             OSError: the place does not answer.
@@ -79,7 +79,7 @@ class Retention:
 
 
 def _ended_ms(place: Place, gap: Name) -> int:
-    """When its hour ended: files of that hour, before it, stay as long.
+    """Returns when a gap's hour ended: it is kept as long as files of that hour.
 
     A gap that cannot be read is nobody's to delete.
     """

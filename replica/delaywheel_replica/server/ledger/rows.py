@@ -1,4 +1,4 @@
-"""The ledger before it is published: what was accepted, from the memory of the commit.
+"""The unpublished ledger: what was accepted, as columns taken from the commit.
 
 Beside the wheels, and independent of whoever forwards: each group's messages are written as one
 block into a file of their wheel, after its callers' frames and before nobody's answer, for a row
@@ -51,7 +51,7 @@ _NO_TOPICS: Final = b"[]"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """The messages of the consecutive frames from ``first_seq`` on; perhaps none.
+    """The messages of consecutive frames from ``first_seq`` on; possibly none.
 
     Attributes:
         first_seq: of the first frame.
@@ -72,21 +72,21 @@ class Block:
     topic_numbers: NDArray[Any]
 
     def __len__(self) -> int:
-        """Messages."""
+        """The number of messages."""
         return len(self.due_ms)
 
     @property
     def last_seq(self) -> int:
-        """Of the last frame."""
+        """The seq of the last frame."""
         return self.first_seq + len(self.counts) - 1
 
     def seqs(self) -> NDArray[np.int64]:
-        """Of each message."""
+        """The seq of each message."""
         numbers = np.arange(self.first_seq, self.last_seq + 1, dtype=np.int64)
         return np.repeat(numbers, self.counts)
 
     def between(self, first_seq: int, last_seq: int) -> "Block":
-        """What of it lies in these frames; at least one does."""
+        """Returns the part that lies in these frames; at least one frame does."""
         if first_seq <= self.first_seq and last_seq >= self.last_seq:
             return self
         begin = max(first_seq - self.first_seq, 0)
@@ -105,13 +105,13 @@ class Block:
 
 
 def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
-    """Where the unpublished rows are."""
+    """Returns the folder of the unpublished rows."""
     folder = data / "ledger" / "rows"
     return folder if wheel is None else folder / str(wheel)
 
 
 def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) -> Block:
-    """The block of a group of consecutive frames; ``columns`` is None when they are cancels."""
+    """Returns the block of a group of consecutive frames; ``columns`` is None for cancels."""
     if columns is None:
         return _without_rows(group.first_seq, len(group), accepted_at_ms)
     counts, order = group.counts.astype("<u4"), group.order
@@ -127,7 +127,7 @@ def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) 
 
 
 def block_of_frame(seq: int, accepted_at_ms: int, columns: Columns | None) -> Block:
-    """The block of one frame as it is read from its wheel; None: it holds cancels.
+    """Returns the block of one frame read from its wheel; None if it holds cancels.
 
     It keeps nothing else of the frame in memory.
     """
@@ -152,7 +152,7 @@ def _without_rows(first_seq: int, frames: int, accepted_at_ms: int) -> Block:
 
 
 def encode_block(block: Block) -> bytearray:
-    """The bytes of a block."""
+    """Returns the bytes of a block."""
     topics = json.dumps(list(block.topics)).encode() if len(block) else _NO_TOPICS
     head = _HEAD.pack(
         _MAGIC,
@@ -178,7 +178,7 @@ def encode_block(block: Block) -> bytearray:
 
 
 def read_blocks(disk: Disk, path: Path) -> Iterator[Block]:
-    """The whole blocks of a file, up to the first that is not; one at a time is in memory."""
+    """Yields a file's blocks up to the first damaged one, with one in memory at a time."""
     file = disk.open_read(path)
     try:
         size, at = file.size(), 0
@@ -251,7 +251,7 @@ class Ledger:
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Takes note of the frames of a group."""
+        """Enters the frames of a group."""
         content = encode_block(block_of(columns, group, accepted_at_ms))
         with self._lock:
             try:
@@ -265,7 +265,7 @@ class Ledger:
                 file.length_bytes += len(content)
 
     def seal(self) -> list[SealedRows]:
-        """Ends the open file; returns all that were sealed since the last time, in order."""
+        """Closes the open file; returns all files sealed since the last call, in order."""
         with self._lock:
             self._seal_open()
             sealed, self._sealed = self._sealed, []
@@ -287,7 +287,7 @@ class Ledger:
 
 
 class CountedLedger:
-    """Counts what is entered into the ledger."""
+    """A ledger that counts what is entered."""
 
     def __init__(self, ledger: Ledger, counts: Counts) -> None:
         self._ledger = ledger
@@ -300,6 +300,6 @@ class CountedLedger:
         group: WrittenGroup,
         accepted_at_ms: int,
     ) -> None:
-        """Takes note of the frames of a group."""
+        """Enters the frames of a group, and counts them."""
         self._counts.entered(columns, group)
         self._ledger.enter(wheel, columns, group, accepted_at_ms)

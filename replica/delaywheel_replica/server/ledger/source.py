@@ -1,4 +1,4 @@
-"""The rows of one wheel that are to be published: from local files, and from frames beyond them.
+"""The unpublished rows of one wheel: from local files, and from the wheel beyond them.
 
 A block that is torn, a file that a full disk refused, a wheel that another node wrote: what has no
 local row is read from the frames, in the order of seqs all the same. One block is in memory at a
@@ -26,7 +26,7 @@ _ROW_GROUP: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A frame of messages, or of nobody knows what, without a local row and not to be read.
+    """A frame, not known to hold only cancels, that has no local row and cannot be read.
 
     Attributes:
         seq: of it.
@@ -38,7 +38,7 @@ class Unreadable:
 
 
 class Source:
-    """One look at the rows of one wheel."""
+    """One pass over the rows of one wheel."""
 
     def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: Sequence[Path]) -> None:
         """Prepares.
@@ -56,7 +56,7 @@ class Source:
         self._ends: dict[Path, int] = {}
 
     def blocks(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
-        """All frames ``first_seq`` to ``last_seq``, in order and once."""
+        """Yields all frames from ``first_seq`` to ``last_seq``, in order and once."""
         next_seq = first_seq
         for path in self._files:
             self._ends[path] = 0
@@ -71,7 +71,7 @@ class Source:
         yield from self._from_frames(next_seq, last_seq)
 
     def files_up_to(self, seq: int) -> list[Path]:
-        """Of the files that were read to their ends: those without a frame beyond."""
+        """Returns the files that were read to the end and have no frame beyond this seq."""
         return [path for path, end in self._ends.items() if end <= seq]
 
     def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
@@ -98,23 +98,23 @@ def _from_frame(reader: WheelReader, seq: int) -> Block | Unreadable:
 
 
 class RowGroups:
-    """Gathers blocks until they make a group of rows: what is in memory of a file being written."""
+    """Collects blocks into row groups: all that is in memory of a file being written."""
 
     def __init__(self, wheel: WheelId) -> None:
-        """There is nothing yet."""
+        """Begins empty."""
         self._wheel = wheel
         self._blocks: list[Block] = []
         self._rows = 0
 
     def add(self, block: Block) -> Iterator[pa.Table]:
-        """Takes a block; yields the groups that are full."""
+        """Adds a block; yields the groups that are full."""
         self._blocks.append(block)
         self._rows += len(block)
         if self._rows >= _ROW_GROUP:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.Table]:
-        """What there is."""
+        """Yields the last, incomplete group."""
         if self._rows:
             yield _table(self._wheel, self._blocks)
         self._blocks, self._rows = [], 0

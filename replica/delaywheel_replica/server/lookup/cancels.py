@@ -47,7 +47,7 @@ _OUTCOMES: Final = {
 
 
 class Cancels:
-    """Withdraws messages. For the event loop's thread."""
+    """Cancels messages. For the event loop's thread."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Cancels:
         self._next_word = next_word
 
     async def cancel(self, request: pb.CancelRequest, *, passed: bool) -> pb.CancelResponse:
-        """Withdraws a message, or says why not.
+        """Cancels a message, or returns why it cannot.
 
         Args:
             request: which one.
@@ -126,13 +126,13 @@ class Cancels:
         return outcome
 
     async def _nobody_has(self, named: pb.MessageRef) -> bool:
-        """What others acknowledged since their last beats, this node has not heard of."""
+        """Whether no other node has the message, which one may have just acknowledged."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(named, wanted=others_to_ask(wheels))
 
     async def _wait(self, due_ms: int, found: Found) -> CancelDecision:
-        """Looks at each committed progress until one decides."""
+        """Follows committed progress until it decides the cancel."""
         self._ask(CommitSoon())
         try:
             async with asyncio.timeout(_WAIT_S):
@@ -145,7 +145,7 @@ class Cancels:
             return CancelDecision.UNKNOWN
 
     async def _delivered(self, reference: Reference, due_ms: int) -> CancelDecision:
-        """Decides once more that a message was delivered, by what is held now that it is done.
+        """Whether the message was delivered, as far as this node can still see.
 
         Since the last scan a cancel of another caller may have been written and taken: here, or by
         a next leader, in a wheel of which this node may lack frames.

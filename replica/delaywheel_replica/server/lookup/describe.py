@@ -1,4 +1,4 @@
-"""What a node tells callers of its cluster: DescribeCluster, and the wheels beside lists of slots.
+"""What a node reports of its cluster: DescribeCluster, and the wheels beside lists of slots.
 
 Of each wheel the newest word counts: of an open one its own node's, as far as that is heard. What
 costs a look at the disk is in details.py, what it takes to ask the other nodes in asking.py.
@@ -32,7 +32,7 @@ _SILENT_MS: Final = 2_000
 def describe_cluster(
     config: Config, view: NodeView, status: ServerStatus, address: str, *, refusal: Refusal | None
 ) -> pb.DescribeClusterResponse:
-    """Members, wheels, leader, progress, floor, limits.
+    """Returns members, wheels, leader, progress, floor and limits.
 
     Args:
         config: of the node.
@@ -74,7 +74,7 @@ def describe_cluster(
 
 
 def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.WheelStatus]:
-    """Every wheel that is registered, or of which there is something.
+    """Returns every wheel that is registered or has files.
 
     Args:
         status: of this node's server.
@@ -113,7 +113,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
 
 
 def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelBeat:
-    """The word of whoever knows most of a wheel: its own node, or who holds most of it."""
+    """Returns the best-informed report of a wheel: its origin's, or that of the best holder."""
     others = [sight.beat for sight in status.peers.values()] if of_all else []
     beats = [status.beat, *others]
     told = [beat.wheels[wheel] for beat in beats if wheel in beat.wheels]
@@ -147,7 +147,7 @@ def _members(
 
 
 def _lateness_ms(cleaner: CleanerStatus | None) -> int | None:
-    """As the cleaner told it, grown by its silence; None: nobody knows of anything done."""
+    """Returns the cleaner's lateness plus its silence; None if nothing is known to be done."""
     if cleaner is None or cleaner.progress is None:
         return None
     silent_ms = max(0, wall_ms() - cleaner.wall_ms)

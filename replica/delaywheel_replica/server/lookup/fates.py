@@ -1,4 +1,4 @@
-"""What became of messages that are done, as far as this node's cleaner told while it led.
+"""The outcome of messages that are done, as far as this node's cleaner reported it.
 
 A dead letter is told as such by its id and due. That a message was delivered is never told; it
 follows from what is known of a time: a *span* is what was done between two progress records while
@@ -35,7 +35,7 @@ _SPANS_AT_MOST: Final = 8
 
 @dataclass(slots=True)
 class _Span:
-    """Of what was done between two progress records every dead letter is known."""
+    """A span between two progress records of which every dead letter is known."""
 
     office: tuple[int, int | None]
     begin: Progress
@@ -47,17 +47,17 @@ class _Span:
 
 @dataclass(slots=True)
 class _Generation:
-    """What was told in some time, forgotten as a whole."""
+    """What was reported in some period; forgotten as a whole."""
 
     reasons: dict[bytes, str] = field(default_factory=dict)
     spans: deque[_Span] = field(default_factory=lambda: deque(maxlen=_SPANS_AT_MOST))
 
 
 class Fates:
-    """Keeps it. Written by the event loop's thread, read by any."""
+    """Keeps outcomes. Written by the event loop's thread, read by any."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        """Nothing is known.
+        """Begins without any outcome.
 
         Args:
             max_bytes: of memory for dead letters.
@@ -69,7 +69,7 @@ class Fates:
         self._told: dict[int, int] = {}
 
     def heard(self, told: DeadLettered) -> None:
-        """The cleaner tells of dead letters."""
+        """Takes dead letters that the cleaner reports."""
         if told.before != self._told.get(told.cleaner_ms, 0):
             self._open = None
         self._told = {
@@ -84,7 +84,7 @@ class Fates:
             newest.reasons[_key(letter.id, letter.due_ms)] = letter.reason
 
     def row(self, status: CleanerStatus) -> None:
-        """The cleaner has written its row."""
+        """Takes a new status of the cleaner."""
         progress = status.progress
         if status.role is not Role.LEADING or progress is None:
             self._open = None
@@ -98,7 +98,7 @@ class Fates:
         self._open.end = progress
 
     def reason(self, id_: bytes, due_ms: int) -> str | None:
-        """Why this message is a dead letter; None: it is none, or that is not known here."""
+        """Returns why this message is a dead letter; None if it is not known to be one."""
         key = _key(id_, due_ms)
         for generation in list(self._generations):
             reason = generation.reasons.get(key)
@@ -107,7 +107,7 @@ class Fates:
         return None
 
     def is_known(self, due_ms: int, position: Position) -> bool:
-        """Whether this message would be known as a dead letter, if it were one."""
+        """Whether this message, if it were a dead letter, would be known as one."""
         spans = [span for generation in list(self._generations) for span in list(generation.spans)]
         return any(span.has(due_ms, position) for span in spans)
 

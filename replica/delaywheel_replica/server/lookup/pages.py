@@ -47,7 +47,7 @@ class _Reading:
 
 
 class Pages:
-    """Makes pages. For one thread."""
+    """Builds pages. For one thread."""
 
     def __init__(self, scanner: Scanner, fates: Fates) -> None:
         self._scanner = scanner
@@ -61,7 +61,7 @@ class Pages:
         limits: Mapping[WheelId, int],
         progress: Progress | None,
     ) -> pb.GetSlotResponse:
-        """One page.
+        """Returns one page.
 
         Args:
             request: whose page it is.

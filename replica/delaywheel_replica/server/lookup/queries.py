@@ -44,7 +44,7 @@ _PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
 
 
 class Queries:
-    """Looks at what this node holds. For the event loop's thread."""
+    """Reads what this node holds. For the event loop's thread."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Queries:
         *,
         on_damaged: Callable[[WheelId, int], None],
     ) -> None:
-        """Nothing is read yet.
+        """Begins with nothing read.
 
         Args:
             disk: where the data folder lies.
@@ -81,7 +81,7 @@ class Queries:
         self._lists.shutdown(cancel_futures=True)
 
     async def find(self, reference: Reference) -> Found:
-        """Where a message and its cancels lie; below the floor there is nothing to be found.
+        """Finds a message and its cancels; below the floor there is nothing to find.
 
         Raises:
             RefusedError: HANDLE_AMBIGUOUS: several messages have this id and second;
@@ -114,7 +114,7 @@ class Queries:
         return found
 
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
-        """One message with its content.
+        """Returns one message with its content.
 
         Raises:
             RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
@@ -143,7 +143,7 @@ class Queries:
         return message
 
     def _was_delivered(self, found: Found) -> bool:
-        """Of a message that is done: whether it would be known if it were a dead letter, or lost.
+        """Whether a message that is done was delivered; None unless a loss would be known.
 
         Of a retry another copy may have been the dead letter, long ago: each must be known of.
         """
@@ -156,12 +156,12 @@ class Queries:
         )
 
     async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
-        """The seconds that hold messages, from the dial."""
+        """Lists the seconds that hold messages, from the dial."""
         status, progress = self._view.status(), self._progress()
         return await self.for_lists(lambda: self._slots(request, status, progress))
 
     async def for_lists(self, work: Callable[[], _Made]) -> _Made:
-        """Makes a long list on the thread for them: one at a time, and not on the event loop's."""
+        """Builds a long list on its own thread, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._lists, work)
 
     def _slots(
@@ -193,7 +193,7 @@ class Queries:
         return answer
 
     async def get_slot(self, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
-        """The messages of one second, a page.
+        """Returns one page of a second's messages.
 
         Raises:
             RefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
@@ -228,7 +228,7 @@ class Queries:
         return knows_all(registry, status.beat, heard_beats(status, status.monotonic_ms))
 
     def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
-        """A frame could not be read.
+        """Reports a frame that could not be read.
 
         The floor is looked at afterwards: nothing is deleted before it is known here.
         """
@@ -239,12 +239,12 @@ class Queries:
 
 
 def slots_at_most(request: pb.ListSlotsRequest) -> int:
-    """So many seconds are listed in one answer."""
+    """How many seconds one answer lists at most."""
     return min(request.limit or _SLOTS_AT_MOST, _SLOTS_AT_MOST)
 
 
 def limits_of(status: ServerStatus) -> dict[WheelId, int]:
-    """The wheels of which there are files here, each with the last seq that is looked at."""
+    """Returns the local wheels, each with the last seq to read."""
     return {wheel: told.applied for wheel, told in status.beat.wheels.items() if told.applied}
 
 

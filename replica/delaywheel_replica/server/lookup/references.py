@@ -1,4 +1,4 @@
-"""Reads which message a caller means: a handle, or id and due."""
+"""Parses a reference to a message: a handle, or id and due."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ _SLOT_BEYOND = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One message.
+    """A reference to one message.
 
     Attributes:
         slot: its second.
@@ -31,7 +31,7 @@ class Reference:
 
 
 def reference_of(message: pb.MessageRef) -> Reference:
-    """Reads a reference.
+    """Parses a reference.
 
     Raises:
         RefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.

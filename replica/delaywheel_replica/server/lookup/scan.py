@@ -1,4 +1,4 @@
-"""Finds messages in the slot files: of one slot, or one message by its id and due.
+"""Finds messages in the slot files: those of one slot, or one by its id and due.
 
 There is no index of ids: a slot's id column is compared as a whole. Every wheel is looked at, for
 a retry may have gone to another wheel than the first attempt. Used by one thread.
@@ -51,7 +51,7 @@ class Scanner:
         *,
         on_damaged: Callable[[WheelId, int, int], None] | None = None,
     ) -> None:
-        """Nothing is open yet.
+        """Begins with nothing open.
 
         Args:
             disk: where the data folder lies.
@@ -75,7 +75,7 @@ class Scanner:
         *,
         lost: FrameSet = NO_FRAMES,
     ) -> Found:
-        """Looks for a message.
+        """Finds a message.
 
         Args:
             slot: its second.
@@ -110,7 +110,7 @@ class Scanner:
         return found
 
     def frame(self, wheel: WheelId, seq: int) -> Frame | None:
-        """One frame; None: it cannot be read, or is there no more."""
+        """Returns one frame; None if it is unreadable or gone."""
         frame = self._reader(wheel).frame(seq)
         return frame if isinstance(frame, Frame) else None
 
@@ -124,7 +124,7 @@ class Scanner:
         found: Found | None = None,
         lost: FrameSet = NO_FRAMES,
     ) -> Iterator[Frame]:
-        """The readable frames of a slot, in the order of positions.
+        """Yields the readable frames of a slot, in the order of positions.
 
         Args:
             slot: which second.
@@ -172,7 +172,7 @@ class Scanner:
 
 
 def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
-    """Id and due of what the cancel frames among these name, as `key_of` gives them."""
+    """Returns the keys, as `key_of` makes them, of the messages cancelled by these frames."""
     return {
         key_of(frame.columns, row)
         for frame in frames
@@ -182,7 +182,7 @@ def cancelled_keys(frames: Iterable[Frame]) -> set[bytes]:
 
 
 def key_of(columns: Columns, row: int) -> bytes:
-    """Id and due of a message, as one key."""
+    """Returns id and due of a message as one key."""
     return message_key(columns.ids[row].tobytes(), int(columns.due_ms[row]))
 
 

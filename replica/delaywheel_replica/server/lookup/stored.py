@@ -1,4 +1,4 @@
-"""What lies in slot files, as the protocol tells it: for answers, and for the command line tool."""
+"""Builds protocol messages from what lies in slot files: for answers and the command line."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -10,7 +10,7 @@ from delaywheel_replica.server.lookup.fates import Fates
 
 
 def rows_after(frames: Iterable[Frame], after: Position | None) -> Iterable[tuple[Frame, int]]:
-    """The messages behind a position, in the order of positions."""
+    """Returns the messages after a position, in the order of positions."""
     for frame in frames:
         if frame.kind is not Kind.MESSAGES:
             continue
@@ -33,7 +33,7 @@ def stored_message(
     with_content: bool,
     fates: Fates | None = None,
 ) -> pb.StoredMessage:
-    """A message as the protocol tells it.
+    """Builds the protocol's form of a message.
 
     Args:
         frame: it lies in this one.
@@ -88,7 +88,7 @@ def _add_content(message: pb.StoredMessage, frame: Frame, row: int) -> None:
 
 
 def progress_message(progress: Progress | None) -> pb.Progress | None:
-    """The committed progress as the protocol tells it."""
+    """Builds the protocol's form of the committed progress."""
     if progress is None:
         return None
     position = None if progress.position is None else str(progress.position)

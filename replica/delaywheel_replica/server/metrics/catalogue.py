@@ -33,7 +33,7 @@ class Collected(Collector):
         self._facts = facts
 
     def collect(self) -> Iterator[Metric]:
-        """Those that apply."""
+        """Yields the metrics that apply."""
         for spec in METRICS:
             family = spec.family(self._facts)
             if family is not None:

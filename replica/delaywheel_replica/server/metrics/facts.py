@@ -1,4 +1,4 @@
-"""What is true of this node when its metrics are asked for, gathered once for each answer.
+"""The state of this node when its metrics are scraped, collected once for each scrape.
 
 The two rows are read as everybody else reads them, so that what is shown is what the other
 process acts upon, and their age shows whether they are still written. Everything else comes
@@ -37,7 +37,7 @@ CLEANER: Final = "cleaner"
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where facts come from. Each is called on a thread of its own, and must not block.
+    """Where facts come from. All are called on a separate thread and must not block.
 
     Attributes:
         refusal: why the node takes no messages now; None: it does.
@@ -81,7 +81,7 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The node as it is now.
+    """The state of the node at one moment.
 
     Attributes:
         node: its id.
@@ -137,13 +137,13 @@ class Facts:
 
     @property
     def own_open(self) -> WheelBeat | None:
-        """The wheel that the node accepts into."""
+        """The open wheel of this node."""
         beat = None if self.server is None else self.server.beat
         return None if beat is None or beat.open is None else beat.wheels.get(beat.open)
 
 
 class Gatherer:
-    """Gathers them. For any thread; one at a time."""
+    """Collects the facts. For any thread; one at a time."""
 
     def __init__(self, config: Config, sources: Sources, pulse: Pulse) -> None:
         self._config = config
@@ -155,7 +155,7 @@ class Gatherer:
         self._started_s = time.time()
 
     def gather(self) -> Facts:
-        """Looks at everything; some milliseconds, most of them for the dial of a long span."""
+        """Collects everything in some milliseconds, most of them for the dial of a long span."""
         config, sources, pulse = self._config, self._sources, self._pulse
         server, cleaner = self._own_row(), sources.cleaner()
         now_ms = wall_ms()
@@ -207,7 +207,7 @@ def _space(disk: PosixDisk, config: Config) -> DiskSpace:
 
 
 def _processes(cleaner: CleanerStatus | None) -> dict[str, Process]:
-    """A cleaner that is silent may be dead, and its number another process's by now."""
+    """Reads the processes; a silent cleaner may be dead and its pid reused."""
     pids = {SERVER: os.getpid()}
     if cleaner is not None and cleaner.is_fresh(monotonic_ms()):
         pids[CLEANER] = cleaner.pid

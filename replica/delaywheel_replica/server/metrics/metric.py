@@ -1,4 +1,4 @@
-"""One metric: its name, its kind, what it tells, and how it follows from the facts.
+"""One metric: its name, kind and meaning, and how it is computed from the facts.
 
 Names begin with `delaywheel_`, end with their unit (seconds, bytes), those of counters with
 `_total`. Labels have few values: nodes, roles, reasons, horizons, and topics as far as
@@ -31,7 +31,7 @@ Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Kind(StrEnum):
-    """Of metrics, as Prometheus names them."""
+    """The type of a metric, in Prometheus' terms."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -118,12 +118,12 @@ def histogram(name: str, text: str, value: Callable[[Facts], Histogram | None]) 
 
 
 def one_of(values: Iterable[str], present: str | None) -> Values:
-    """1 for what is so now and 0 for all the others."""
+    """Returns 1 for the present value and 0 for all others."""
     return [((value,), float(value == present)) for value in values]
 
 
 def by_label(values: Mapping[str, float | None]) -> Values:
-    """What is known, by one label."""
+    """Returns the known values by one label."""
     return [((label,), value) for label, value in values.items() if value is not None]
 
 

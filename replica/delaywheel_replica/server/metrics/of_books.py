@@ -1,4 +1,4 @@
-"""Metrics of the ledger: how far it is published, and what keeps it from being so."""
+"""Metrics of the ledger: how far it is published, and what delays that."""
 
 from delaywheel_replica.server.metrics.facts import Facts
 from delaywheel_replica.server.metrics.metric import Spec, counter, gauge

@@ -1,4 +1,4 @@
-"""Metrics of forwarding, out of the cleaner's row.
+"""Metrics of forwarding, from the cleaner's status.
 
 A cleaner that is dead leaves its last row behind: what it counted stays shown until the next one
 begins anew, and `delaywheel_row_age_seconds` says how old that is.
@@ -23,7 +23,7 @@ from delaywheel_replica.server.metrics.metric import (
 
 
 def _of(value: Callable[[CleanerStatus], Value]) -> Callable[[Facts], Value]:
-    """A value out of the row, once there is one."""
+    """Returns a value from the status, once there is one."""
     return lambda facts: None if facts.cleaner is None else value(facts.cleaner)
 
 
@@ -32,7 +32,7 @@ def _counted(name: str, text: str, key: str) -> Spec:
 
 
 def _role(facts: Facts) -> Values:
-    """None of them while the cleaner is silent: what it did last says nothing."""
+    """Returns the cleaner's role; none while it is silent."""
     if facts.cleaner is None:
         return []
     is_fresh = facts.cleaner.is_fresh(facts.monotonic_ms)
@@ -40,7 +40,7 @@ def _role(facts: Facts) -> Values:
 
 
 def _overdue_s(facts: Facts) -> float | None:
-    """As the row tells it; where something was overdue, grown by its silence since."""
+    """Returns the overdue time of the status, plus its age if something was overdue."""
     status = facts.cleaner
     if status is None or status.progress is None:
         return None

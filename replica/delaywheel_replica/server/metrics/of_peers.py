@@ -1,4 +1,4 @@
-"""Metrics of how a node's wheels are held: by itself, and by the other members."""
+"""Metrics of replication: what this node and the other members hold."""
 
 from collections.abc import Callable, Mapping
 
@@ -41,7 +41,7 @@ def _lacking(facts: Facts) -> float | None:
 
 
 def _peer_lags(facts: Facts) -> Values:
-    """How far each peer is behind this node's open wheel."""
+    """Returns how far each peer lags behind this node's open wheel."""
     told, server = facts.own_open, facts.server
     if told is None or server is None or server.beat.open is None:
         return []
@@ -53,7 +53,7 @@ def _peer_lags(facts: Facts) -> Values:
 
 
 def _mirror_lags(facts: Facts) -> Values:
-    """How far this node is behind the open wheel of each peer."""
+    """Returns how far this node lags behind each peer's open wheel."""
     server = facts.server
     if server is None:
         return []

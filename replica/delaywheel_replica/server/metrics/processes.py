@@ -1,4 +1,4 @@
-"""What the kernel says of a process of this node.
+"""Reads what the kernel reports of a process of this node.
 
 Not when it started: the kernel counts that from the boot, and its word on when that was moves
 with each step of the wall clock.
@@ -36,7 +36,7 @@ class Process:
 
 
 def look_at(pid: int) -> Process | None:
-    """Looks at a process of this user; None: it is gone, or another user's."""
+    """Reads a process of this user; None if it is gone, or another user's."""
     folder = Path("/proc") / str(pid)
     try:
         open_fds, open_sockets = _descriptors(folder / "fd")
@@ -53,7 +53,7 @@ def look_at(pid: int) -> Process | None:
 
 
 def _descriptors(folder: Path) -> tuple[int, int]:
-    """How many there are, and how many of them are sockets; each is one more call of the kernel."""
+    """Returns the number of descriptors, and of sockets among them; one system call for each."""
     every = sockets = 0
     for entry in folder.iterdir():
         every += 1

@@ -1,4 +1,4 @@
-"""How a call ends: with an answer, or by a defect of ours."""
+"""How a call ends: with an answer, or with a defect of the server."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -15,13 +15,13 @@ _log = get_logger(__name__)
 
 
 class Answer(NamedTuple):
-    """An answer, and what counts it no more: to be called once, when gRPC has passed it on."""
+    """An answer, and the function to call once gRPC has passed it on."""
 
     content: bytes
     end: Callable[[], None]
 
 
 def defect(error: Exception) -> Refusal:
-    """To be called where it is handled: the log gets the whole of it."""
+    """Returns the refusal for a defect being handled; logs its traceback."""
     _log.exception("call failed")
     return Refusal(Reason.INTERNAL, type(error).__name__)

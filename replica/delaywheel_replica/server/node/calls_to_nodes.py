@@ -1,4 +1,4 @@
-"""Calls of this node to others, as a caller of them: passed on to the leader's, or asked of all.
+"""Calls from this node to others: forwarded to the leader's node, or sent to all.
 
 Nobody but the leader's node can answer a cancel, or do what an operator wants of a node. A call
 that arrives with `dw-passed` is never passed on again: while two nodes take each other for the
@@ -52,7 +52,7 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A node that was asked and gave no answer.
+    """A node that gave no answer.
 
     Attributes:
         why: for people.
@@ -62,12 +62,12 @@ class Silent:
 
 
 def was_passed(metadata: Iterable[tuple[str, Any]] | None) -> bool:
-    """Whether another node has passed this call on."""
+    """Whether another node has forwarded this call."""
     return any(key == PASSED for key, _ in metadata or ())
 
 
 class Passing:
-    """Where the other nodes are, and calls to them. For the event loop's thread."""
+    """Addresses of the other nodes, and calls to them. For the event loop's thread."""
 
     def __init__(self, view: NodeView) -> None:
         self._view = view
@@ -75,12 +75,12 @@ class Passing:
         self._asks = asyncio.Semaphore(_ASKS)
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
     def leader_address(self) -> str | None:
-        """Where callers reach the leader's node, if that is another one that is heard."""
+        """Returns the address of the leader's node, if it is another one and is heard."""
         status = self._view.status()
         leader = leader_heard(status)
         if leader is None or leader.node == status.beat.node:
@@ -89,7 +89,7 @@ class Passing:
         return None if peer is None else peer.client_address
 
     async def cancel(self, address: str, request: pb.CancelRequest) -> pb.CancelResponse:
-        """The same call there.
+        """Makes the same call there.
 
         Raises:
             RefusedError: with the reason that was given there; CANCEL_UNKNOWN if there was none.
@@ -134,7 +134,7 @@ class Passing:
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
     ) -> pb.StoredMessage | None:
-        """What the node there says of a message; None: nothing, within a short time."""
+        """Returns that node's answer on a message; None if it gives none within a short time."""
         try:
             answer = await self.call(
                 address,
@@ -148,7 +148,7 @@ class Passing:
         return answer.message
 
     async def others_have_none(self, message: pb.MessageRef, *, wanted: int) -> bool:
-        """Whether nobody else has a message, by what so many other nodes say, asked now.
+        """Whether enough other nodes, asked now, report that they do not have a message.
 
         One that has perhaps forgotten something is not counted.
 
@@ -184,7 +184,7 @@ class Passing:
         *,
         unknown: Reason,
     ) -> _Answer:
-        """A call to the leader's node.
+        """Calls the leader's node.
 
         Args:
             address: where it is.
@@ -205,7 +205,7 @@ class Passing:
     async def ask_all(
         self, call: Callable[[grpc.aio.Channel, float], Awaitable[_Answer]], *, within_s: float
     ) -> dict[str, _Answer | Silent]:
-        """Asks every other member at once; never fails.
+        """Asks all other members concurrently; never fails.
 
         Args:
             call: makes it, with this deadline in seconds.
@@ -253,7 +253,7 @@ def _why(error: grpc.aio.AioRpcError, address: str, within_s: float) -> str:
 
 
 def _reason_of(error: grpc.aio.AioRpcError) -> Reason | None:
-    """Ours, if it came from there."""
+    """Returns the reason if the status is one of ours."""
     for key, content in error.trailing_metadata() or ():
         if key != DETAILS_KEY or not isinstance(content, bytes):
             continue

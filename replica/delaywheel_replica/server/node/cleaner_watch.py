@@ -1,4 +1,4 @@
-"""Hears the cleaner: its row, what comes through the link, and its end.
+"""Follows the cleaner: its status, its messages on the link, and its end.
 
 The row is read when the link wakes us, and a while after it was read last: wake-ups may be lost.
 The process that writes the row is watched: a dead leader's office is over at once, not when its
@@ -23,7 +23,7 @@ _log = get_logger(__name__)
 
 
 class CleanerWatch:
-    """Keeps what is known of the cleaner current. For the event loop's thread."""
+    """Keeps the known state of the cleaner current. For the event loop's thread."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class CleanerWatch:
         self.ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Listens until cancelled."""
+        """Follows the cleaner until cancelled."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._link.fileno(), fatal(self._receive))
         try:
@@ -77,7 +77,7 @@ class CleanerWatch:
             self._unwatch()
 
     async def next_word(self) -> None:
-        """Waits until the row says something new of progress or role."""
+        """Waits until the status shows a new progress or role."""
         await asyncio.shield(self._word)
 
     def _receive(self) -> None:

@@ -68,7 +68,7 @@ class Counts:
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
     def entered(self, columns: Columns | None, group: WrittenGroup) -> None:
-        """A group was written; `columns` is None when it is one of cancels."""
+        """Counts a written group; `columns` is None for cancels."""
         rows = len(group.order)
         self.groups += 1
         self.frames += len(group)
@@ -80,7 +80,7 @@ class Counts:
             self.topics.add(columns.topics, columns.topic_numbers[group.order])
 
     def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
-        """A request of so many messages was answered; some of them perhaps with a refusal."""
+        """Counts an answered request of so many messages, some of which may be refused."""
         if len(refusals) < messages:
             self.acknowledged += messages - len(refusals)
             self.answer_times.add(took_us)
@@ -88,5 +88,5 @@ class Counts:
             self.refused[refusal.reason] += 1
 
     def refused_request(self, messages: int, reason: Reason) -> None:
-        """A request of so many messages was refused as a whole."""
+        """Counts a request of so many messages that was refused as a whole."""
         self.refused[reason] += messages

@@ -1,4 +1,4 @@
-"""How much room the data folder has, and what is kept back for the work that frees it.
+"""Measures the space of the data folder, and reserves some for the work that frees it.
 
 | less is free than | the disk is | taken |
 |---|---|---|
@@ -38,7 +38,7 @@ _log = get_logger(__name__)
 
 
 def is_no_room(error: BaseException | None) -> bool:
-    """Whether a failure comes of a write that was refused for want of room."""
+    """Whether a failure was caused by exhausted space."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True
@@ -47,7 +47,7 @@ def is_no_room(error: BaseException | None) -> bool:
 
 
 class Room:
-    """Looks at one data folder. For any thread.
+    """Measures one data folder. For any thread.
 
     Attributes:
         state: as it was seen last; it never says that the disk hangs.
@@ -62,7 +62,7 @@ class Room:
         reserve_bytes: int,
         ballast_bytes: int = BALLAST_BYTES,
     ) -> None:
-        """Nothing was seen yet.
+        """Begins with nothing measured.
 
         Args:
             disk: where the data folder lies.
@@ -82,12 +82,12 @@ class Room:
         self.detail = ""
 
     def look(self, now_ms: int) -> DiskState:
-        """Sees how the disk stands; makes the ballast when there is room."""
+        """Measures the free space; creates the ballast when there is room."""
         with self._lock:
             return self._look(now_ms)
 
     def wrote(self, length_bytes: int, now_ms: int) -> None:
-        """So much was written; looks if that may have changed how the disk stands."""
+        """Counts written bytes; measures again if the state may have changed."""
         self._unlooked_bytes -= length_bytes
         if self._unlooked_bytes < 0:
             self.look(now_ms)
@@ -107,13 +107,13 @@ class Room:
         return state
 
     def refused(self, now_ms: int) -> None:
-        """A write was refused for want of room: the ballast goes, for saves."""
+        """Handles a write refused for lack of space: deletes the ballast, so that saves succeed."""
         self._refused_until_ms = now_ms + REFUSED_MS
         self.state, self.detail = DiskState.DISK_OUT, "A write was refused for want of room"
         self._free_ballast()
 
     def before_start(self) -> None:
-        """A node has to save that it starts: the ballast goes if there is hardly room for that."""
+        """Makes room for the save at a start by deleting the ballast, if necessary."""
         if self._disk.free_bytes(self._data) < self._ballast_bytes:
             self._free_ballast()
 

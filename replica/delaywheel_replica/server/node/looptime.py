@@ -1,4 +1,4 @@
-"""How long the event loop works on requests in one pass.
+"""Limits how long the event loop works on requests in one pass.
 
 Reading a small request takes a millisecond at most, and is not worth the way to a thread. But
 hundreds may arrive in the same pass of the loop, and everything else waits until it is over: the
@@ -17,10 +17,10 @@ _Made = TypeVar("_Made")
 
 
 class LoopTime:
-    """Counts what is worked in a pass. For the event loop's thread."""
+    """Counts the time spent in a pass. For the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        """Nothing was done yet.
+        """Begins with nothing done.
 
         Args:
             clock: in seconds.
@@ -30,7 +30,7 @@ class LoopTime:
         self._is_counting = False
 
     async def do(self, work: Callable[[], _Made]) -> _Made:
-        """Does some work, in this pass or in one of the next."""
+        """Does some work, in this pass or a later one."""
         while self._spent_s >= PASS_S:  # noqa: ASYNC110 - so those who wait keep their order
             await asyncio.sleep(0)
         if not self._is_counting:
@@ -43,6 +43,6 @@ class LoopTime:
             self._spent_s += self._clock() - began_s
 
     def _end_pass(self) -> None:
-        """The next one has begun."""
+        """Begins the next pass."""
         self._spent_s = 0.0
         self._is_counting = False

@@ -1,4 +1,4 @@
-"""What the parts of the server know of the node at any moment, and the cleaner's row."""
+"""What the parts of the server know of the node, and the cleaner's status."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -25,19 +25,19 @@ def wall_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """The monotonic clock; the same in all processes of this machine."""
+    """The monotonic clock in milliseconds; the same in all processes of this machine."""
     return time.monotonic_ns() // 1_000_000
 
 
 def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) -> bool:
-    """Whether a node runs on another data folder than the one that is registered."""
+    """Whether a node runs on a data folder other than the registered one."""
     known = None if cleaner is None else cleaner.nodes.get(node)
     return known is not None and known.storage != storage
 
 
 @dataclass(slots=True)
 class Cleaner:
-    """The newest that was read of the cleaner's row.
+    """The last status read of the cleaner.
 
     Attributes:
         status: what it says; None: nothing was read yet.
@@ -48,14 +48,14 @@ class Cleaner:
     has_died: bool = False
 
     def fresh(self) -> CleanerStatus | None:
-        """The status, if the cleaner lives; what it says is committed stays true without that."""
+        """The status if the cleaner is alive; its committed state stays true in any case."""
         status = self.status
         if status is None or self.has_died or not status.is_fresh(monotonic_ms()):
             return None
         return status
 
     def leading(self) -> CleanerStatus | None:
-        """The status, if the cleaner lives and leads."""
+        """The status if the cleaner is alive and leads."""
         status = self.fresh()
         return status if status is not None and status.role is Role.LEADING else None
 
@@ -78,12 +78,12 @@ class NodeView:
 
 
 def beats_heard(status: ServerStatus) -> dict[str, Beat]:
-    """The newest beats: the own one, and of those others that are heard directly."""
+    """The newest heartbeats: this node's own, and those of nodes heard directly."""
     return {status.beat.node: status.beat, **heard_beats(status, status.monotonic_ms)}
 
 
 def leader_heard(status: ServerStatus) -> Leader | None:
-    """The leader that is heard now; of two the later one. This node, perhaps."""
+    """The leader heard now, the later of two; possibly this node."""
     offices = [
         (beat.office.epoch, node)
         for node, beat in beats_heard(status).items()
@@ -96,13 +96,13 @@ def leader_heard(status: ServerStatus) -> Leader | None:
 
 
 def ledger_lag_frames(beat: Beat) -> int:
-    """Frames of a node's own wheels that are not in the published ledger yet."""
+    """How many frames of a node's own wheels are not published in the ledger yet."""
     own = (told for wheel, told in beat.wheels.items() if wheel.node == beat.node)
     return sum(max(0, told.applied - told.ledger_seq) for told in own)
 
 
 def done_slot(progress: Progress | None) -> int:
-    """The first slot that may hold what is not done; a second that is done in part counts whole."""
+    """The first slot that may hold unfinished messages."""
     return 0 if progress is None else (progress.due_ms + 1) // 1000
 
 
@@ -114,12 +114,12 @@ class CleanerRow:
         self._boot_id = boot_id
 
     def read(self) -> CleanerStatus | None:
-        """The newest status of this boot; None when there is none, or none that we understand."""
+        """Returns the newest status of this boot; None if absent or not understood."""
         status = self.read_any()
         return status if status is not None and status.boot == self._boot_id else None
 
     def read_any(self) -> CleanerStatus | None:
-        """The last status that was ever written here, of an earlier boot perhaps."""
+        """Returns the last status ever written here, possibly of an earlier boot."""
         try:
             return self._row.read()
         except MalformedError:

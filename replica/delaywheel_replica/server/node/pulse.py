@@ -1,4 +1,4 @@
-"""Looks at the event loop ten times a second: how late it is, and who is in sync.
+"""Checks the event loop ten times a second: its lag, and the in-sync set.
 
 A loop that is busy with one thing lets all others wait, answers and health checks alike. How long
 they wait shows in how late a timer comes.
@@ -19,7 +19,7 @@ _LOOKS_A_MINUTE: Final = round(60 / EVERY_S)
 
 
 class Pulse:
-    """The event loop's; made and run on it, read from any thread.
+    """The pulse of the event loop; runs on it, may be read on any thread.
 
     Attributes:
         lags: how late its timer came.
@@ -41,11 +41,11 @@ class Pulse:
 
     @property
     def greatest_lag_us(self) -> int:
-        """Of the last minute."""
+        """The greatest lag of the last minute, in microseconds."""
         return max(self._latest_us.copy(), default=0)
 
     async def run(self) -> None:
-        """Looks until cancelled."""
+        """Checks until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             wanted = loop.time() + EVERY_S
@@ -53,7 +53,7 @@ class Pulse:
             self.look(round((loop.time() - wanted) * 1e6))
 
     def look(self, lag_us: int) -> None:
-        """Takes note of one tick that came so late."""
+        """Notes one tick that was late by this much."""
         self.lags.add(lag_us)
         self._latest_us.append(lag_us)
         in_sync = self._in_sync()

@@ -36,30 +36,30 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why something is refused, for programs and for people."""
+    """Why something is refused, for programs and people."""
 
     reason: Reason
     detail: str = ""
 
     @property
     def text(self) -> str:
-        """What is wrong and what to do."""
+        """What is wrong, and what to do."""
         return f"{self.detail}. {self.reason.advice}" if self.detail else self.reason.advice
 
     @property
     def retry_delay_ms(self) -> int | None:
-        """Set where waiting helps."""
+        """When to retry; set where waiting helps."""
         return _RETRY_DELAY_MS.get(self.reason, 100) if self.reason.retry_helps else None
 
     def as_error(self) -> pb.Error:
-        """As an error in a result."""
+        """Returns the refusal as an error in a result."""
         error = pb.Error(code=self.reason.code_number, reason=self.reason.value, message=self.text)
         if self.retry_delay_ms is not None:
             error.retry_delay_ms = self.retry_delay_ms
         return error
 
     def as_status(self) -> status_pb2.Status:
-        """As the status of a call."""
+        """Returns the refusal as the status of a call."""
         status = status_pb2.Status(code=self.reason.code_number, message=self.text)
         _pack(status, error_details_pb2.ErrorInfo(reason=self.reason.value, domain=DOMAIN))
         if self.retry_delay_ms is not None:
@@ -70,7 +70,7 @@ class Refusal:
 
 
 class RefusedError(Exception):
-    """A whole request is refused."""
+    """Raised to refuse a whole request."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason.value)
@@ -78,14 +78,14 @@ class RefusedError(Exception):
 
     @classmethod
     def of(cls, refusal: Refusal) -> "RefusedError":
-        """With this very refusal."""
+        """Returns an error with this very refusal."""
         error = cls(refusal.reason, refusal.detail)
         error.refusal = refusal
         return error
 
 
 def quoted(text: str) -> str:
-    """A caller's text, to be said back to it in an error: no longer than an error should be."""
+    """Shortens a caller's text to be quoted in an error."""
     return repr(text if len(text) <= _QUOTED_LENGTH else f"{text[:_QUOTED_LENGTH]}…")
 
 

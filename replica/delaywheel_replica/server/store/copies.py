@@ -1,4 +1,4 @@
-"""The wheels of a data folder that its node does not write (any more), found, made and recovered.
+"""Wheels of a data folder that its node does not write: found, made and recovered.
 
 Every wheel is here but the open one: those of other nodes, and own ones of earlier lives, which are
 copies like all others, to be mended and closed. One of an earlier life is *unverified* until it was
@@ -65,11 +65,11 @@ class Copies:
 
     @property
     def known(self) -> Mapping[WheelId, MirrorWheel]:
-        """All that are whole: made, left or verified by this life."""
+        """The copies that are whole: made, left or verified by this life."""
         return MappingProxyType(self._copies)
 
     def look(self) -> frozenset[WheelId]:
-        """Which wheels earlier lives have left.
+        """Returns the wheels that earlier lives have left.
 
         Raises:
             MetaDamaged: one of them is not known any more.
@@ -100,14 +100,14 @@ class Copies:
             yield from self._counting(wheel)
 
     def find(self, wheel: WheelId) -> MirrorWheel | None:
-        """The copy of a wheel, if there is one; also one whose making failed half-way."""
+        """Returns the copy of a wheel, if there is one, even if making it failed half-way."""
         copy = self._copies.get(wheel)
         if copy is not None or not self._has_meta(wheel):
             return copy
         return self.recover(wheel)
 
     def taking(self, meta: WheelMeta) -> Steps[MirrorWheel]:
-        """The copy of a wheel that is not known: one whose making failed half-way, or a new one."""
+        """Returns the copy of an unknown wheel: one whose making failed half-way, or a new one."""
         if self._has_meta(meta.wheel):
             return (yield from self._recovering(meta.wheel))
         return (yield from self._making(meta))
@@ -116,7 +116,7 @@ class Copies:
         return self.disk.exists(meta_path(wheel_folder(self.data, wheel)))
 
     def _making(self, meta: WheelMeta) -> Steps[MirrorWheel]:
-        """A new copy; it is on the medium before its first frame.
+        """Makes a new copy, on the medium before its first frame.
 
         Frames may lie there already, whose meta.json is lost: what of them is whole is held.
 
@@ -133,7 +133,7 @@ class Copies:
         return copy
 
     def recover(self, wheel: WheelId, *, is_doubtful: bool = False) -> MirrorWheel:
-        """Makes a wheel whole that was written until now, at once.
+        """Makes a wheel whole that was written until now, without steps.
 
         Args:
             wheel: which one.
@@ -201,6 +201,6 @@ class Copies:
         self._copies.pop(wheel, None)
 
     def close(self) -> None:
-        """Ends the use of all."""
+        """Closes all copies."""
         for copy in self._copies.values():
             copy.close()

@@ -19,7 +19,7 @@ _log = get_logger(__name__)
 
 
 class FramesToSend:
-    """What can be sent of the wheels of one store. For the store's thread.
+    """Reads what can be sent of one store's wheels. For the store's thread.
 
     Attributes:
         own: reads the open wheel; None while there is none.
@@ -27,7 +27,7 @@ class FramesToSend:
     """
 
     def __init__(self, copies: Copies, lacking: Lacking, recent_bytes: int) -> None:
-        """No wheel is open.
+        """Begins without an open wheel.
 
         Args:
             copies: all wheels but the open one.
@@ -40,18 +40,18 @@ class FramesToSend:
         self.recent = Recent(recent_bytes)
 
     def opened(self, own: WheelReader) -> None:
-        """A wheel was opened."""
+        """Notes that a wheel was opened."""
         self.own = own
 
     def left(self) -> None:
-        """The open wheel became a copy."""
+        """Notes that the open wheel became a copy."""
         if self.own is not None:
             self.own.close()
         self.own = None
         self.recent.clear()
 
     def copy_of(self, wheel: WheelId) -> MirrorWheel | None:
-        """The copy of a wheel; None if there is none, or it is the open one."""
+        """Returns the copy of a wheel; None if there is none, or the wheel is open."""
         is_own = self.own is not None and self.own.wheel == wheel
         return None if is_own else self._copies.find(wheel)
 
@@ -66,7 +66,7 @@ class FramesToSend:
         floor: int,
         is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[FrameBundle, SeqSet]:
-        """Frames to be sent: the leading ones, up to the first of which nothing can be sent.
+        """Returns frames to send: those before the first one of which nothing can be sent.
 
         Every frame is checked. One below the floor is without content; one committed to be lost,
         and not here, is a hole. One that is found damaged is lacking from then on.
@@ -117,7 +117,7 @@ class FramesToSend:
         return FrameBundle.of_copies(frames), absent
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int) -> SeqSet:
-        """The leading seqs that are holes, which are many where one is; lost ones are sent."""
+        """Returns the leading seqs that are holes, except lost ones, which are sent as such."""
         copy = self.copy_of(wheel)
         if copy is None:
             return NO_SEQS
@@ -128,7 +128,7 @@ class FramesToSend:
     def _reading(
         self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
     ) -> Iterator[FrameCopy | DamagedFrame]:
-        """One after the other, as far as the wheel goes here."""
+        """Yields frames in order, as far as the wheel goes here."""
         copy = self.copy_of(wheel)
         source = self.own if copy is None else copy
         if source is None or source.wheel != wheel:

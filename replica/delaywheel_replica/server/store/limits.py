@@ -1,4 +1,4 @@
-"""How a store makes and writes wheels: its bounds."""
+"""Limits for making and writing wheels."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from delaywheel_replica.server.node.disk_space import BALLAST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """How wheels are made and written.
+    """Limits for making and writing wheels.
 
     Attributes:
         span_seconds: of new wheels.

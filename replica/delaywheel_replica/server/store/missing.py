@@ -1,4 +1,4 @@
-"""What copies lack, but for frames that are committed to be lost."""
+"""Which frames copies lack, except those committed as lost."""
 
 from typing import NamedTuple
 
@@ -15,27 +15,27 @@ class _Found(NamedTuple):
 
 
 class Lacking:
-    """For one thread. A copy is looked at anew only when it, or what is lost, has changed.
+    """Caches what copies lack until they or the lost frames change. For one thread.
 
     A copy of a wheel that lost many frames has as many holes, and is asked after each write.
     """
 
     def __init__(self) -> None:
-        """Nothing is lost, as far as is known."""
+        """Begins without lost frames."""
         self.lost = NO_FRAMES
         self._found: dict[WheelId, _Found] = {}
 
     def lose(self, frames: FrameSet) -> None:
-        """These are committed to be lost: they are not lacking any more."""
+        """Adds frames that are committed as lost, and so no longer missing."""
         self.lost |= frames
 
     def forget(self, wheel: WheelId) -> None:
-        """There is nothing of this wheel any more."""
+        """Forgets a deleted wheel."""
         self.lost -= self.lost.of_wheel(wheel)
         self._found.pop(wheel, None)
 
     def of(self, copy: MirrorWheel) -> SeqSet:
-        """What a copy lacks."""
+        """Returns what a copy lacks."""
         found, of_copy = self._found.get(copy.wheel), copy.lacking
         if found is None or found.of_copy is not of_copy or found.lost is not self.lost:
             lacking = of_copy - self.lost.seqs(copy.wheel)

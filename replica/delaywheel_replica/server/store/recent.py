@@ -1,4 +1,4 @@
-"""The newest frames of the open wheel, as they were written: what mirrors are sent is mostly these.
+"""The newest frames of the open wheel, in memory, since mirrors mostly need these.
 
 Reading them again costs more than writing them did: two files a frame, and their checksums.
 """
@@ -9,10 +9,10 @@ from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 
 
 class Recent:
-    """Some frames of one wheel, the last ones without gap. For one thread."""
+    """The last frames of one wheel, without gaps. For one thread."""
 
     def __init__(self, max_bytes: int) -> None:
-        """There are none.
+        """Begins empty.
 
         Args:
             max_bytes: of all of them; the oldest make room.
@@ -22,7 +22,7 @@ class Recent:
         self._length_bytes = 0
 
     def add(self, bundle: FrameBundle) -> None:
-        """These were written."""
+        """Adds written frames."""
         if not len(bundle):
             return
         self._bundles.append(bundle)
@@ -31,12 +31,12 @@ class Recent:
             self._length_bytes -= self._bundles.popleft().length_bytes
 
     def clear(self) -> None:
-        """The wheel is another one."""
+        """Empties the buffer, for another wheel."""
         self._bundles.clear()
         self._length_bytes = 0
 
     def frames(self, first_seq: int, last_seq: int, *, floor: int, max_bytes: int) -> FrameBundle:
-        """The leading ones of these frames, up to the first that is not here, or is finished.
+        """Returns these frames up to the first that is absent or finished.
 
         Args:
             first_seq: the first that is wanted.

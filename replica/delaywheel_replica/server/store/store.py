@@ -1,4 +1,4 @@
-"""All wheels of one data folder, and their one writer: does on the disk what the machine asks.
+"""All wheels of one data folder and their only writer, which carries out the machine's effects.
 
 Each method carries out one effect of the member machine (core/node/events.py) and returns when
 it is done; what it returns, or raises, is what the machine is told. Those that write are for one
@@ -114,7 +114,7 @@ class Store:
         limits: StoreLimits | None = None,
         new_storage: Callable[[], str] = new_storage,
     ) -> Self:
-        """Locks the folder, sees which wheels there are, and counts the start.
+        """Locks the folder, finds its wheels, and counts the start.
 
         If the machine started anew since the node last ran, what was acknowledged may be lost:
         that is noted with the new boot id, in one, so that no second crash hides the first.
@@ -166,7 +166,7 @@ class Store:
         )
 
     def release(self) -> None:
-        """Ends the use of the folder."""
+        """Releases the folder."""
         if self._open is not None:
             self._open.close()
         self._copies.close()
@@ -174,7 +174,7 @@ class Store:
 
     @property
     def state(self) -> NodeState:
-        """What node.json says."""
+        """The content of node.json."""
         return self._folder.state
 
     def save(self, state: NodeState) -> None:
@@ -182,7 +182,7 @@ class Store:
         self._folder.put(state)
 
     def verifying(self, wheel: WheelId) -> Steps[Held]:
-        """Makes a wheel whole that was left; what it holds.
+        """Makes a left wheel whole, in steps; returns what it holds.
 
         Raises:
             OSError: the medium refused; to be done again.
@@ -202,16 +202,16 @@ class Store:
 
     @property
     def last_seq(self) -> int:
-        """The last frame of the open wheel that counts; 0: none."""
+        """The last counting frame of the open wheel; 0 if none."""
         return 0 if self._open is None else self._open.last_seq
 
     @property
     def top_slot(self) -> int:
-        """The greatest slot of a frame of the open wheel; -1: it has none."""
+        """The greatest slot of the open wheel's frames; -1 if it has none."""
         return self._top_slot
 
     def open_wheel(self, spare: Spare) -> None:
-        """Makes the folder of a wheel, which is the open one from then on.
+        """Creates a wheel's folder and makes it the open wheel.
 
         Raises:
             WheelExists: it was opened before: it must be left, and never be written again.
@@ -266,7 +266,7 @@ class Store:
         return group
 
     def can_encode(self, columns: Columns, kind: Kind) -> bool:
-        """Whether frames of the open wheel can hold these."""
+        """Whether frames of the open wheel can hold these messages."""
         if self._open is None:
             raise ValueError("no wheel is open")
         try:
@@ -276,7 +276,7 @@ class Store:
         return True
 
     def leave_wheel(self) -> Held | None:
-        """The open wheel is written no more; what it holds.
+        """Stops writing the open wheel; returns what it holds.
 
         None: the medium refuses to tell, and the wheel is unverified. It is mostly left because
         its medium refuses something, and that must not keep the node from its spare.
@@ -309,7 +309,7 @@ class Store:
         is_over: Callable[[], bool] | None = None,
         between: Callable[[], object] = lambda: None,
     ) -> Held:
-        """Writes frames behind what is held of a wheel, exactly as they are.
+        """Appends frames to a copy, byte for byte.
 
         One that does not follow, or is not what it should be, ends the list. Those that are held
         already are passed over.
@@ -337,7 +337,7 @@ class Store:
         *,
         between: Callable[[], object] = lambda: None,
     ) -> Held:
-        """Puts frames up to the last that is held in their places, where they are lacking.
+        """Writes missing frames of a copy to their places.
 
         Args:
             card: of their wheel.
@@ -355,7 +355,7 @@ class Store:
     def close_wheel(
         self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
     ) -> Held:
-        """Notes durably that a wheel ends with a seq, and cuts everything beyond.
+        """Durably notes the seq at which a wheel ends, and cuts everything beyond.
 
         Args:
             wheel: which one.
@@ -370,16 +370,16 @@ class Store:
         return self._written(copy)
 
     def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
-        """Deletes all that there is of a wheel, file by file."""
+        """Deletes everything of a wheel, file by file."""
         yield from self._copies.delete(wheel)
         self._lacking.forget(wheel)
 
     def forget_lost(self, frames: FrameSet) -> None:
-        """These frames are committed to be lost: they are not lacking any more."""
+        """Notes frames that are committed as lost, and so no longer missing."""
         self._lacking.lose(frames)
 
     def sweep(self, floor: int) -> Iterator[int]:
-        """Finishes every slot below the floor at once; deletes their files one by one.
+        """Finishes every slot below the floor at once, then deletes their files one by one.
 
         Returns:
             Goes through that, yielding the slot of each file that was deleted. Each wheel is tried
@@ -395,7 +395,7 @@ class Store:
         return self._delete_finished(wheels)
 
     def card(self, wheel: WheelId) -> WheelCard:
-        """Who a wheel is.
+        """Returns a wheel's identity.
 
         Raises:
             WheelMissing: nothing of it is here.
@@ -405,7 +405,7 @@ class Store:
         return _card(self._copy(wheel).meta)
 
     def held(self, wheel: WheelId) -> Held:
-        """What there is of a wheel that is not open.
+        """Returns what is held of a wheel that is not open.
 
         Raises:
             WheelMissing: nothing of it is here.
@@ -420,11 +420,11 @@ class Store:
         )
 
     def held_wheels(self) -> dict[WheelId, Held]:
-        """What there is of every wheel but the open one."""
+        """Returns what is held of every wheel except the open one."""
         return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
 
     def checkpoint(self, on_damaged: Callable[[WheelId, SeqSet], object]) -> None:
-        """Notes on the medium how far it holds what was written. For one thread, whichever.
+        """Notes how much is on the medium. For any one thread.
 
         Unless groups are synced, it puts there first what was written.
 
@@ -480,7 +480,7 @@ class Store:
         return copy
 
     def _taken(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
-        """The copy of a wheel, which is made if there is none."""
+        """Returns the copy of a wheel; makes it if there is none."""
         if self._open is not None and self._open.wheel == card.wheel:
             raise WheelExists(f"{card.wheel} is open")
         copy = self._copies.known.get(card.wheel)

@@ -1,4 +1,4 @@
-"""What `cancel` and `get` answer with."""
+"""The answers of `cancel` and `get`."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +9,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class CancelOutcome(StrEnum):
-    """What a cancel came to."""
+    """The outcome of a cancel."""
 
     CANCELLED = "CANCELLED"
     """It is never delivered."""
@@ -22,13 +22,13 @@ class CancelOutcome(StrEnum):
 
     @classmethod
     def of(cls, number: int) -> Self | None:
-        """The outcome of a response, or None for one that we do not know."""
+        """Returns the outcome of a response; None for an unknown one."""
         names: dict[int, str] = {value: name for name, value in pb.CancelOutcome.items()}
         return cls.__members__.get(names.get(number, "").removeprefix("CANCEL_OUTCOME_"))
 
 
 class MessageState(StrEnum):
-    """How far a stored message has come."""
+    """The state of a stored message."""
 
     UNSPECIFIED = "UNSPECIFIED"
     """The service says nothing, or something newer than this SDK."""
@@ -43,7 +43,7 @@ class MessageState(StrEnum):
 
     @classmethod
     def of(cls, number: int) -> Self:
-        """The state of a response."""
+        """Returns the state of a response."""
         names: dict[int, str] = {value: name for name, value in pb.MessageState.items()}
         name = names.get(number, "").removeprefix("MESSAGE_STATE_")
         return cls.__members__.get(name, cls.UNSPECIFIED)
@@ -51,7 +51,7 @@ class MessageState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KafkaPlace:
-    """One record in Kafka."""
+    """The place of one record in Kafka."""
 
     topic: str
     partition: int
@@ -59,13 +59,13 @@ class KafkaPlace:
 
     @classmethod
     def of(cls, place: pb.KafkaPlace) -> Self:
-        """Reads one of the protocol's."""
+        """Converts a protocol message."""
         return cls(place.topic, place.partition, place.offset)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as it lies in the service, see `Client.get`.
+    """A message as it is stored in the service; see `Client.get`.
 
     Attributes:
         seq: The number of its frame in its wheel.
@@ -93,7 +93,7 @@ class StoredMessage:
 
     @classmethod
     def of(cls, stored: pb.StoredMessage) -> Self:
-        """Reads one of the protocol's."""
+        """Converts a protocol message."""
         return cls(
             handle=Handle.parse(stored.handle),
             state=MessageState.of(stored.state),

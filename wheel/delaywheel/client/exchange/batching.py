@@ -1,4 +1,4 @@
-"""What goes into one request. No I/O, no clock, no locks: the clients bring them.
+"""Batches messages into requests. No I/O, clocks or locks: the clients bring them.
 
 `split` cuts a list by the service's limits. `Accumulator` puts together what `produce_async`
 takes, as Nagle's algorithm does: while nothing is under way the next message goes at once, and
@@ -32,7 +32,7 @@ its deadline is that of its first message."""
 def split(
     messages: Sequence[Message], *, max_messages: int, max_bytes: int
 ) -> Iterator[Sequence[Message]]:
-    """Cuts messages into requests within the limits; one that is too long by itself goes alone."""
+    """Splits messages into requests within the limits; one that is too long goes alone."""
     start = length_bytes = 0
     for row, message in enumerate(messages):
         row_bytes = message.length_bytes + len(message.topic) + ROW_BYTES
@@ -46,7 +46,7 @@ def split(
 
 
 class Accumulator:
-    """What was taken and is not settled yet, in batches.
+    """Messages that were taken and are not settled yet, in batches.
 
     Invariant: `messages` and `length_bytes` count every message from `add` to `finished`,
     whether its batch is open, closed or under way.
@@ -63,23 +63,23 @@ class Accumulator:
 
     @property
     def messages(self) -> int:
-        """Taken and not settled."""
+        """The number of messages taken and not settled."""
         return self._messages
 
     def unsettled(self) -> set[Batch]:
-        """Every batch that is not finished."""
+        """The batches that are not settled."""
         waiting = {*self._closed, *self._under_way}
         return waiting if self._open is None else {*waiting, self._open}
 
     def has_room(self, length_bytes: int) -> bool:
-        """Whether a message of that length fits; an empty queue takes any one."""
+        """Whether a message of that length fits; an empty queue takes any message."""
         if not self._messages:
             return True
         fits = self._length_bytes + length_bytes <= self._queue.max_bytes
         return fits and self._messages < self._queue.max_messages
 
     def full(self, message: Message) -> TimedOutError:
-        """What to raise when there was no room for a message all the time."""
+        """Returns the error to raise when there was no room for a message in time."""
         return TimedOutError(
             f"no room: {self._messages:,} messages, {self._length_bytes:,} bytes are on their way",
             outcome_known=True,
@@ -87,7 +87,7 @@ class Accumulator:
         )
 
     def add(self, message: Message, now_s: float, deadline_s: float) -> PendingResult:
-        """Takes a message that is to be given up at `deadline_s`."""
+        """Adds a message that is given up at `deadline_s`."""
         batch = self._open
         if batch is not None and self._is_closing(batch, message.length_bytes, now_s):
             self._closed.append(batch)
@@ -102,7 +102,7 @@ class Accumulator:
         return batch.add(message, now_s + linger_s)
 
     def next_batch(self, now_s: float) -> Batch | None:
-        """The batch to send now, which is under way from now on."""
+        """Returns the batch to send now, which counts as in flight from then on."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
         if self._closed:
@@ -115,7 +115,7 @@ class Accumulator:
         return batch
 
     def wait_s(self, now_s: float) -> float | None:
-        """How long until `next_batch` has one; None: nothing happens by time alone."""
+        """Returns how long until `next_batch` has one; None if time alone changes nothing."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
         if self._closed:
@@ -127,7 +127,7 @@ class Accumulator:
         return max(0.0, self._open.send_by_s - now_s)
 
     def finished(self, batch: Batch) -> None:
-        """A batch that was under way is settled: there is room again."""
+        """Frees the room of a settled batch."""
         self._under_way.discard(batch)
         self._messages -= len(batch.messages)
         self._length_bytes -= batch.length_bytes
@@ -141,6 +141,6 @@ class Accumulator:
 
 
 def _is_soon(message: Message) -> bool:
-    """Whether it is due soon after it was made; a level is looked up when it is sent."""
+    """Whether a message is due soon after it was made; levels are resolved when it is sent."""
     due_ms = message.due_ms
     return due_ms is not None and due_ms - message.made_ns // 1_000_000 < SOON_MS

@@ -1,4 +1,4 @@
-"""How the SDK opens channels: the gRPC options it needs, and the addresses it is given.
+"""Opens the SDK's channels: their gRPC options and addresses.
 
 gRPC's defaults are wrong for this service: a reconnect backoff that grows to two minutes, an
 HTTP proxy taken from the environment, subchannels (and their backoff) shared between clients,
@@ -37,7 +37,7 @@ _WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bou
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Reads `"host:port,host:port"`, or a sequence of `"host:port"`; twice the same is once.
+    """Parses `"host:port,host:port"`, or a sequence of `"host:port"`; removes duplicates.
 
     Example:
         >>> parse_addresses("a:7420, b:7420")
@@ -57,7 +57,7 @@ def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def leads_elsewhere(address: str) -> bool:
-    """Whether an address that a node tells of itself can be used on another machine.
+    """Whether an address that a node advertises is usable on another machine.
 
     Example:
         >>> leads_elsewhere("10.0.0.7:7420"), leads_elsewhere("0.0.0.0:7420")

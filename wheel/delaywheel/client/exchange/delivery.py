@@ -1,4 +1,4 @@
-"""One batch of messages on its way to the service, over all its attempts. No I/O, no clock.
+"""One batch of messages over all attempts to deliver it. No I/O, no clock.
 
 Each message is settled by itself, once:
 
@@ -28,7 +28,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class Delivery:
-    """A batch under way; an `Exchange`.
+    """A batch in flight; an `Exchange`.
 
     Invariant: every row is either waiting or settled, never both. `doubtful` rows are those of
     `waiting` that may have been accepted already.
@@ -44,7 +44,7 @@ class Delivery:
         self._obstacle: Failure | None = None
 
     def fix_dues(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
-        """Fixes the dues of messages that are sent for the first time; some are refused by it."""
+        """Fixes the dues of messages that are sent for the first time; refuses some of them."""
         for row in self._waiting:
             try:
                 self._messages[row].fix_due(now_ms, levels, past_due)
@@ -54,23 +54,23 @@ class Delivery:
 
     @property
     def done(self) -> bool:
-        """Every message is settled."""
+        """Whether every message is settled."""
         return not self._waiting
 
     @property
     def results(self) -> list[Result]:
-        """One a message, in order; only when done."""
+        """The results, one for each message, in order; only once done."""
         results = [result for result in self._settled if result is not None]
         assert len(results) == len(self._messages), "results are asked for before all are settled"
         return results
 
     def request(self) -> pb.DelayProduceRequest:
-        """The next attempt: the waiting messages, or as many as the service has let through."""
+        """Builds the next attempt from waiting messages, as many as the service accepts at once."""
         self._attempted = self._waiting[: self._most_rows]
         return encode_request([self._messages[row] for row in self._attempted])
 
     def answered(self, response: pb.DelayProduceResponse) -> Report:
-        """Settles what was accepted, or refused for good."""
+        """Settles messages that were accepted or finally refused."""
         try:
             outcomes = decode_answer([self._messages[row] for row in self._attempted], response)
         except AnswerInvalidError as invalid:
@@ -86,7 +86,7 @@ class Delivery:
         return Report(healthy=not passing, retry_delay_s=max(delays_s, default=None))
 
     def failed(self, failure: Failure) -> Report:
-        """Takes a failed attempt to each of its messages."""
+        """Applies a failed attempt to each of its messages."""
         self._obstacle = failure
         rows = self._attempted
         if failure.verdict.split and len(rows) > 1:
@@ -99,7 +99,7 @@ class Delivery:
         return Report(healthy=not any(waiting), retry_delay_s=failure.retry_delay_s)
 
     def give_up(self, why: str) -> None:
-        """Settles what is left: no time for another attempt."""
+        """Settles the remaining messages: there is no time for another attempt."""
         last = f"; last: {self._obstacle}" if self._obstacle else ""
         for row in self._waiting:
             error = TimedOutError(
@@ -111,7 +111,7 @@ class Delivery:
         self._forget_settled()
 
     def refuse(self, error: DelaywheelError) -> None:
-        """Settles what is left with the same error; nothing was attempted."""
+        """Settles the remaining messages with the same error; nothing was attempted."""
         for row in self._waiting:
             self._settle(row, error=error.about(self._messages[row]))
         self._forget_settled()
@@ -126,7 +126,7 @@ class Delivery:
         return Report(healthy=True)
 
     def _row_failed(self, row: int, failure: Failure) -> bool:
-        """Whether the message still waits."""
+        """Applies a failure to one message; returns whether it still waits."""
         verdict = failure.verdict
         if not verdict.outcome_known:
             self._doubtful.add(row)

@@ -1,4 +1,4 @@
-"""Messages to a ColumnBatch and its answer back, without numpy.
+"""Encodes messages as a ColumnBatch and decodes its answer, without numpy.
 
 One comprehension a column: the cost is some list work a message and one copy of the bytes.
 """
@@ -13,11 +13,11 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class AnswerInvalidError(Exception):
-    """The service answered something that the protocol does not allow."""
+    """The answer violates the protocol."""
 
 
 def encode_request(messages: Sequence[Message]) -> pb.DelayProduceRequest:
-    """The messages as the columns of one request; their dues must be fixed."""
+    """Encodes messages as the columns of one request; their dues must be fixed."""
     numbers: dict[str, int] = {}
     topic_numbers = [numbers.setdefault(message.topic, len(numbers)) for message in messages]
     columns = pb.ColumnBatch(
@@ -43,7 +43,7 @@ def encode_request(messages: Sequence[Message]) -> pb.DelayProduceRequest:
 def decode_answer(
     messages: Sequence[Message], response: pb.DelayProduceResponse
 ) -> list[Handle | Failure]:
-    """What became of each message of a request, in its order.
+    """Returns the outcome of each message of a request, in order.
 
     Raises:
         AnswerInvalidError: the response does not fit the request.
@@ -83,7 +83,7 @@ def _contents(messages: Sequence[Message]) -> Iterator[bytes]:
 
 
 def _optional_column(typecode: str, numbers: Sequence[int | None]) -> bytes:
-    """A column where -1 is none; empty if no message has one."""
+    """Returns a column in which -1 means absent; empty if no message has a value."""
     if numbers.count(None) == len(numbers):
         return b""
     return _column(typecode, [-1 if number is None else number for number in numbers])

@@ -1,4 +1,4 @@
-"""Which address to send to next, and how long to wait before: staying, health, backoff, finding.
+"""Chooses the next address, and how long to wait: affinity, health, backoff, discovery.
 
 Pure: time comes in as a value (monotonic seconds). Addresses are *given* by the user, or *found*:
 told by a node (DescribeCluster) as another node's. Three rules:
@@ -46,7 +46,7 @@ _NEVER: Final = float("-inf")
 
 @dataclass(slots=True)
 class _Endpoint:
-    """An address.
+    """One address and its health.
 
     Attributes:
         node: Who answers there; for a found one that is not proven, who should.
@@ -72,14 +72,14 @@ class _Endpoint:
 
 
 class Turn(NamedTuple):
-    """Send to that address now; None: wait, as long as told or until there are news."""
+    """Send to this address now; or, if None, wait for a while or until there is news."""
 
     address: str | None
     wait_s: float = 0.0
 
 
 class Report(NamedTuple):
-    """How an attempt went.
+    """The outcome of an attempt.
 
     Attributes:
         healthy: Others may send to that address.
@@ -93,7 +93,7 @@ class Report(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a node said of its cluster.
+    """A node's description of its cluster.
 
     Attributes:
         cluster: The cluster's id.
@@ -126,12 +126,12 @@ class Endpoints:
 
     @property
     def addresses(self) -> frozenset[str]:
-        """All that are known."""
+        """All known addresses."""
         with self._lock:
             return frozenset(self._endpoints)
 
     def reached(self, address: str, *, connected: bool) -> None:
-        """Takes note of whether something is there at all, whatever it says."""
+        """Notes whether anything listens at an address."""
         with self._lock:
             self._met |= connected
             if not connected:
@@ -139,7 +139,7 @@ class Endpoints:
 
     @property
     def nobody(self) -> tuple[str, ...]:
-        """All addresses, if nothing was ever there at any of them; else none."""
+        """Returns all addresses if nothing ever listened at any of them; else none."""
         with self._lock:
             if self._met or self._endpoints.keys() - self._unreached:
                 return ()
@@ -147,12 +147,12 @@ class Endpoints:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one address, and a node said that there are no others."""
+        """Whether there is only one address, and its node said that it has no peers."""
         with self._lock:
             return len(self._endpoints) == 1 and self._cluster is not None
 
     def turn(self, now_s: float, attempt_timeout_s: float, not_before: Mapping[str, float]) -> Turn:
-        """The address to try next.
+        """Returns the address to try next.
 
         Args:
             now_s: Now.
@@ -183,7 +183,7 @@ class Endpoints:
             return Turn(chosen.address)
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
-        """Takes note of how an attempt went; True: news for those who wait."""
+        """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""
         with self._lock:
             endpoint = self._endpoints.get(address)
             if endpoint is None:  # it was dropped meanwhile
@@ -201,7 +201,7 @@ class Endpoints:
             return False
 
     def ask(self, now_s: float, but: str | None = None) -> list[str]:
-        """Who is to describe the cluster now; `told` or `not_told` must follow for each.
+        """Returns addresses to ask for a description; `told` or `not_told` must follow for each.
 
         Args:
             now_s: Now.
@@ -227,7 +227,7 @@ class Endpoints:
             return [endpoint.address for endpoint in asked]
 
     def told(self, address: str, said: Described, now_s: float) -> bool:
-        """An address has described the cluster; False: it is not ours, nothing was learnt."""
+        """Takes a description of the cluster; returns False if it is not of this cluster."""
         with self._lock:
             endpoint = self._endpoints.get(address)
             if endpoint is None:
@@ -252,7 +252,7 @@ class Endpoints:
             return True
 
     def not_told(self, address: str, *, started_s: float, now_s: float, reached: bool) -> None:
-        """An address did not describe the cluster.
+        """Notes that an address did not describe the cluster.
 
         Args:
             address: Which.
@@ -275,13 +275,13 @@ class Endpoints:
                 self._refresh_at_s = min(self._refresh_at_s, now_s + ASK_LEAST_S)
 
     def backoff_s(self, failures: int, retry_delay_s: float | None) -> float:
-        """How long to wait after so many failures in a row, with what the service asks for."""
+        """Returns how long to wait after so many failures, at least as the service asks."""
         backoff_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
         backoff_s *= self._random.uniform(0.5, 1.0)
         return max(backoff_s, min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S))
 
     def _healthy(self, now_s: float, not_before: Mapping[str, float]) -> _Endpoint | None:
-        """The one to stay with, another one where this exchange failed there, or None."""
+        """Returns the preferred address unless this exchange failed there, another one, or None."""
         healthy = [one for one in self._endpoints.values() if one.usable and not one.failures]
         if not healthy:
             return None
@@ -295,7 +295,7 @@ class Endpoints:
         return self._best(allowed, now_s) if allowed else None
 
     def _best(self, candidates: Sequence[_Endpoint], now_s: float) -> _Endpoint:
-        """One at random of those that promise most."""
+        """Picks one of the best addresses at random."""
 
         def doubt(endpoint: _Endpoint) -> tuple[bool, bool]:
             return endpoint.suspect_until_s > now_s, not endpoint.proven
@@ -304,7 +304,7 @@ class Endpoints:
         return self._random.choice([one for one in candidates if doubt(one) == least])
 
     def _works(self, endpoint: _Endpoint) -> bool:
-        """Notes a success; True: it had failed before."""
+        """Notes a success; returns whether the address had failed before."""
         recovered = endpoint.failures > 0
         endpoint.failures = 0
         endpoint.rest_until_s = endpoint.retry_at_s = _NEVER
@@ -320,7 +320,7 @@ class Endpoints:
         endpoint.rest_until_s = now_s + max(wait_s, took_s)
 
     def _learn(self, members: Mapping[str, str]) -> None:
-        """Adds and drops found addresses. One a node is enough: a given one that works wins.
+        """Adds and drops discovered addresses, one a node; a given one that works is preferred.
 
         A node that has just started knows some members by name alone: what was found of them stays.
         """

@@ -1,4 +1,4 @@
-"""What a client drives over the network: something to send until it is answered or given up.
+"""The protocol between a client and one exchange, which is repeated until it is settled.
 
 `Delivery` and `Question` are exchanges. A driver (`sync`, `aio`) asks for the next request,
 sends it to the address whose turn it is, and hands back the response or the failure, until
@@ -15,23 +15,23 @@ ResponseT_contra = TypeVar("ResponseT_contra", contravariant=True)
 
 
 class Exchange(Protocol[RequestT_co, ResponseT_contra]):
-    """Between two calls of `request` comes exactly one of `answered` and `failed`."""
+    """Each call of `request` is followed by exactly one of `answered` and `failed`."""
 
     @property
     def done(self) -> bool:
-        """Nothing is left to be sent."""
+        """Whether nothing is left to be sent."""
 
     def request(self) -> RequestT_co:
-        """The next attempt."""
+        """Returns the request of the next attempt."""
 
     def answered(self, response: ResponseT_contra) -> Report:
-        """The attempt was answered."""
+        """Takes the answer of an attempt."""
 
     def failed(self, failure: Failure) -> Report:
-        """The attempt failed."""
+        """Takes the failure of an attempt."""
 
     def give_up(self, why: str) -> None:
-        """There is no time for another attempt; afterwards it is done."""
+        """Gives up for lack of time, after which the exchange is done."""
 
 
 TIME_OVER: Final = "the time for it is over"

@@ -1,4 +1,4 @@
-"""What `produce_async` gives back: a result to come, light enough for one a message.
+"""Pending results of `produce_async`, light enough to have one for each message.
 
 A `Batch` is settled as a whole, once; a `PendingResult` is a batch and a number. Threads wait
 on one Event a batch, coroutines on a future each; neither exists before somebody waits.
@@ -20,7 +20,7 @@ _CHANGING = Lock()  # guards the few words of any batch that change; never held 
 
 
 class Batch:
-    """Messages that travel together; filled by its client, then settled once.
+    """Messages that are sent together; filled by the client, then settled once.
 
     Attributes:
         messages: Its messages, in the order in which they were given.
@@ -52,7 +52,7 @@ class Batch:
         self._event: Event | None = None
 
     def add(self, message: Message, send_by_s: float) -> "PendingResult":
-        """Takes one more, that lingers until `send_by_s`; only before the batch is sent."""
+        """Adds a message, which lingers until `send_by_s`; only before the batch is sent."""
         self.messages.append(message)
         self.send_by_s = min(self.send_by_s, send_by_s)
         self.length_bytes += message.length_bytes
@@ -60,11 +60,11 @@ class Batch:
 
     @property
     def results(self) -> Sequence[Result] | None:
-        """One a message, or None as long as it is under way."""
+        """The results, one for each message; None while the batch is in flight."""
         return self._results
 
     def settle(self, results: Sequence[Result]) -> None:
-        """Gives the results to all who wait; what a callback raises is logged."""
+        """Gives the results to all waiting callers; logs what their callbacks raise."""
         with _CHANGING:
             self._results = results
             watchers, self._watchers = self._watchers, []
@@ -72,7 +72,7 @@ class Batch:
             _call(watcher, results)
 
     def settle_defective(self, defect: Exception) -> None:
-        """Settles with an error that should not be: nobody else could tell those who wait."""
+        """Settles with an unexpected error, so that callers do not wait for ever."""
         error = CallFailedError(
             StatusCode.INTERNAL, f"a defect of the SDK: {defect!r}", outcome_known=False
         )
@@ -80,7 +80,7 @@ class Batch:
         self.settle([Result(message, None, error.about(message)) for message in self.messages])
 
     def watch(self, watcher: Callable[[Sequence[Result]], object]) -> None:
-        """Calls `watcher` when it is settled: at once if it is."""
+        """Calls `watcher` once the batch is settled, perhaps immediately."""
         with _CHANGING:
             results = self._results
             if results is None:
@@ -89,7 +89,7 @@ class Batch:
         _call(watcher, results)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Blocks until it is settled, or the time is over."""
+        """Blocks until the batch is settled or the timeout has passed."""
         with _CHANGING:
             if self._results is not None:
                 return True
@@ -101,7 +101,7 @@ class Batch:
 
 
 class PendingResult:
-    """The result of one `produce_async`, to come. Wait for it, await it, or leave a callback.
+    """The pending result of one `produce_async`: wait for it, await it, or add a callback.
 
     Example:
         >>> # doctest: +SKIP
@@ -118,12 +118,12 @@ class PendingResult:
 
     @property
     def message(self) -> Message:
-        """The message it is about."""
+        """The message that was sent."""
         return self._batch.messages[self._number]
 
     @property
     def first(self) -> bool:
-        """It opened its batch."""
+        """Whether this message opened its batch."""
         return self._number == 0
 
     def done(self) -> bool:
@@ -131,7 +131,7 @@ class PendingResult:
         return self._batch.results is not None
 
     def outcome(self, timeout: float | None = None) -> Result:
-        """Blocks until there is a result, an error being one too.
+        """Blocks until there is a result, which may be an error; returns it.
 
         Raises:
             TimedOutError: there is none after `timeout` seconds; it is still under way.
@@ -153,7 +153,7 @@ class PendingResult:
         return self.outcome(timeout).unwrap()
 
     def add_done_callback(self, callback: Callable[[Result], object]) -> None:
-        """Calls back with the result, on the client's own thread or loop: do not block there."""
+        """Calls back with the result on the client's own thread or loop: do not block there."""
         number = self._number
         self._batch.watch(lambda results: callback(results[number]))
 

@@ -1,4 +1,4 @@
-"""One unary question to the service, over all its attempts: cancel, get, search, describe.
+"""One unary question over all its attempts: cancel, get, search, describe.
 
 Asking twice is harmless: looking changes nothing, and a message is cancelled once or not at all.
 But an answer to the second cancel tells nothing about the first one, whose reply was lost: it may
@@ -24,7 +24,7 @@ _OF_THE_CLUSTER: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Rea
 
 
 class Question(Generic[RequestT, ResponseT, AnswerT]):
-    """A request until it is answered; an `Exchange`.
+    """A question until it is answered; an `Exchange`.
 
     `read` makes the answer of a response; its second argument says whether an earlier attempt
     may have had an effect.
@@ -41,22 +41,22 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
 
     @property
     def done(self) -> bool:
-        """It was answered, refused or given up."""
+        """Whether the question is answered, refused or given up."""
         return self._done
 
     def answer(self) -> AnswerT:
-        """The answer; raises what the question came to instead."""
+        """Returns the answer, or raises the final error."""
         if self._error is not None:
             raise self._error
         assert self._done, "the answer is asked for before there is one"
         return self._answer  # type: ignore[return-value]  # None only where AnswerT allows it
 
     def request(self) -> RequestT:
-        """The same in every attempt."""
+        """Returns the request, which is the same in every attempt."""
         return self._request
 
     def answered(self, response: ResponseT) -> Report:
-        """Reads the answer."""
+        """Takes the answer."""
         self._done = True
         try:
             self._answer = self._read(response, self._doubtful)
@@ -65,7 +65,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         return Report(healthy=True)
 
     def failed(self, failure: Failure) -> Report:
-        """Asks again where that may help."""
+        """Decides whether to ask again."""
         verdict = failure.verdict
         self._obstacle = failure
         self._doubtful = self._doubtful or not verdict.outcome_known
@@ -80,7 +80,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         return Report(healthy=True)
 
     def give_up(self, why: str) -> None:
-        """No time for another attempt."""
+        """Gives up for lack of time."""
         last = f"; last: {self._obstacle}" if self._obstacle else ""
         self._done = True
         self._error = TimedOutError(f"not answered: {why}{last}", outcome_known=not self._doubtful)
@@ -91,19 +91,19 @@ GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessag
 
 
 def cancel_question(message: pb.MessageRef) -> CancelQuestion:
-    """Asks for a message to be withdrawn."""
+    """Builds the question that cancels a message."""
     return Question(pb.CancelRequest(message=message), _read_cancel)
 
 
 def get_question(message: pb.MessageRef, *, find_place: bool) -> GetQuestion:
-    """Asks for a message as it is stored, and perhaps for its record in Kafka."""
+    """Builds the question for a stored message and, if wanted, for its record in Kafka."""
     return Question(pb.GetMessageRequest(message=message, find_place=find_place), _read_get)
 
 
 def search_question(
     request: pb.SearchRequest,
 ) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
-    """Asks for a page of pending messages."""
+    """Builds the question for a page of pending messages."""
     return Question(request, lambda response, _doubtful: response)
 
 

@@ -1,4 +1,4 @@
-"""What a failed attempt means: may the same be sent again, and may it have been accepted?
+"""Classifies failed attempts: whether to retry, and whether messages may have been accepted.
 
 Two tables decide. A failure that carries one of our reasons is decided by the reason (see
 `delaywheel.reasons`). Any other one comes from gRPC, a proxy or a defect, and is decided by its
@@ -92,21 +92,21 @@ _CODES_BY_NUMBER: Final = {code.value[0]: code for code in StatusCode}
 
 
 class EndedCall(Protocol):
-    """What a call, synchronous or not, tells when it has failed."""
+    """The error interface of failed calls, synchronous or not."""
 
     def code(self) -> StatusCode:
-        """Its code."""
+        """The status code."""
 
     def details(self) -> str | None:
-        """Its text."""
+        """The status text."""
 
     def trailing_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
-        """Where ErrorInfo and RetryInfo are."""
+        """The metadata with ErrorInfo and RetryInfo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt, or one message of it, failed.
+    """Why an attempt, or one of its messages, failed.
 
     Attributes:
         code: The gRPC code.
@@ -124,7 +124,7 @@ class Failure:
 
     @classmethod
     def of_call(cls, call: EndedCall) -> Self:
-        """Reads what a call ended with."""
+        """Reads the status of a failed call."""
         code, text = call.code(), call.details() or ""
         reason: Reason | str | None = None
         retry_delay_s = None
@@ -154,16 +154,16 @@ class Failure:
 
     @property
     def unanswered(self) -> bool:
-        """Perhaps nobody is there: neither our service nor anything before it has said why."""
+        """Whether possibly nothing listens there: neither service nor proxy gave a reason."""
         return self.reason is None and self.code in _UNANSWERED
 
     def before_sending(self) -> Self:
-        """The same, of a question that went before the attempt: that was never sent."""
+        """Returns the failure as that of a preliminary question; the attempt was not sent."""
         return replace(self, unsent=True)
 
     @property
     def verdict(self) -> Verdict:
-        """What to do about it."""
+        """Returns what to do about the failure."""
         if isinstance(self.reason, Reason):
             return Verdict(
                 self.reason.retry_helps,
@@ -176,7 +176,7 @@ class Failure:
         return verdict._replace(outcome_known=verdict.outcome_known or self.unsent)
 
     def error(self, *, outcome_known: bool, failed: Message | None = None) -> DelaywheelError:
-        """What to raise for it when it is final."""
+        """Returns the error to raise if the failure is final."""
         if self.reason is not None:
             return RefusedError(self.reason, self.text, outcome_known=outcome_known, failed=failed)
         return CallFailedError(self.code, self.text, outcome_known=outcome_known, failed=failed)

@@ -1,4 +1,4 @@
-"""One exchange's way over the endpoints until its deadline. No I/O, no clock.
+"""Leads one exchange over the endpoints until its deadline. No I/O, no clock.
 
 Where an exchange failed it does not go again before its own backoff is over, whatever others find
 there meanwhile: so a node that refuses one request and takes another's is not asked in a circle,
@@ -16,7 +16,7 @@ START_S: Final = 2.0
 
 
 class Step(NamedTuple):
-    """An attempt at that address that may take so long; None: a wait, which news may end."""
+    """An attempt at an address with a timeout; or, if None, a wait that news may end."""
 
     address: str | None
     seconds: float
@@ -34,7 +34,7 @@ class Route:
         self._not_before: Final[dict[str, float]] = {}
 
     def step(self, now_s: float) -> Step | None:
-        """What to do now; None: the time is over."""
+        """Returns what to do now; None if time is over."""
         if self._started_s is None:
             self._started_s = now_s
         left_s = self._deadline_s - now_s
@@ -46,7 +46,7 @@ class Route:
         return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
 
     def nobody(self, now_s: float) -> str | None:
-        """Why there is no use in going on, where nothing was ever there to connect to.
+        """Returns why going on is useless, where nothing ever listened; else None.
 
         A client that has met somebody goes on trying: nodes are restarted.
         """
@@ -56,7 +56,7 @@ class Route:
         return f"nobody is there at {', '.join(addresses)}" if addresses else None
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
-        """Takes note of how the attempt went; True: news for those who wait."""
+        """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""
         if report.elsewhere or not report.healthy:
             self._failures[address] += 1
             wait_s = self._endpoints.backoff_s(self._failures[address], report.retry_delay_s)

@@ -1,4 +1,4 @@
-"""What both clients can be told, checked once."""
+"""Settings of both clients, checked once."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ PAST_DUES: Final = ("deliver", "reject")
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The bounds of what waits in this process, and how `produce_async` puts it together.
+    """Bounds of the queue in this process, and of batches of `produce_async`.
 
     Attributes:
         max_messages: Waiting or under way; beyond, `produce_async` waits for room.
@@ -57,7 +57,7 @@ class Settings:
             raise ValueError("timeout and attempt_timeout are above 0 seconds")
 
     def attempt_s(self, left_s: float, *, alone: bool) -> float:
-        """How long one attempt may take when `left_s` are left for all.
+        """Returns how long one attempt may take when `left_s` are left for all.
 
         Where there may be other nodes (not `alone`), never more than half of it: a node that
         hangs must leave time for another one. The last fifth of a second is not divided any more.

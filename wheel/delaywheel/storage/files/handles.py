@@ -44,7 +44,7 @@ class Where(Enum):
 
 @dataclass(slots=True)
 class Wrote:
-    """How far a bundle was written.
+    """How much of a bundle was written.
 
     Attributes:
         frames: so many of its leading frames are where they should be, or have no bytes.
@@ -61,7 +61,7 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the frames of a bundle go, in Python's own numbers: numpy's are slow one by one.
+    """Where a bundle's frames go, as Python integers: single numpy elements are slow.
 
     Attributes:
         slots: of each frame.
@@ -76,7 +76,7 @@ class Places:
     content: memoryview
 
     def behind(self, frames: int) -> "Places":
-        """Without so many frames, from the first on."""
+        """Returns the places without the first few frames."""
         if not frames:
             return self
         return Places(self.slots[frames:], self.offsets[frames:], self.edges[frames:], self.content)
@@ -106,7 +106,7 @@ class HandleCache:
         return len(self._handles)
 
     def new_owner(self) -> int:
-        """A number that keeps the slots of one user apart from those of others."""
+        """Returns a number that separates one user's slots from those of others."""
         with self._lock:
             self._next_owner += 1
             return self._next_owner
@@ -120,7 +120,7 @@ class HandleCache:
         where: Where,
         is_over: Callable[[], bool] | None = None,
     ) -> Wrote:
-        """Writes frames, in order, up to the first that cannot be; files are made where missing.
+        """Writes frames in order until one cannot be written; creates missing files.
 
         If a write fails, the file is not longer than before, as far as the medium allows.
 
@@ -169,7 +169,7 @@ class HandleCache:
         self.close_below(owner, NO_SLOT)
 
     def close_below(self, owner: int, floor: int) -> None:
-        """Closes the handles of one owner's slots below ``floor``."""
+        """Closes the handles of an owner's slots below ``floor``."""
         with self._lock:
             keys = [key for key in self._handles if key[0] == owner and key[1] < floor]
             for key in keys:
@@ -180,7 +180,7 @@ class HandleCache:
                 self._folders.pop(key).close()
 
     def close_slots(self, owner: int, slots: Collection[int]) -> None:
-        """Closes the handles of some of one owner's slots."""
+        """Closes the handles of some of an owner's slots."""
         with self._lock:
             for slot in slots:
                 handle = self._handles.pop((owner, slot), None)
@@ -209,7 +209,7 @@ class HandleCache:
         return opened.open(name)
 
     def _make_room(self) -> None:
-        """Closes the handles longest not used; those near the pointer only if there is no other.
+        """Closes the least recently used handles, sparing those near the pointer if possible.
 
         Some at once: to look for one takes as long.
         """

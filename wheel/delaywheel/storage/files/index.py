@@ -50,14 +50,14 @@ class OpenIndexes:
         self._used: dict[IndexWriter | IndexReader, None] = {}  # in the order of their last use
 
     def use(self, index: "IndexWriter | IndexReader") -> None:
-        """This one is open, and in use now."""
+        """Notes that a segment is open and in use."""
         self._used.pop(index, None)
         self._used[index] = None
         while len(self._used) > self._limit:
             next(iter(self._used)).close()
 
     def closed(self, index: "IndexWriter | IndexReader") -> None:
-        """This one is closed."""
+        """Notes that a segment is closed."""
         self._used.pop(index, None)
 
 
@@ -108,7 +108,7 @@ class IndexWriter:
         return self._tops.delete_below(floor)
 
     def look_again(self) -> None:
-        """Sets ``last_seq`` to what can be read."""
+        """Sets ``last_seq`` to what can be read from the files."""
         reader = IndexReader(self._disk, self._folder)
         try:
             self.last_seq = reader.last_seq()
@@ -116,18 +116,18 @@ class IndexWriter:
             reader.close()
 
     def take_unsynced(self) -> set[int]:
-        """The segments that ``sync`` must make durable."""
+        """Returns the segments that ``sync`` must make durable."""
         with self._lock:
             taken, self._unsynced = self._unsynced, set()
         return taken
 
     def mark_unsynced(self, segments: Iterable[int]) -> None:
-        """These may hold what is not on the medium yet."""
+        """Notes segments that may not be on the medium yet."""
         with self._lock:
             self._unsynced.update(segments)
 
     def sync(self, segments: set[int]) -> None:
-        """Puts segments on the medium, and their names."""
+        """Puts segments and their names on the medium."""
         for segment in sorted(segments):
             try:
                 file = self._disk.open(layout.index_path(self._folder, segment))
@@ -168,7 +168,7 @@ class IndexReader:
         self._file: File | None = None  # of _segment, the last one there was when we looked
 
     def last_seq(self) -> int:
-        """The seq of the last whole row; 0 = there is none.
+        """Returns the seq of the last whole row; 0 if there is none.
 
         Raises:
             OSError: the medium tells neither the content nor the length of the last segment.
@@ -195,14 +195,14 @@ class IndexReader:
                 return self._segment * ROWS_PER_SEGMENT + min(rows, ROWS_PER_SEGMENT)
 
     def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
-        """The rows of ``first_seq`` to ``last_seq``, which must not exceed ``last_seq()``.
+        """Returns the rows of ``first_seq`` to ``last_seq``, which must not exceed ``last_seq()``.
 
         Rows of deleted segments are all zeros.
         """
         return checked_rows(self.raw_rows(first_seq, last_seq))
 
     def raw_rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
-        """As `rows`, not checked yet."""
+        """Returns the same rows, unchecked."""
         rows = np.zeros(max(last_seq - first_seq + 1, 0), dtype=INDEX_ROW)
         at = first_seq - 1
         while at < last_seq:
@@ -244,13 +244,13 @@ class IndexReader:
 
 
 def list_segments(disk: Disk, folder: Path) -> list[int]:
-    """The numbers of the segments that are there, ascending."""
+    """Returns the numbers of existing segments, ascending."""
     numbers = map(layout.index_segment, disk.list_folder(folder))
     return sorted(number for number in numbers if number is not None)
 
 
 def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
-    """First seq and rows of every segment that is there, ascending."""
+    """Yields the first seq and the rows of every existing segment, ascending."""
     length = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
     for segment in list_segments(disk, folder):
         content = _read_once(disk, folder, segment, 0, length)
@@ -260,7 +260,7 @@ def read_segments(disk: Disk, folder: Path) -> Iterator[tuple[int, NDArray[Any]]
 def read_raw_rows(
     disk: Disk, folder: Path, first_seq: int, last_seq: int
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """First seq and unchecked rows of the segments that are there, from one seq to another."""
+    """Yields the first seq and the unchecked rows of existing segments, between two seqs."""
     for segment in list_segments(disk, folder):
         begin = max(first_seq - 1 - segment * ROWS_PER_SEGMENT, 0)
         end = min(last_seq - segment * ROWS_PER_SEGMENT, ROWS_PER_SEGMENT)
@@ -271,7 +271,7 @@ def read_raw_rows(
 
 
 def top_slot_of(rows: NDArray[Any], least: int) -> int:
-    """The greatest slot that unchecked rows speak of, or ``least``."""
+    """Returns the greatest slot in unchecked rows, or ``least``."""
     above = checked_rows(rows[(rows["slot"].astype(np.int64) > least) & (rows["length"] > 0)])
     return int(above["slot"].astype(np.int64).max(initial=least))
 
@@ -289,7 +289,7 @@ class SegmentTops:
         self._tops: dict[int, int | None] = {}
 
     def forget(self, segment: int) -> None:
-        """Its rows have changed."""
+        """Forgets a segment whose rows have changed."""
         self._tops.pop(segment, None)
 
     def delete_below(self, floor: int) -> list[int]:
@@ -349,7 +349,7 @@ def _open_read(disk: Disk, folder: Path, segment: int) -> File:
 
 
 def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int:
-    """Of a segment that cannot be opened.
+    """Returns the length of a segment that cannot be opened.
 
     Raises:
         OSError: the one given, if that cannot be told either.
@@ -362,7 +362,7 @@ def _length_bytes(disk: Disk, folder: Path, segment: int, error: OSError) -> int
 
 
 def _read_around(file: File, offset: int, length: int) -> bytes:
-    """Reads rows; those that the medium cannot read are holes.
+    """Reads rows; those that the medium cannot read become holes.
 
     Raises:
         OSError: anything but the medium's word.

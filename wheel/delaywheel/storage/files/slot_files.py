@@ -42,18 +42,18 @@ class Unsynced:
 
 
 class _Ends:
-    """Where each slot's file must end, as it was written: 8 bytes a second, hour by hour."""
+    """Where each slot's file must end, as written: 8 bytes a second, hour by hour."""
 
     def __init__(self) -> None:
         self._hours: dict[int, NDArray[np.int64]] = {}
 
     def of_one(self, slot: int) -> int:
-        """Of a single slot."""
+        """Returns the end of a single slot."""
         known = self._hours.get(slot // layout.SECONDS_PER_HOUR)
         return 0 if known is None else int(known[slot % layout.SECONDS_PER_HOUR])
 
     def of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Of ascending slots."""
+        """Returns the ends of ascending slots."""
         ends = np.zeros(len(slots), np.int64)
         for hour, begin, end in _hours_of(slots):
             known = self._hours.get(hour)
@@ -62,7 +62,7 @@ class _Ends:
         return ends
 
     def put(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """The same; of one slot given twice the last counts."""
+        """Sets the ends of slots; the last entry for a slot counts."""
         if len(slots) <= FEW_FRAMES:
             for slot, known_end in zip(slots.tolist(), ends.tolist(), strict=True):
                 self._of_hour(slot // layout.SECONDS_PER_HOUR)[slot % layout.SECONDS_PER_HOUR] = (
@@ -85,7 +85,7 @@ class _Ends:
 
 
 def _hours_of(slots: NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
-    """Each hour of ascending slots, and from where to where (exclusive) they are its."""
+    """Yields each hour of ascending slots, with the range of its slots."""
     hours = slots // layout.SECONDS_PER_HOUR
     begins = [0, *((hours[1:] != hours[:-1]).nonzero()[0] + 1).tolist(), len(slots)]
     for begin, end in pairwise(begins):
@@ -127,7 +127,7 @@ class SlotFiles:
         self._lock = threading.Lock()
 
     def places(self, slots: NDArray[np.int64], edges: NDArray[np.int64]) -> NDArray[np.int64]:
-        """At which offset each frame of a group goes: behind all others of its slot.
+        """Returns the offset of each frame of a group: behind all others of its slot.
 
         Args:
             slots: of each frame, ascending.
@@ -162,7 +162,7 @@ class SlotFiles:
         return offsets
 
     def announce(self, slots: Sequence[int]) -> None:
-        """Says which files the next frames go to, before any of them is written.
+        """Records which files the next frames go to, before any of them is written.
 
         Should the process die before their rows, recovery need not look at all the others. Nothing
         is synced: after a crash of the machine it does look at all of them.
@@ -184,7 +184,7 @@ class SlotFiles:
         edges: NDArray[np.int64],
         content: memoryview,
     ) -> Wrote:
-        """Writes the frames of a group where `places` said, up to the first that cannot be.
+        """Writes a group's frames at the offsets from `places`, until one cannot be written.
 
         One fails if somebody deleted or cut its file: mirrors have other frames at the offsets
         that would come then.
@@ -202,7 +202,7 @@ class SlotFiles:
         return wrote
 
     def write_behind(self, places: Places, *, is_over: Callable[[], bool] | None = None) -> Wrote:
-        """Writes frames at their places, up to the first that cannot be.
+        """Writes frames at their places, until one cannot be written.
 
         One cannot if there is something already where it goes.
         """
@@ -215,7 +215,7 @@ class SlotFiles:
         return wrote
 
     def write(self, slot: int, buffer: Buffer, offset: int) -> None:
-        """Writes one frame at its place, whatever lies there.
+        """Writes one frame at its place, whatever is there.
 
         Raises:
             OSError: the medium refused.
@@ -227,24 +227,24 @@ class SlotFiles:
         self._note_unsynced([slot], wrote.new_slots)
 
     def reopen(self, slots: Collection[int]) -> None:
-        """Has the next write of these slots go to the files that have their names by then.
+        """Reopens the files of these slots by name at the next write.
 
         Somebody may have deleted a file that is open here: nobody else can read what goes there.
         """
         self._handles.close_slots(self._owner, slots)
 
     def mark_unsynced(self, slots: Collection[int], *, new: bool) -> None:
-        """These slots, if ``new`` with their names, may not be on the medium yet."""
+        """Notes slots that, with their names if ``new``, may not be on the medium yet."""
         self._note_unsynced(slots, slots if new else ())
 
     def put_back(self, unsynced: Unsynced) -> None:
-        """A ``sync`` failed: it is to be done again."""
+        """Takes back what a failed ``sync`` must repeat."""
         with self._lock:
             self._unsynced.slots |= unsynced.slots
             self._unsynced.new_hours |= unsynced.new_hours
 
     def take_unsynced(self) -> Unsynced:
-        """What ``sync`` must make durable; from now on a new record is kept."""
+        """Returns what ``sync`` must make durable, and begins a new record."""
         with self._lock:
             taken, self._unsynced = self._unsynced, Unsynced()
         return taken
@@ -272,18 +272,18 @@ class SlotFiles:
             disk.sync_folder(folder)
 
     def forget_below(self, floor: int) -> None:
-        """Closes what may be open of slots that are deleted."""
+        """Closes open files of deleted slots."""
         self._handles.close_below(self._owner, floor)
         with self._lock:
             self._ends.forget_below(floor)
 
     def close(self) -> None:
-        """Closes what is open of this wheel."""
+        """Closes all open files of this wheel."""
         self._handles.close(self._owner)
         self._close_announced()
 
     def _note_unsynced(self, slots: Collection[int], new_slots: Collection[int]) -> None:
-        """After the write: a sync in between must not take it as done."""
+        """Notes written slots, after the write, so that a concurrent sync does not miss them."""
         with self._lock:
             self._unsynced.slots.update(slots)
             if new_slots:
@@ -299,7 +299,7 @@ class SlotFiles:
 def list_slots(
     disk: Disk, folder: Path, from_slot: int = 0, to_slot: int | None = None
 ) -> Iterator[int]:
-    """The slots that have a file, ascending, ``from_slot`` <= slot < ``to_slot``."""
+    """Yields slots that have a file, ascending, ``from_slot`` <= slot < ``to_slot``."""
     slots = layout.slots_folder(folder)
     for name in disk.list_folder(slots):
         hour = layout.hour_of_name(name)
@@ -313,7 +313,7 @@ def list_slots(
 
 
 def slot_sizes(disk: Disk, folder: Path) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Hour by hour: the slots that have a file, and its length."""
+    """Yields, hour by hour, the slots that have a file, with its length."""
     slots = layout.slots_folder(folder)
     for name in disk.list_folder(slots):
         hour = layout.hour_of_name(name)
@@ -324,7 +324,7 @@ def slot_sizes(disk: Disk, folder: Path) -> Iterator[tuple[int, list[tuple[int, 
 
 
 def announced_slots(disk: Disk, folder: Path) -> list[int]:
-    """The slots to which the last group went, and perhaps others; none if nobody said so."""
+    """Returns the slots of the last group, and possibly others; none if nothing was announced."""
     try:
         content = disk.read_file(layout.writing_path(folder))
     except OSError:
@@ -334,12 +334,12 @@ def announced_slots(disk: Disk, folder: Path) -> list[int]:
 
 
 def forget_announced(disk: Disk, folder: Path) -> None:
-    """No group is being written."""
+    """Removes the announcement: no group is being written."""
     disk.delete(layout.writing_path(folder))
 
 
 def delete_slots_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
-    """Deletes the files of slots below ``floor``, and folders of hours that have none left.
+    """Deletes the files of slots below ``floor``, and the folders of hours left empty.
 
     One by one, as the iterator is gone through: deleting a day's may take a disk many seconds.
     """

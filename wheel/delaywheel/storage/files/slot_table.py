@@ -1,4 +1,4 @@
-"""The slot table: what the index of a wheel says of each slot, summed up, so that nobody scans it.
+"""The slot table: a summary of a wheel's index by slot, so that the index need not be scanned.
 
 It is a cache beside the index, which stays the authority: made by the wheel's writer, behind the
 index, from rows that are on the medium; deleted or damaged, it is made anew. It says, of each slot
@@ -93,7 +93,7 @@ class TableHead(NamedTuple):
 
 
 def load_head(disk: Disk, folder: Path) -> TableHead:
-    """How far the table of a wheel goes; nowhere if there is none, or it cannot be read."""
+    """Returns how far a wheel's table goes; nowhere if it is missing or unreadable."""
     try:
         return _head_of(disk.read_file(layout.table_head_path(folder)))
     except (OSError, ValueError, struct.error):
@@ -101,7 +101,7 @@ def load_head(disk: Disk, folder: Path) -> TableHead:
 
 
 def save_head(disk: Disk, folder: Path, head: TableHead) -> None:
-    """Makes this the head of the table, durably."""
+    """Saves the head of the table durably."""
     hours, stale = (np.array(sorted(part), "<u4") for part in (head.hours, head.stale))
     holes = np.array(head.holes.spans, "<u8")
     counts = len(hours), len(stale), len(holes)
@@ -129,7 +129,7 @@ def _head_of(content: bytes) -> TableHead:
 
 
 def read_entries(disk: Disk, folder: Path, hour: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """The entries of an hour, and which of them are damaged; zeros where there is none."""
+    """Returns the entries of an hour, zeros if absent, and which of them are damaged."""
     entries = np.zeros(SECONDS_PER_HOUR, ENTRY)
     content = _read(disk, layout.table_path(folder, hour), 0, entries.nbytes)
     there = np.frombuffer(content, ENTRY, len(content) // ENTRY_LENGTH_BYTES)
@@ -138,7 +138,7 @@ def read_entries(disk: Disk, folder: Path, hour: int) -> tuple[NDArray[Any], NDA
 
 
 def read_entry(disk: Disk, folder: Path, slot: int) -> NDArray[Any] | None:
-    """The entry of a slot; zeros if it has none, None if it is damaged."""
+    """Returns the entry of a slot; zeros if it has none, None if it is damaged."""
     hour, second = divmod(slot, SECONDS_PER_HOUR)
     path = layout.table_path(folder, hour)
     content = _read(disk, path, second * ENTRY_LENGTH_BYTES, ENTRY_LENGTH_BYTES)
@@ -149,7 +149,7 @@ def read_entry(disk: Disk, folder: Path, slot: int) -> NDArray[Any] | None:
 
 
 def checks_of(entries: NDArray[Any], first_slot: int) -> NDArray[np.uint32]:
-    """The check values that entries of slots from ``first_slot`` on must have; 0 for none."""
+    """Returns the check values of entries from ``first_slot`` on; 0 for empty ones."""
     words = entries.view("<u4").reshape(len(entries), ENTRY_LENGTH_BYTES // 4)
     slots = np.arange(first_slot, first_slot + len(entries), dtype=np.uint64)
     sums = (words[:, :_WORDS].astype(np.uint64) * _FACTORS[:_WORDS]).sum(axis=1)
@@ -160,7 +160,7 @@ def checks_of(entries: NDArray[Any], first_slot: int) -> NDArray[np.uint32]:
 def slots_with_frames(
     disk: Disk, folder: Path, head: TableHead, from_slot: int, to_slot: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which slots in [from_slot, to_slot) have entries that count frames, and which are stale."""
+    """Returns the slots in [from_slot, to_slot) with frames by their entries, and stale ones."""
     counted, stale = [np.empty(0, np.int64)], [np.array(sorted(head.stale), np.int64)]
     for hour in hours_between(head, from_slot, to_slot):
         entries, damaged = read_entries(disk, folder, hour)
@@ -170,7 +170,7 @@ def slots_with_frames(
 
 
 def hours_between(head: TableHead, from_slot: int, to_slot: int) -> list[int]:
-    """The hours with entries that have slots in [from_slot, to_slot), ascending."""
+    """Returns the hours with entries that have slots in [from_slot, to_slot), ascending."""
     first, end = from_slot // SECONDS_PER_HOUR, -(-to_slot // SECONDS_PER_HOUR)
     if end - first <= len(head.hours):
         return [hour for hour in range(first, end) if hour in head.hours]
@@ -183,7 +183,7 @@ def _between(parts: Sequence[NDArray[np.int64]], first: int, end: int) -> NDArra
 
 
 def _read(disk: Disk, path: Path, offset: int, length: int) -> bytes:
-    """What there is of these bytes; zeros would be taken for "no frames", so a gap is damage.
+    """Reads these bytes; a gap counts as damage, since zeros would mean "no frames".
 
     A file that the head lists and that is not there, or cannot be read, is damaged all over.
     """

@@ -31,7 +31,7 @@ class WheelState(StrEnum):
 
 
 class WheelExists(Exception):  # noqa: N818 - the condition is the name
-    """A wheel of this name was opened before; its numbers must not start again."""
+    """A wheel of this name was opened before; its numbers must not be reused."""
 
 
 class WheelMissing(Exception):  # noqa: N818 - the condition is the name
@@ -60,14 +60,14 @@ class WheelMeta:
 
 
 class Checkpoint(NamedTuple):
-    """Everything up to ``seq`` is on the medium, but for the frames of ``lacking``."""
+    """Everything up to ``seq`` is on the medium, except the frames of ``lacking``."""
 
     seq: int
     lacking: SeqSet = NO_SEQS
 
 
 def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
-    """The wheels of a data folder, in order. A folder without meta.json is none yet."""
+    """Returns the wheels of a data folder, in order; a folder without meta.json does not count."""
     folder = layout.wheels_folder(data)
     return sorted(
         WheelId.parse(name)
@@ -77,12 +77,12 @@ def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
 
 
 def make_wheel(disk: Disk, data: Path, meta: WheelMeta) -> None:
-    """Makes the folder of a wheel, at once; see `making_wheel`."""
+    """Makes the folder of a wheel without steps; see `making_wheel`."""
     finish(making_wheel(disk, data, meta))
 
 
 def making_wheel(disk: Disk, data: Path, meta: WheelMeta) -> Steps[None]:
-    """Makes the folder of a wheel; it is on the medium at the end.
+    """Makes the folder of a wheel, which is on the medium at the end.
 
     Raises:
         WheelExists: the folder has a wheel of this name.
@@ -105,7 +105,7 @@ def syncing_names(disk: Disk, data: Path) -> Steps[None]:
 
 
 def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
-    """Reads who a wheel is.
+    """Reads a wheel's identity.
 
     Raises:
         WheelMissing: there is no such wheel.
@@ -124,7 +124,7 @@ def load_meta(disk: Disk, data: Path, wheel: WheelId) -> WheelMeta:
 
 
 def save_meta(disk: Disk, data: Path, meta: WheelMeta) -> None:
-    """Writes who a wheel is; durable when it returns."""
+    """Saves a wheel's identity durably."""
     document: dict[str, Any] = {
         "version": _META_VERSION,
         "wheel": str(meta.wheel),
@@ -151,7 +151,7 @@ def delete_wheel_below(disk: Disk, folder: Path, floor: int) -> Iterator[int]:
 
 
 def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
-    """Deletes a wheel that is unregistered. It may have slot files that were not swept yet.
+    """Deletes an unregistered wheel, including slot files that were not swept yet.
 
     They go first, and for good: beside a missing meta.json nobody would ever touch them. Then
     meta.json, so that no half wheel is left.
@@ -174,7 +174,7 @@ def deleting_wheel(disk: Disk, data: Path, wheel: WheelId) -> Steps[None]:
 
 
 def delete_halves(disk: Disk, data: Path) -> list[WheelId]:
-    """Deletes what a crash left of wheels that were being made or deleted; which they were.
+    """Deletes wheels that a crash left half made or half deleted; returns their names.
 
     They have no meta.json, and no slot file yet, or any more. Where slot files lie beside a
     missing meta.json, something else happened, and nothing is touched.
@@ -199,7 +199,7 @@ def save_checkpoint(disk: Disk, folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def load_checkpoint(disk: Disk, folder: Path) -> Checkpoint:
-    """What is recorded; nothing when there is no record."""
+    """Returns what is recorded; an empty checkpoint if there is no record."""
     try:
         document = json.loads(disk.read_file(layout.checkpoint_path(folder)))
         return Checkpoint(int(document["seq"]), SeqSet.from_json(document.get("lacking", ())))

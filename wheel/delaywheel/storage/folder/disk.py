@@ -1,4 +1,4 @@
-"""The disk as the wheel sees it: a small port, and its implementation on a POSIX system.
+"""The disk as a small port, and its implementation on POSIX systems.
 
 All files of a data folder are reached through ``Disk``, so that a simulated one can lose
 unsynced writes, tear them, or fail. What the port promises:
@@ -33,10 +33,10 @@ class File(Protocol):
     """An open file."""
 
     def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """Writes all bytes of ``buffers``, one behind the other, from ``offset`` on."""
+        """Writes all ``buffers`` consecutively, starting at ``offset``."""
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Reads up to ``length`` bytes; fewer only where the file ends."""
+        """Reads up to ``length`` bytes; fewer only at the end of the file."""
 
     def size(self) -> int:
         """The length in bytes."""
@@ -48,35 +48,35 @@ class File(Protocol):
         """Returns when content and length are on the medium."""
 
     def close(self) -> None:
-        """Ends the use of this object."""
+        """Closes the file."""
 
 
 class Folder(Protocol):
-    """An open folder: its files are found without looking for the folders above it."""
+    """An open folder, whose files are opened without resolving its path again."""
 
     def open(self, name: str) -> File:
-        """Opens a file for reading and writing; it is made if it is missing.
+        """Opens a file for reading and writing; creates it if missing.
 
         Raises:
             FileNotFoundError: the folder was deleted.
         """
 
     def close(self) -> None:
-        """Ends the use of this object, not that of files opened by it."""
+        """Closes the folder, but not files opened by it."""
 
 
 class Lock(Protocol):
     """A held lock."""
 
     def release(self) -> None:
-        """Lets others have it."""
+        """Releases the lock."""
 
 
 class Disk(Protocol):
     """Files and folders."""
 
     def open(self, path: Path, *, create: bool = False) -> File:
-        """Opens for reading and writing; ``create`` makes file and folders where missing.
+        """Opens for reading and writing; ``create`` creates missing files and folders.
 
         Raises:
             FileNotFoundError: it is not there and ``create`` is not asked for.
@@ -90,7 +90,7 @@ class Disk(Protocol):
         """
 
     def open_folder(self, path: Path) -> Folder:
-        """Opens a folder, which is made, with those above it, where missing."""
+        """Opens a folder; creates it and its parents if missing."""
 
     def map_array(
         self, path: Path, dtype: np.dtype[Any], rows: int, *, writable: bool
@@ -108,37 +108,37 @@ class Disk(Protocol):
         """Reads a whole small file."""
 
     def replace_file(self, path: Path, content: bytes) -> None:
-        """Puts a whole small file in place, durably, or leaves the old one."""
+        """Replaces a whole small file durably, or leaves the old one."""
 
     def make_folder(self, path: Path) -> None:
-        """Makes a folder and those above it, where missing."""
+        """Makes a folder and its parents, if missing."""
 
     def sync_folder(self, path: Path) -> None:
-        """Returns when the names made in this folder are on the medium."""
+        """Returns when the names created in this folder are on the medium."""
 
     def list_folder(self, path: Path) -> list[str]:
-        """Sorted names; empty when there is no such folder."""
+        """Returns sorted names; empty if there is no such folder."""
 
     def list_sizes(self, path: Path) -> list[tuple[str, int]]:
-        """Sorted names of the files in a folder, and their lengths; empty when there is none."""
+        """Returns the sorted names and lengths of a folder's files; empty if there is none."""
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file or folder of this name; also one that cannot be looked at."""
+        """Whether a file or folder of this name exists, readable or not."""
 
     def delete(self, path: Path) -> None:
-        """Deletes a file if it is there."""
+        """Deletes a file if it exists."""
 
     def delete_folder(self, path: Path) -> None:
-        """Deletes a folder with all it holds, if it is there."""
+        """Deletes a folder with everything in it, if it exists."""
 
     def free_bytes(self, path: Path) -> int:
-        """Space left for us where ``path`` lies."""
+        """Returns the space left for this process on the file system of ``path``."""
 
     def free_inodes(self, path: Path) -> int | None:
-        """Files that can still be made; None where the file system has no such limit."""
+        """Returns how many files can still be created; None if there is no such limit."""
 
     def lock(self, path: Path) -> Lock:
-        """Takes the lock file ``path`` for this process's life or until released.
+        """Takes the lock file ``path`` until it is released or this process ends.
 
         Raises:
             FolderInUseError: someone else has it.
@@ -154,7 +154,7 @@ class PosixFile:
         self._descriptor = descriptor
 
     def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """See ``File``; a short write is gone on with, an interrupted one Python repeats."""
+        """See ``File``; short writes are continued, and Python repeats interrupted ones."""
         if len(buffers) == 1:
             only = buffers[0]
             written = os.pwrite(self._descriptor, only, offset)
@@ -229,7 +229,7 @@ class PosixFolder:
 
 
 class PosixLock:
-    """A flock: the kernel releases it when the process ends, however it ends."""
+    """A flock: the kernel releases it when the process ends, for whatever reason."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -242,7 +242,7 @@ class PosixLock:
 
 
 class SharedDescriptor:
-    """A descriptor that is closed with its last user."""
+    """A descriptor that its last user closes."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -255,7 +255,7 @@ class PosixDisk:
     """``Disk`` on the file system of this machine."""
 
     def __init__(self) -> None:
-        """Shares nothing yet."""
+        """Begins with nothing shared."""
         self._shared: list[SharedDescriptor] = []
 
     def open(self, path: Path, *, create: bool = False) -> PosixFile:

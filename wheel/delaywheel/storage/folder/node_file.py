@@ -1,4 +1,4 @@
-"""``node.json``: what a node promised or was given, and must never forget; and the folder's lock.
+"""``node.json``, which holds what a node must never forget; and the folder's lock.
 
 Every change is on the medium before ``save`` returns, and only then may it be told to others.
 The storage uuid is made with the folder: it tells an emptied or replaced node from the old one.
@@ -31,7 +31,7 @@ class NodeFolderForeign(NodeFolderError):  # noqa: N818 - the condition is the n
 
 
 class NodeFileDamaged(NodeFolderError):  # noqa: N818 - the condition is the name
-    """``node.json`` is there but cannot be understood."""
+    """``node.json`` exists but cannot be understood."""
 
 
 class NodeFolder:
@@ -44,17 +44,17 @@ class NodeFolder:
         self.state = state
 
     def put(self, state: NodeState) -> None:
-        """Makes this the state, durably."""
+        """Saves this state durably."""
         _write(self._disk, self.data, state)
         self.state = state
 
     def release(self) -> None:
-        """Gives the folder's lock back."""
+        """Releases the folder's lock."""
         self._lock.release()
 
 
 def new_storage() -> str:
-    """A uuid for a new data folder."""
+    """Returns a uuid for a new data folder."""
     return uuid.uuid4().hex
 
 
@@ -67,7 +67,7 @@ def open_node_folder(
     boot_id: str,
     make_storage: Callable[[], str] = new_storage,
 ) -> NodeFolder:
-    """Locks a data folder and reads its state, or makes the folder and a first state.
+    """Locks a data folder and reads its state, or creates both.
 
     A changed ``boot_id`` is left in the state for the caller to see and to save: what may be
     incomplete has to be durable first.
@@ -105,7 +105,7 @@ def open_node_folder(
 
 
 def load_node_state(disk: Disk, data: Path) -> NodeState | None:
-    """Reads ``node.json`` without the lock; None when there is none.
+    """Reads ``node.json`` without the lock; None if there is none.
 
     Raises:
         NodeFileDamaged: it cannot be understood.
@@ -122,7 +122,7 @@ def load_node_state(disk: Disk, data: Path) -> NodeState | None:
 
 
 def read_boot_id() -> str:
-    """The machine's boot id: another one means that unsynced writes may be lost."""
+    """Returns the machine's boot id; a new one means that unsynced writes may be lost."""
     return _BOOT_ID.read_text().strip()
 
 

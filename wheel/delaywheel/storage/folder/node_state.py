@@ -1,4 +1,4 @@
-"""What ``node.json`` says (``node_file.py`` reads and writes it)."""
+"""The content of ``node.json`` (``node_file.py`` reads and writes it)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from delaywheel.identity import WheelId
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """A wheel registered ahead, not yet open, and the newest seal told for it.
+    """A wheel registered in advance and not open yet, with its newest reported seal.
 
     All that is needed to open it while nobody can be asked.
     """

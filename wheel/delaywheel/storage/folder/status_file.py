@@ -45,7 +45,7 @@ class RowTooLargeError(ValueError):
 
 
 def in_memory(descriptor: int) -> Path:
-    """The path of a row in memory, for a process that has its descriptor."""
+    """Returns the path of a row in memory, for a process that has its descriptor."""
     return _DESCRIPTORS / str(descriptor)
 
 
@@ -53,7 +53,7 @@ class RowWriter:
     """The one writer of a row."""
 
     def __init__(self, path: Path) -> None:
-        """Goes on with what there is, or makes the file."""
+        """Continues with an existing file, or creates it."""
         self._path = path
         if path.parent == _DESCRIPTORS:
             length = 2 * MAX_HALF_LENGTH_BYTES
@@ -107,10 +107,10 @@ class RowWriter:
 
 
 class RowReader(Generic[_T]):
-    """A reader of a row, which need not be there yet."""
+    """A reader of a row, which need not exist yet."""
 
     def __init__(self, path: Path, decode: Callable[[dict[str, Any]], _T]) -> None:
-        """Opens nothing yet.
+        """Begins with nothing open.
 
         Args:
             path: of the row.
@@ -125,7 +125,7 @@ class RowReader(Generic[_T]):
         self._lock = threading.Lock()
 
     def read(self) -> _T | None:
-        """What the newest document says; None when none was ever written, or none survived a crash.
+        """Returns the newest document; None if none was ever written, or none survived a crash.
 
         The same object as long as nothing was written.
 
@@ -152,7 +152,7 @@ class RowReader(Generic[_T]):
             return None
 
     def _newest_file(self) -> memoryview | None:
-        """Not before it has its full size: a map beyond the end of a file is SIGBUS."""
+        """Opens the file only at its full size: reading a map beyond a file's end raises SIGBUS."""
         try:
             found = self._path.stat()
         except FileNotFoundError:
@@ -171,7 +171,7 @@ def _is_row(length_bytes: int) -> bool:
 
 
 def _mapped(path: Path, length_bytes: int, *, writable: bool, allocates: bool = True) -> memoryview:
-    """Maps a row, which is made to have this length if it is to be written.
+    """Maps a row; for writing, the file gets its full length first.
 
     Space is allocated, for a full disk under a map is SIGBUS; but none where no disk is under it.
     """
@@ -193,7 +193,7 @@ def _halves(view: memoryview) -> tuple[int, int]:
 
 
 def _newest(view: memoryview) -> tuple[int, bytes] | None:
-    """Counter and content of the newer whole document."""
+    """Returns counter and content of the newer whole document."""
     whole = [document for at in _halves(view) if (document := _whole(view, at)) is not None]
     return max(whole, default=None)
 

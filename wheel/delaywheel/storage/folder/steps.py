@@ -1,4 +1,4 @@
-"""Long work on a disk, done piece by piece: whoever does it lets others in between.
+"""Long disk work in steps, so that other work can run in between.
 
 A generator that yields after each file, or each piece of a large one, and returns what it found.
 Between two pieces nothing is half done that anybody else could see; it may be left for good there.
@@ -13,7 +13,7 @@ Steps: TypeAlias = Generator[None, None, T]
 
 
 def finish(steps: Steps[T], between: Callable[[], object] = lambda: None) -> T:
-    """Does all that is left; what it found.
+    """Runs all remaining steps; returns the result.
 
     Args:
         steps: what is to be done.

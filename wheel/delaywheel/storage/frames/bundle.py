@@ -1,4 +1,4 @@
-"""Frames of one wheel as columns and one buffer: what a group leaves behind, and what nodes send.
+"""Frames of one wheel as columns and one buffer: what a group writes, and what nodes send.
 
 Whoever writes, keeps, sends, checks or answers frames does it for a bundle at once. Nothing here
 says that they are good: rows and content are what their holder, or a message, had (checking.py).
@@ -48,7 +48,7 @@ class FrameBundle:
         *,
         bare: NDArray[np.bool_] | None = None,
     ) -> Self:
-        """The frames of which a buffer holds the bytes.
+        """Builds a bundle from a buffer with the frames' bytes.
 
         Args:
             seqs: of each frame, ascending.
@@ -68,7 +68,7 @@ class FrameBundle:
 
     @classmethod
     def of_copies(cls, copies: Sequence[FrameCopy]) -> Self:
-        """These frames, given one by one."""
+        """Builds a bundle from single frames."""
         rows = raw_rows(b"".join([copy.row for copy in copies]))
         return cls.of(
             np.array([copy.seq for copy in copies], np.int64),
@@ -79,7 +79,7 @@ class FrameBundle:
 
     @classmethod
     def joined(cls, bundles: "Sequence[FrameBundle]") -> "FrameBundle":
-        """All of these, one behind the other."""
+        """Concatenates bundles."""
         if len(bundles) == 1:
             return bundles[0]
         if not bundles:
@@ -96,11 +96,11 @@ class FrameBundle:
         )
 
     def __len__(self) -> int:
-        """Frames."""
+        """The number of frames."""
         return len(self.seqs)
 
     def __eq__(self, other: object) -> bool:
-        """Whether both hold the same frames."""
+        """Whether both bundles hold the same frames."""
         if not isinstance(other, FrameBundle):
             return NotImplemented
         return (
@@ -111,42 +111,42 @@ class FrameBundle:
         )
 
     def __hash__(self) -> int:
-        """Without a look at the frames."""
+        """Returns a hash that does not depend on the frames' content."""
         return hash((len(self.seqs), len(self.content)))
 
     @property
     def first_seq(self) -> int:
-        """Of the first frame; there is one."""
+        """The seq of the first frame, which must exist."""
         return int(self.seqs[0])
 
     @property
     def last_seq(self) -> int:
-        """Of the last frame; there is one."""
+        """The seq of the last frame, which must exist."""
         return int(self.seqs[-1])
 
     @property
     def length_bytes(self) -> int:
-        """Of all content."""
+        """The length of all content."""
         return len(self.content)
 
     @property
     def has_content(self) -> NDArray[np.bool_]:
-        """Which frames have bytes here."""
+        """Marks frames whose bytes are included."""
         return self.edges[1:] > self.edges[:-1]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every frame has bytes here."""
+        """Whether every frame's bytes are included."""
         edges = self.edges.tolist()
         return all(map(lt, edges, edges[1:]))
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether no seq is left out."""
+        """Whether the seqs have no gaps."""
         return not len(self) or self.last_seq - self.first_seq + 1 == len(self)
 
     def part(self, first: int, last: int) -> "FrameBundle":
-        """The frames from place ``first`` to ``last`` (exclusive); nothing is copied."""
+        """Returns the frames from place ``first`` to ``last`` (exclusive), without copying."""
         if first <= 0 and last >= len(self):
             return self
         edges = self.edges[first : last + 1]
@@ -160,7 +160,7 @@ class FrameBundle:
         )
 
     def following(self, next_seq: int, limit: int | None) -> "FrameBundle":
-        """The frames from a seq on, up to the first gap, and not beyond ``limit``."""
+        """Returns the frames from a seq on, up to the first gap and at most to ``limit``."""
         seqs = self.seqs
         if len(self) <= FEW_FRAMES:
             return self._few_following(next_seq, limit)
@@ -179,19 +179,19 @@ class FrameBundle:
         return self.part(first, last)
 
     def chosen(self, wanted: NDArray[np.bool_]) -> "FrameBundle":
-        """Some of the frames."""
+        """Returns some of the frames."""
         if wanted.all():
             return self
         runs = SeqSet.where(0, wanted).spans  # of places
         return FrameBundle.joined([self.part(first, last + 1) for first, last in runs])
 
     def without_content(self, bare: NDArray[np.bool_]) -> "FrameBundle":
-        """The same frames, of which these have no bytes any more."""
+        """Returns the frames with the bytes of some of them dropped."""
         kept = self.has_content & ~bare
         return FrameBundle.of(self.seqs, self.rows, self.chosen(kept).content, bare=~kept)
 
     def copies(self) -> Iterator[FrameCopy]:
-        """The frames one by one, for what is done to one at a time."""
+        """Yields single frames, for code that handles one at a time."""
         raw, edges = self.rows.tobytes(), self.edges.tolist()
         for number, seq in enumerate(self.seqs.tolist()):
             row = raw[number * INDEX_ROW_LENGTH_BYTES : (number + 1) * INDEX_ROW_LENGTH_BYTES]
@@ -203,7 +203,7 @@ NO_BUNDLE = FrameBundle(np.zeros(0, np.int64), np.zeros(0, INDEX_ROW), _NO_EDGES
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenGroup:
-    """Frames of one group that count.
+    """The frames of one group that count.
 
     Attributes:
         bundle: as they were written.
@@ -216,31 +216,31 @@ class WrittenGroup:
     order: NDArray[np.intp]
 
     def __len__(self) -> int:
-        """Frames."""
+        """The number of frames."""
         return len(self.counts)
 
     @property
     def first_seq(self) -> int:
-        """Of the first frame; there is one."""
+        """The seq of the first frame, which must exist."""
         return self.bundle.first_seq
 
     @property
     def last_seq(self) -> int:
-        """Of the last frame; there is one."""
+        """The seq of the last frame, which must exist."""
         return self.bundle.last_seq
 
     @property
     def top_slot(self) -> int:
-        """The greatest slot; there is one."""
+        """The greatest slot; at least one frame must exist."""
         return int(self.bundle.rows["slot"][-1])
 
     @property
     def length_bytes(self) -> int:
-        """Of all frames."""
+        """The length of all frames."""
         return self.bundle.length_bytes
 
     def leading(self, frames: int) -> "WrittenGroup":
-        """So many of its frames, from the first on."""
+        """Returns the first so many frames."""
         if frames >= len(self):
             return self
         counts = self.counts[:frames]

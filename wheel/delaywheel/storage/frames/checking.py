@@ -1,4 +1,4 @@
-"""Whether frames are what their origin wrote: all frames of a bundle at once, or few one by one.
+"""Checks frames against what their origin wrote: a whole bundle at once, or few one by one.
 
 =============  ====================================================================================
 looked at      of each frame
@@ -55,7 +55,7 @@ _HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
 
 
 class Good(NamedTuple):
-    """What is good of a bundle.
+    """The good part of a bundle.
 
     Attributes:
         frames: so many, from the first on.
@@ -67,7 +67,7 @@ class Good(NamedTuple):
 
 
 def good_frames(wheel: WheelId, bundle: FrameBundle) -> Good:
-    """How many of a wheel's frames are what they should be, up to the first that is not."""
+    """Returns how many leading frames are intact."""
     few = len(bundle) <= FEW_FRAMES
     return good_one_by_one(wheel, bundle) if few else good_at_once(wheel, bundle)
 
@@ -90,7 +90,7 @@ def good_one_by_one(wheel: WheelId, bundle: FrameBundle) -> Good:
 
 
 def _header_of(wheel: WheelId, seq: int, row: IndexRow, content: memoryview) -> FrameHeader | None:
-    """Of a frame that is what it should be; None: it is not."""
+    """Returns the header of an intact frame; else None."""
     end = row.offset + row.length_bytes
     if (row.offset | row.length_bytes) & 7 or end > SLOT_FILE_LIMIT_BYTES:
         return None
@@ -111,7 +111,7 @@ def _header_of(wheel: WheelId, seq: int, row: IndexRow, content: memoryview) -> 
 
 
 def _adds_up(header: FrameHeader) -> bool:
-    """Whether a reader would say that lengths add up."""
+    """Whether a reader would accept the lengths."""
     columns = header.messages * row_length_bytes(header.kind, header.flags)
     columns += -columns % 8
     end = HEADER_LENGTH_BYTES + columns + header.topics_length + header.blob_length
@@ -140,14 +140,14 @@ def _up_to_first(wrong: NDArray[np.bool_]) -> int:
 
 
 def _has_unfit_place(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows speak of a place where no frame can be."""
+    """Marks rows that refer to places where no frame can be."""
     offsets, lengths = rows["offset"].astype(np.int64), rows["length"].astype(np.int64)
     unfit = ((offsets | lengths) & 7 != 0) | (lengths < HEADER_LENGTH_BYTES)
     return unfit | (offsets + lengths > SLOT_FILE_LIMIT_BYTES)  # type: ignore[no-any-return]
 
 
 def headers_at(content: Buffer, begins: NDArray[np.int64]) -> NDArray[Any]:
-    """The headers (``format.HEADER``) of frames that begin there, at multiples of 8 bytes."""
+    """Returns the headers (``format.HEADER``) at these places, which are multiples of 8 bytes."""
     words = np.frombuffer(content, "<u8", len(content) // 8)
     found = words[(begins >> 3)[:, np.newaxis] + _HEADER_WORDS].view(HEADER)
     return found[:, 0]  # type: ignore[no-any-return]  # numpy's stubs
@@ -156,7 +156,7 @@ def headers_at(content: Buffer, begins: NDArray[np.int64]) -> NDArray[Any]:
 def is_misplaced(
     headers: NDArray[Any], wheel: WheelId, rows: NDArray[Any], seqs: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which are no frames, or not those of which rows and seqs speak."""
+    """Marks headers that are not those of the frames that rows and seqs describe."""
     cancels = cancel_counts(rows)
     kinds = np.where(cancels > 0, int(Kind.CANCELS), int(Kind.MESSAGES))
     return (  # type: ignore[no-any-return]  # numpy's stubs
@@ -173,7 +173,7 @@ def is_misplaced(
 
 
 def has_wrong_sums(headers: NDArray[Any]) -> NDArray[np.bool_]:
-    """Of which a reader would say that lengths do not add up."""
+    """Marks headers whose lengths a reader would refuse."""
     is_cancels = headers["kind"] == int(Kind.CANCELS)
     row_bytes = np.where(
         is_cancels, CANCEL_ROW_BYTES, _MESSAGE_ROW_BYTES[headers["flags"] & ALL_FLAGS]
@@ -188,7 +188,7 @@ def has_wrong_sums(headers: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _right_checksums(bundle: FrameBundle, frames: NDArray[np.intp], headers: NDArray[Any]) -> int:
-    """How many of these have the right one, up to the first that has not."""
+    """Returns how many leading frames have the right checksum."""
     content = bundle.content
     begins = (bundle.edges[frames] + CHECKED_FROM).tolist()
     ends = bundle.edges[frames + 1].tolist()

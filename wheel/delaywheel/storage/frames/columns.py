@@ -36,7 +36,7 @@ _Item = TypeVar("_Item", bound=np.generic)
 
 
 def content_starts(lengths_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where messages of these lengths begin when they lie one behind the other from 0."""
+    """Returns where each message begins when messages of these lengths are concatenated."""
     ends = np.cumsum(lengths_bytes, dtype=np.int64)
     ends -= lengths_bytes
     return ends
@@ -44,7 +44,7 @@ def content_starts(lengths_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Some messages, of any slots, one array per property."""
+    """Messages of any slots, as one array for each property."""
 
     due_ms: NDArray[np.int64]
     ids: NDArray[np.uint8]  # (n, 16)
@@ -63,7 +63,7 @@ class Columns:
 
     @classmethod
     def of_cancels(cls, due_ms: NDArray[np.int64], ids: NDArray[np.uint8]) -> Self:
-        """Columns that only say which messages are meant: no topic, no content."""
+        """Builds columns that only identify messages: no topic, no content."""
         rows = len(due_ms)
         null = np.full(rows, -1, dtype=np.int32)
         return cls(
@@ -82,12 +82,12 @@ class Columns:
 
     @property
     def slots(self) -> NDArray[np.int64]:
-        """The second of each message."""
+        """The slot of each message."""
         return self.due_ms // 1000
 
     @property
     def lengths_bytes(self) -> NDArray[np.int64]:
-        """Key, value and headers of each message together."""
+        """The length of key, value and headers of each message together."""
         lengths = np.maximum(self.key_lengths, 0).astype(np.int64)
         lengths += np.maximum(self.value_lengths, 0)
         lengths += self.headers_lengths
@@ -95,7 +95,7 @@ class Columns:
 
     @staticmethod
     def concat(parts: "Sequence[Columns]") -> "Columns":
-        """All messages of ``parts`` in order, in one dictionary of topics and one blob."""
+        """Concatenates ``parts``, with one dictionary of topics and one blob."""
         if len(parts) == 1:
             return parts[0]
         topics, topic_numbers = _merge_topics(parts)
@@ -117,7 +117,7 @@ class Columns:
         )
 
     def take(self, rows: NDArray[np.intp]) -> "Columns":
-        """The messages ``rows``, in that order, with a blob that holds them and nothing else."""
+        """Returns the messages ``rows``, in that order, with a blob of only their bytes."""
         blob, starts = self._gather(rows)
         return Columns(
             due_ms=self.due_ms[rows],
@@ -134,7 +134,7 @@ class Columns:
         )
 
     def compacted(self) -> "Columns":
-        """The same messages; topics that none of them has are dropped."""
+        """Returns the same messages without unused topics."""
         is_used = np.bincount(self.topic_numbers, minlength=len(self.topics)) > 0
         if is_used.all():
             return self
@@ -146,23 +146,23 @@ class Columns:
         )
 
     def topic(self, row: int) -> str:
-        """The topic of one message."""
+        """Returns the topic of one message."""
         return self.topics[int(self.topic_numbers[row])]
 
     def key(self, row: int) -> bytes | None:
-        """The key of one message; None = null."""
+        """Returns the key of one message; None for null."""
         length = int(self.key_lengths[row])
         return None if length < 0 else self._bytes(int(self.starts[row]), length)
 
     def value(self, row: int) -> bytes | None:
-        """The value of one message; None = null."""
+        """Returns the value of one message; None for null."""
         length = int(self.value_lengths[row])
         if length < 0:
             return None
         return self._bytes(int(self.starts[row]) + max(int(self.key_lengths[row]), 0), length)
 
     def headers(self, row: int) -> list[tuple[str, bytes | None]]:
-        """The headers of one message, in order, duplicates included."""
+        """Returns the headers of one message, in order, including duplicates."""
         length = int(self.headers_lengths[row])
         if length == 0:
             return []
@@ -174,7 +174,7 @@ class Columns:
         return bytes(self.blob[start : start + length])
 
     def _gather(self, rows: NDArray[np.intp]) -> tuple[bytes, NDArray[np.int64]]:
-        """Copies the bytes of ``rows`` behind one another; what already touches goes as one."""
+        """Concatenates the bytes of ``rows``; adjacent ones are copied together."""
         lengths = self.lengths_bytes[rows]
         begins = self.starts[rows]
         ends = begins + lengths

@@ -1,4 +1,4 @@
-"""Turns a group of messages into the frames of one group commit, all in one buffer.
+"""Encodes a group of messages as the frames of one group commit, in one buffer.
 
 What the bytes mean is in format.py and docs/FORMAT.md.
 
@@ -52,7 +52,7 @@ _ZEROS = [bytes(count) for count in range(8)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedGroup:
-    """Frames ready to be written, in the order of their slots.
+    """Frames ready to be written, in order of slots.
 
     Attributes:
         kind: of all of them.
@@ -71,7 +71,7 @@ class EncodedGroup:
     order: NDArray[np.intp]
 
     def __len__(self) -> int:
-        """Frames."""
+        """The number of frames."""
         return len(self.slots)
 
 
@@ -85,7 +85,7 @@ def encode_group(
     max_frame_messages: int,
     max_frame_bytes: int,
 ) -> EncodedGroup:
-    """Turns one group into frames, one a slot unless the bounds ask for more.
+    """Encodes one group: one frame for each slot, or more if bounds require it.
 
     Messages of one slot keep their order. Frames come in the order of slots and have the seqs
     from ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it is then alone.
@@ -117,7 +117,7 @@ def encode_group(
 
 
 class _FewMessages:
-    """A group of few messages, in Python's own numbers; each slot's fit into one frame."""
+    """Encodes a small group with plain Python integers; each slot must fit into one frame."""
 
     def __init__(self, columns: Columns, kind: Kind) -> None:
         self._kind = kind
@@ -139,7 +139,7 @@ class _FewMessages:
 
     @property
     def length_bytes(self) -> int:
-        """Of all messages in their frames, at most."""
+        """The greatest possible length of all frames."""
         return sum(self._lengths) + len(self._lengths) * LONGEST_ROW_BYTES
 
     def encoded(self, wheel_hash: int, first_seq: int, accepted_at_ms: int) -> EncodedGroup:
@@ -200,12 +200,12 @@ class _FewMessages:
         return encoded_header(header._replace(checksum=checksum)) + body
 
     def _flags(self, rows: list[int]) -> int:
-        """Which columns the frame has that not every one has."""
+        """Returns the flags of a frame: which optional columns it has."""
         flags = HAS_TIMESTAMPS if any(self._timestamps[row] >= 0 for row in rows) else 0
         return flags | (HAS_PARTITIONS if any(self._partitions[row] >= 0 for row in rows) else 0)
 
     def _topics_of(self, rows: list[int]) -> list[int]:
-        """The frame's own topics, by their numbers in the group; a single one is in every frame."""
+        """Returns the topics of a frame, by their numbers in the group."""
         if len(self._topics) <= 1:
             return list(range(len(self._topics)))
         return sorted({self._numbers[row] for row in rows})
@@ -213,7 +213,7 @@ class _FewMessages:
     def _columns(
         self, slot: int, rows: list[int], flags: int, topics: list[int]
     ) -> Iterator[bytes]:
-        """Of one frame, in the order of the format."""
+        """Yields the columns of one frame, in the order of the format."""
         if flags & HAS_TIMESTAMPS:
             yield self._packed("q", self._timestamps, rows)
         for row in rows:
@@ -232,7 +232,7 @@ class _FewMessages:
 
 
 class _Frames:
-    """The pieces of all frames of a sorted group: column by column, one a frame."""
+    """The pieces of all frames of a sorted group: column by column, one for each frame."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class _Frames:
     def joined(
         self, *, wheel_hash: int, first_seq: int, accepted_at_ms: int
     ) -> tuple[NDArray[np.int64], bytearray]:
-        """Where each frame begins and the last one ends; and their bytes."""
+        """Returns the edges of all frames, and their bytes."""
         headers = self._headers
         self._add_columns()
         self._add_topics()
@@ -280,7 +280,7 @@ class _Frames:
         return edges, content
 
     def _interleaved(self) -> list[Buffer]:
-        """Frame by frame, in the order of the format."""
+        """Orders the pieces frame by frame, as in the format."""
         kinds = len(self._pieces)
         parts: list[Buffer] = [b""] * (kinds * len(self._headers))
         for number, pieces in enumerate(self._pieces):
@@ -319,7 +319,7 @@ class _Frames:
     def _frames_with(
         self, column: NDArray[np.int32] | NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """1 for each frame of which a row has a value, 0 for the others; None: no row has."""
+        """Returns 1 for each frame in which a row has a value, else 0; None if no row has one."""
         given = column >= 0
         if not given.any():
             return None
@@ -332,7 +332,7 @@ class _Frames:
         item_bytes: int,
         present: NDArray[np.int64] | None = None,
     ) -> None:
-        """One column; nothing of it for frames that do not have it."""
+        """Adds one column, skipping frames that do not have it."""
         raw = column.astype(dtype, copy=False).tobytes()
         edges = [edge * item_bytes for edge in self._edges]
         pieces = [raw[begin:end] for begin, end in pairwise(edges)]
@@ -341,7 +341,7 @@ class _Frames:
         self._pieces.append(pieces)
 
     def _add_topics(self) -> None:
-        """Each frame's dictionary."""
+        """Adds each frame's dictionary."""
         if self._kind is Kind.CANCELS:
             return
         topics = self._topics
@@ -359,7 +359,7 @@ class _Frames:
         self._headers["topics_length"] = list(map(len, dictionaries))
 
     def _add_content(self) -> None:
-        """Keys, values and headers, and what makes the whole frame a multiple of 8 bytes."""
+        """Adds keys, values and headers, and padding to a multiple of 8 bytes."""
         headers = self._headers
         ends = self._lengths.cumsum()[self._lasts]
         edges = [0, *ends.tolist()]
@@ -375,7 +375,7 @@ class _Frames:
 
 
 def _put_checksums(content: bytearray, edges: NDArray[np.int64]) -> None:
-    """Into the headers: of all that is behind them."""
+    """Puts checksums of everything behind the header into each header."""
     view, places = memoryview(content), edges.tolist()
     checksums = [crc32c(view[begin + CHECKED_FROM : end]) for begin, end in pairwise(places)]
     np.frombuffer(content, "<u4")[(edges[:-1] >> 2) + 1] = checksums

@@ -82,14 +82,14 @@ LONGEST_ROW_BYTES: Final = MESSAGE_ROW_BYTES + PARTITION_BYTES + TIMESTAMP_BYTES
 
 
 class Kind(IntEnum):
-    """What a frame's rows are."""
+    """The kind of rows that a frame holds."""
 
     MESSAGES = 1
     CANCELS = 2
 
 
 def row_length_bytes(kind: int, flags: int) -> int:
-    """Of one message, or one cancel, in the columns of a frame."""
+    """Returns the bytes of one message, or one cancel, in a frame's columns."""
     if kind == Kind.CANCELS:
         return CANCEL_ROW_BYTES
     timestamp = TIMESTAMP_BYTES if flags & HAS_TIMESTAMPS else 0
@@ -97,7 +97,7 @@ def row_length_bytes(kind: int, flags: int) -> int:
 
 
 class DamageReason(Enum):
-    """Why bytes are not the frame that they should be."""
+    """Why bytes are not the expected frame."""
 
     SHORT = "the bytes end before the frame does"
     MAGIC = "no frame begins here"
@@ -112,7 +112,7 @@ class DamageReason(Enum):
 
 
 class FrameDamaged(Exception):  # noqa: N818 - the condition is the name
-    """The bytes are not the frame that they should be."""
+    """The bytes are not the expected frame."""
 
     def __init__(self, reason: DamageReason, detail: str = "") -> None:
         super().__init__(f"{reason.value}{': ' if detail else ''}{detail}")
@@ -121,7 +121,7 @@ class FrameDamaged(Exception):  # noqa: N818 - the condition is the name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """A frame as it was read; its columns are views on the bytes it was read from."""
+    """A decoded frame, whose columns are views on its bytes."""
 
     kind: Kind
     wheel: WheelId
@@ -153,7 +153,7 @@ class FrameHeader(NamedTuple):
 
 
 def index_row_of(frame: Frame, offset: int) -> bytes:
-    """The row of a frame that was read at ``offset`` of its slot file."""
+    """Returns the row of a frame that was read at ``offset`` of its slot file."""
     rows = len(frame.columns)
     return index_row(
         frame.slot,
@@ -165,7 +165,7 @@ def index_row_of(frame: Frame, offset: int) -> bytes:
 
 
 def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
-    """The rows of frames whose headers (``HEADER``) were read at offsets of their slot file.
+    """Returns the rows of frames from their headers (``HEADER``) and offsets.
 
     Raises:
         FrameDamaged: no frame has one of these headers.
@@ -190,13 +190,13 @@ def index_rows_of_headers(headers: NDArray[Any], offsets: NDArray[np.int64]) -> 
 
 
 def topic_entry(topic: str) -> bytes:
-    """A topic in a frame's dictionary."""
+    """Encodes a topic for a frame's dictionary."""
     encoded = topic.encode()
     return _TOPIC_LENGTH.pack(len(encoded)) + encoded
 
 
 def encoded_header(header: FrameHeader) -> bytes:
-    """The fixed part of a frame."""
+    """Encodes the fixed part of a frame."""
     return _HEADER.pack(*header)
 
 
@@ -204,7 +204,7 @@ def encoded_header(header: FrameHeader) -> bytes:
 
 
 def decode_header(buffer: Buffer, *, available_bytes: int) -> FrameHeader:
-    """Reads the fixed part, of which nothing is proven yet but magic and version.
+    """Decodes the fixed part, of which only magic and version are checked.
 
     Args:
         buffer: at least the header.
@@ -228,7 +228,7 @@ def decode_header(buffer: Buffer, *, available_bytes: int) -> FrameHeader:
 
 
 def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) -> Frame:
-    """Reads the frame at the beginning of ``buffer``; what follows it is not looked at.
+    """Decodes the frame at the beginning of ``buffer``, ignoring what follows.
 
     The columns are views on ``buffer``: no byte of content is copied, no message looped over.
 
@@ -310,7 +310,7 @@ def _decode_messages(buffer: Buffer, header: FrameHeader) -> Columns:
 def _decode_tail(
     buffer: Buffer, header: FrameHeader, content: NDArray[np.int64], numbers: NDArray[np.uint32]
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Where each message's bytes start in ``buffer``, and the topics, both checked."""
+    """Returns where each message's bytes start in ``buffer``, and the topics, both checked."""
     topics_at = HEADER_LENGTH_BYTES + header.columns_length
     blob_at = topics_at + header.topics_length
     end = blob_at + header.blob_length
@@ -333,7 +333,7 @@ def _check_columns_length(header: FrameHeader) -> None:
 
 
 def decode_topics(dictionary: bytes) -> tuple[str, ...]:
-    """The topics of a frame. Nearly all frames of a wheel have one of a few short dictionaries."""
+    """Decodes a frame's topics; cached, since most frames share a few short dictionaries."""
     known = _dictionaries.get(dictionary)
     if known is None:
         known = _decode_dictionary(dictionary)

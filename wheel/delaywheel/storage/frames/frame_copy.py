@@ -1,4 +1,4 @@
-"""One frame on its way from one copy of a wheel to another; many are a bundle (bundle.py)."""
+"""One frame that is copied from one node to another; many form a bundle (bundle.py)."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""How a sorted group is cut into frames, before any byte is made of it (see encode.py)."""
+"""Divides a sorted group into frames, before any of them is encoded (see encode.py)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ def frame_firsts(
     max_messages: int,
     max_bytes: int,
 ) -> NDArray[np.int64]:
-    """The first row of each frame: one a slot, cut where it gets too much.
+    """Returns the first row of each frame: one for each slot, split where it is too large.
 
     Args:
         slots: of each row, ascending; at least one.
@@ -59,7 +59,7 @@ class FrameTopics:
     def __init__(
         self, topics: int, topic_numbers: NDArray[np.uint32], counts: NDArray[np.int64]
     ) -> None:
-        """Makes them.
+        """Builds the dictionaries.
 
         Args:
             topics: how many the group has; 0: its frames have no dictionary.

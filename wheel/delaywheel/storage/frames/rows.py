@@ -38,13 +38,13 @@ HOLE_ROW: Final = _INDEX_ROW.pack(0, _HOLE_OFFSET, 0, 0)
 
 
 def message_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Messages of each index row; 0 where it is a frame of cancels."""
+    """Returns the number of messages of each index row; 0 for frames of cancels."""
     counts = rows["messages"].astype(np.int64)
     return np.where(counts >= _CANCELS_BIT, 0, counts & _COUNT_MASK)
 
 
 def cancel_counts(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """Cancels of each index row; 0 where it is a frame of messages."""
+    """Returns the number of cancels of each index row; 0 for frames of messages."""
     counts = rows["messages"].astype(np.int64)
     return np.where(counts >= _CANCELS_BIT, counts & _COUNT_MASK, 0)
 
@@ -57,7 +57,7 @@ def index_rows(
     *,
     are_cancels: bool,
 ) -> NDArray[Any]:
-    """The rows of frames that lie at these offsets of their slot files."""
+    """Returns the rows of frames at these offsets of their slot files."""
     if len(slots) <= FEW_FRAMES:
         each = zip(slots.tolist(), offsets.tolist(), lengths.tolist(), counts.tolist(), strict=True)
         return raw_rows(b"".join([index_row(*row, are_cancels=are_cancels) for row in each]))
@@ -71,14 +71,14 @@ def index_rows(
 
 
 def index_row(slot: int, offset: int, length: int, count: int, *, are_cancels: bool) -> bytes:
-    """The row of one frame."""
+    """Returns the row of one frame."""
     marked = count | _CANCELS_BIT if are_cancels else count
     check = crc32c(_INDEX_ROW.pack(slot, offset, length, marked)) >> 21
     return _INDEX_ROW.pack(slot, offset, length, marked | check << _CHECK_SHIFT)
 
 
 class IndexRow(NamedTuple):
-    """One row; all zeros but for the offset: it has no frame."""
+    """One row; without a frame, it is all zeros except for its offset."""
 
     slot: int
     offset: int
@@ -88,7 +88,7 @@ class IndexRow(NamedTuple):
 
 
 def each_row(rows: NDArray[Any]) -> list[IndexRow]:
-    """Rows one by one, as they are: nothing is checked."""
+    """Yields rows one by one, unchecked."""
     return [
         IndexRow(slot, offset, length_bytes, word & _COUNT_MASK, word >= _CANCELS_BIT)
         for slot, offset, length_bytes, word in rows.tolist()
@@ -96,7 +96,7 @@ def each_row(rows: NDArray[Any]) -> list[IndexRow]:
 
 
 def decode_row(raw: bytes) -> IndexRow | None:
-    """One row, of which `flawed_rows` would not say that it is flawed; None: it would."""
+    """Decodes one row; None if `flawed_rows` would mark it."""
     slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)
     are_cancels = messages >= _CANCELS_BIT
     row = IndexRow(slot, offset, length_bytes, messages & _COUNT_MASK, are_cancels)
@@ -110,17 +110,17 @@ def decode_row(raw: bytes) -> IndexRow | None:
 
 
 def raw_rows(content: bytes) -> NDArray[Any]:
-    """The index rows in these bytes, not checked yet (see `checked_rows`). Torn tails are cut."""
+    """Returns the unchecked index rows in these bytes (see `checked_rows`), without a torn tail."""
     return np.frombuffer(content, INDEX_ROW, len(content) // INDEX_ROW_LENGTH_BYTES)
 
 
 def decode_rows(content: bytes) -> NDArray[Any]:
-    """The index rows in these bytes; one that does not check out is a hole. Torn tails are cut."""
+    """Returns the index rows in these bytes, flawed ones as holes, without a torn tail."""
     return checked_rows(raw_rows(content))
 
 
 def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """These rows, but that one that does not check out is a hole."""
+    """Returns these rows with flawed ones replaced by holes."""
     if not len(rows):
         return rows
     flawed = flawed_rows(rows)
@@ -131,17 +131,17 @@ def checked_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def is_hole(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are holes."""
+    """Marks holes."""
     return _have_none(rows) & (rows["offset"] == _HOLE_OFFSET)  # type: ignore[no-any-return]
 
 
 def is_gone(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are all zeros, as those of a deleted segment."""
+    """Marks rows of zeros, like those of a deleted segment."""
     return _have_none(rows) & (rows["offset"] == 0)  # type: ignore[no-any-return]
 
 
 def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows were not written so: their check value is wrong, or they speak of no frame."""
+    """Marks rows with a wrong check value, and rows that cannot refer to a frame."""
     has_none = _have_none(rows) & ((rows["offset"] == 0) | (rows["offset"] == _HOLE_OFFSET))
     if not has_none.any():
         return _are_wrong(rows)
@@ -151,12 +151,12 @@ def flawed_rows(rows: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _have_none(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which rows are as those without a frame are, but for their offset."""
+    """Marks rows that are empty except for their offsets."""
     return (rows["length"] == 0) & (rows["messages"] == 0) & (rows["slot"] == 0)  # type: ignore[no-any-return]
 
 
 def _are_wrong(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which of the rows that are to speak of frames do not."""
+    """Marks rows that refer to impossible frames."""
     raw = _bytes_of(rows).copy()
     raw[:, 14] &= 0x0F
     raw[:, 15] &= 0x80
@@ -169,7 +169,7 @@ def _bytes_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """The check value of each row, given as bytes without one."""
+    """Returns the check value of each row, given as bytes without one."""
     if len(raw) < _MANY_ROWS:
         found = np.bitwise_xor.reduce(_CHECK_TABLES[_CHECK_PLACES, raw], axis=1)
         return found ^ _CHECK_OF_ZEROS  # type: ignore[no-any-return]  # numpy's stubs
@@ -181,7 +181,7 @@ def _checks(raw: NDArray[np.uint8]) -> NDArray[np.uint16]:
 
 
 def _check_tables() -> NDArray[np.uint16]:
-    """What each byte adds to the check value: a CRC is linear, so rows are checked all at once."""
+    """Returns what each byte adds to the check value: CRCs are linear, so all rows go at once."""
     tables = np.zeros((INDEX_ROW_LENGTH_BYTES, 256), np.uint16)
     for place in range(INDEX_ROW_LENGTH_BYTES):
         for value in range(256):
@@ -192,7 +192,7 @@ def _check_tables() -> NDArray[np.uint16]:
 
 
 def _pair_tables() -> NDArray[np.uint16]:
-    """The same for two bytes at once: of many rows a quarter of the time."""
+    """Returns the same for pairs of bytes, which takes a quarter of the time."""
     low, high = _CHECK_TABLES[::2, None, :], _CHECK_TABLES[1::2, :, None]
     return (low ^ high).reshape(INDEX_ROW_LENGTH_BYTES // 2, 1 << 16)
 

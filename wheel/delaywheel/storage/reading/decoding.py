@@ -1,4 +1,4 @@
-"""Frames of one slot decoded together: columns over all their messages, no object of a frame.
+"""Decodes frames of one slot together into columns over all their messages.
 
 What is read of a frame here is what `format.decode_frame` reads of it, as a test pins. One call of
 numpy costs as much for a thousand frames as for one; of each frame by itself only its checksum is
@@ -38,7 +38,7 @@ _LENGTHS: Final = 3  # of key, value and headers
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameBatch:
-    """Some frames of one wheel, slot and kind, in the order of their seqs.
+    """Frames of one wheel, slot and kind, in order of seqs.
 
     Attributes:
         kind: what their rows are.
@@ -62,7 +62,7 @@ class FrameBatch:
 
     @classmethod
     def of(cls, frame: Frame) -> Self:
-        """One frame."""
+        """Builds a batch of one frame."""
         return cls(
             frame.kind,
             frame.wheel,
@@ -75,11 +75,11 @@ class FrameBatch:
         )
 
     def __len__(self) -> int:
-        """Frames."""
+        """The number of frames."""
         return len(self.seqs)
 
     def take(self, chosen: NDArray[np.bool_]) -> Self:
-        """Some of the frames, with their bytes and no others."""
+        """Returns some of the frames, with only their own bytes."""
         if chosen.all():
             return self
         return type(self)(
@@ -97,7 +97,7 @@ class FrameBatch:
 def decode_together(
     content: bytes, begin: int, places: Places, *, wheel: WheelId, slot: int, kind: Kind
 ) -> FrameBatch | None:
-    """Decodes frames of one kind; None: not all of them are what their rows say.
+    """Decodes frames of one kind; None unless all of them match their rows.
 
     The batch's content are views on ``content``: no byte of it is copied.
 
@@ -142,7 +142,7 @@ def decode_together(
 
 
 class _Frames:
-    """Frames whose headers and checksums are right, and where their columns lie.
+    """Frames with valid headers and checksums, and where their columns lie.
 
     Columns are as aligned as their items are long, so each is gathered from a view on all bytes.
     """
@@ -158,14 +158,14 @@ class _Frames:
         self._slot_ms = int(headers["slot"][0]) * 1000
 
     def cancels(self) -> Columns:
-        """Of frames of cancels."""
+        """Returns the columns of frames of cancels."""
         ids_at = self._begins + HEADER_LENGTH_BYTES
         return Columns.of_cancels(
             self._dues_ms(ids_at + self.counts * ID_LENGTH_BYTES), self._ids(ids_at)
         )
 
     def messages(self) -> Columns | None:
-        """Of frames of messages; None: lengths or numbers within one do not add up."""
+        """Returns the columns of frames of messages; None if lengths or numbers do not add up."""
         headers, counts = self._headers, self.counts
         flags = headers["flags"]
         has_timestamps = (flags & HAS_TIMESTAMPS) != 0
@@ -200,13 +200,13 @@ class _Frames:
         )
 
     def _column(self, item: str, at: NDArray[np.int64]) -> NDArray[Any]:
-        """What begins at these places, an item a row."""
+        """Returns the column that begins at these places, one item for each row."""
         return self._items(item).take(self._places(item, at))
 
     def _sparse_column(
         self, item: str, at: NDArray[np.int64], has: NDArray[np.bool_]
     ) -> NDArray[Any]:
-        """The same of the frames that have it; -1 of the others."""
+        """Returns an optional column, with -1 for frames that do not have it."""
         column = np.full(self._rows, -1, np.dtype(item))
         if has.any():
             chosen = np.repeat(has, self.counts)
@@ -231,7 +231,7 @@ class _Frames:
     def _starts(
         self, lengths: Sequence[NDArray[np.int32]], blobs_at: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """Where each message's bytes start; None: they are not as many as its frame's blob has."""
+        """Returns where each message's bytes start; None if a frame's blob has another length."""
         ends = np.cumsum(sum(np.maximum(part, 0).astype(np.int64) for part in lengths))
         starts = np.zeros(self._rows + 1, np.int64)
         starts[1:] = ends
@@ -246,7 +246,7 @@ class _Frames:
         topics_at: NDArray[np.int64],
         blobs_at: NDArray[np.int64],
     ) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
-        """The topics of all frames, and each message's number; None: one has no such topics."""
+        """Returns all topics and each message's number; None if a frame's dictionary is invalid."""
         known: dict[bytes, int] = {}
         edges = zip(topics_at.tolist(), blobs_at.tolist(), strict=True)
         content = self._content

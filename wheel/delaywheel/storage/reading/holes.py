@@ -1,4 +1,4 @@
-"""Rows of the index that say nothing: which there are, and whose frames lie in slot files still.
+"""Holes in the index: finds them, and checks whether their frames still lie in slot files.
 
 A hole may be of any second, so no second can be told to be whole while there is one:
 
@@ -29,7 +29,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def find_holes(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> SeqSet:
-    """The holes from one seq to another, by the whole index."""
+    """Returns the holes between two seqs, from the whole index."""
     holes = NO_SEQS
     for begin, rows in read_raw_rows(disk, folder, first_seq, last_seq):
         holes |= SeqSet.where(begin, is_hole(checked_rows(rows)))
@@ -37,7 +37,7 @@ def find_holes(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> SeqSe
 
 
 def still_holes(index: IndexReader, seqs: SeqSet) -> SeqSet:
-    """Those of some seqs whose rows are holes now."""
+    """Returns which of these seqs are still holes."""
     holes = NO_SEQS
     for first, last in seqs.spans:
         holes |= SeqSet.where(first, is_hole(index.rows(first, last)))
@@ -45,7 +45,7 @@ def still_holes(index: IndexReader, seqs: SeqSet) -> SeqSet:
 
 
 def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> SeqSet:
-    """Those of some frames that lie whole in a slot file, wherever in it."""
+    """Returns which of these frames lie whole in a slot file, at any place."""
     found: set[int] = set()
     for slot in list_slots(disk, folder):
         try:
@@ -64,7 +64,7 @@ def lying_in_files(disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet) -> Se
 
 
 def _lying_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[int]:
-    """Goes from frame to frame; where none begins, on to the next place where one may."""
+    """Walks from frame to frame; where none begins, goes on to the next possible place."""
     offset, size = 0, file.size()
     while offset < size:
         for begin, header in walk_headers(file, wheel, slot, offset, size):
@@ -83,7 +83,7 @@ def _is_whole(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: 
 
 
 def _next_magic(file: File, offset: int, size: int) -> int:
-    """Where the next frame may begin; behind the end if there is no such place."""
+    """Returns where the next frame may begin; the end if there is no such place."""
     while offset < size:
         piece = file.read_at(min(_PIECE_BYTES, size - offset), offset)
         at = piece.find(MAGIC)

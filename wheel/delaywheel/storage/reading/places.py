@@ -1,4 +1,4 @@
-"""Where the frames of a second lie, found in time that depends on that second alone.
+"""Finds a second's frames in time that depends on that second alone.
 
 The slot table (slot_table.py) says how many frames a slot has and where the last one ends, up to
 a seq; the index rows behind that are kept here, a bounded number. The slot file's own headers say
@@ -58,7 +58,7 @@ _NO_ENTRY = np.zeros(1, ENTRY)[0]
 
 
 class SlotPlaces:
-    """Finds the frames of slots of one wheel. For one thread."""
+    """Finds the frames of one wheel's slots. For one thread."""
 
     def __init__(self, disk: Disk, folder: Path, wheel: WheelId, index: IndexReader) -> None:
         self._disk = disk
@@ -71,7 +71,7 @@ class SlotPlaces:
         self._scanned_holes = 0, NO_SEQS
 
     def quick(self, slot: int, last_seq: int) -> Places | None:
-        """The frames of a slot up to the last of the index; None: the index must be asked."""
+        """Returns a slot's frames up to the index's end; None if the index must be scanned."""
         for is_fresh in (False, True):
             if is_fresh:
                 self.forget()
@@ -83,13 +83,13 @@ class SlotPlaces:
         return None
 
     def scanned(self, slot: int, last_seq: int) -> Places:
-        """The frames of a slot as the whole index says, set right by what lies in the file."""
+        """Returns a slot's frames by the whole index, corrected by what lies in the file."""
         seqs, rows = rows_of_slots(self._disk, self._folder, np.array([slot]), last_seq)
         path = layout.slot_path(self._folder, slot)
         return with_unlisted(self._disk, path, self._wheel, slot, (seqs, rows), last_seq)
 
     def slots(self, from_slot: int, to_slot: int, last_seq: int) -> NDArray[np.int64]:
-        """The slots in [from_slot, to_slot) that index rows speak of, ascending."""
+        """Returns the slots in [from_slot, to_slot) that index rows refer to, ascending."""
         if not self._follow(last_seq):
             return _scanned_slots(self._disk, self._folder, (from_slot, to_slot), last_seq)
         counted, stale = slots_with_frames(self._disk, self._folder, self._head, from_slot, to_slot)
@@ -101,13 +101,13 @@ class SlotPlaces:
         return np.unique(np.concatenate((counted, behind)))
 
     def holes(self, last_seq: int) -> SeqSet | None:
-        """The rows up to a seq that were holes when they were read; None: they were not read."""
+        """Returns rows up to a seq that were holes when read; None if they were not read."""
         if not self._follow(last_seq):
             return None
         return (self._head.holes | self._behind.holes).within(1, last_seq)
 
     def scanned_holes(self, last_seq: int) -> SeqSet:
-        """The same by the index, each row of which is checked once."""
+        """Returns the same by scanning the index, with each row checked once."""
         seq, holes = self._scanned_holes
         if last_seq > seq:
             holes |= find_holes(self._disk, self._folder, seq + 1, last_seq)
@@ -115,13 +115,13 @@ class SlotPlaces:
         return holes.within(1, last_seq)
 
     def forget(self) -> None:
-        """Keeps nothing of what was read."""
+        """Discards everything that was read."""
         self._scanned_holes = 0, NO_SEQS
         self._head = TableHead()
         self._behind.start(0)
 
     def _follow(self, last_seq: int) -> bool:
-        """Has the rows between the table and the last; False: they are too many."""
+        """Reads the rows between the table and the last one; False if there are too many."""
         if last_seq - self._head.seq > ROWS_PER_SEGMENT or not self._head.seq:
             head = load_head(self._disk, self._folder)
             if head != self._head:
@@ -133,7 +133,7 @@ class SlotPlaces:
         return True
 
     def _entry(self, slot: int) -> NDArray[Any] | None:
-        """What the table says of a slot; None: it is not to be trusted."""
+        """Returns the table's entry of a slot; None if it cannot be trusted."""
         if slot in self._head.stale:
             return None
         if slot // layout.SECONDS_PER_HOUR not in self._head.hours:
@@ -141,7 +141,7 @@ class SlotPlaces:
         return read_entry(self._disk, self._folder, slot)
 
     def _walked(self, slot: int, last_seq: int) -> Places | None:
-        """The frames in the slot's file, if they are what table and rows say."""
+        """Returns the frames in the slot's file, if they match table and rows."""
         entry = self._entry(slot)
         if entry is None:
             return None
@@ -172,7 +172,7 @@ class SlotPlaces:
         return (seqs, rows) if is_same else None
 
     def _walk(self, file: File, slot: int, last_seq: int) -> Places:
-        """Seqs and rows of the frames in a file, up to one that is being written."""
+        """Returns seqs and rows of a file's frames, up to one that is being written."""
         seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
         for offsets, headers in walk_together(file, self._wheel, slot, file.size()):
             found = headers["seq"].astype(np.int64)
@@ -186,7 +186,7 @@ class SlotPlaces:
 
 
 class _RowsBehind:
-    """The rows of one index behind a seq, as they are, as far as they were followed."""
+    """Rows of one index after a seq, as far as they were read."""
 
     def __init__(self, index: IndexReader) -> None:
         self._index = index
@@ -197,7 +197,7 @@ class _RowsBehind:
         self.holes = NO_SEQS
 
     def start(self, seq: int) -> None:
-        """Begin behind this one; rows that are there already stay."""
+        """Begins after this seq; later rows that were read are kept."""
         drop = seq + 1 - self._first_seq
         if 0 <= drop <= self._count and seq:
             self._rows, self._slots = self._rows[drop:].copy(), self._slots[drop:].copy()
@@ -210,7 +210,7 @@ class _RowsBehind:
         self._first_seq = seq + 1
 
     def follow(self, last_seq: int) -> None:
-        """Has the rows up to this one."""
+        """Reads rows up to this seq."""
         missing = last_seq + 1 - self._first_seq - self._count
         if missing <= 0:
             return
@@ -225,14 +225,14 @@ class _RowsBehind:
         self._count = end
 
     def of(self, slot: int, behind_seq: int) -> Places:
-        """Seqs and rows of a slot's frames behind a seq."""
+        """Returns seqs and rows of a slot's frames after a seq."""
         at = np.flatnonzero(self._slots[: self._count] == slot)
         seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
         kept = (seqs > behind_seq) & (rows["length"] > 0)
         return seqs[kept], rows[kept]
 
     def slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
-        """The slots in [from_slot, to_slot) that rows speak of."""
+        """Returns the slots in [from_slot, to_slot) that these rows refer to."""
         slots = self._slots[: self._count]
         at = np.flatnonzero((slots >= from_slot) & (slots < to_slot))
         rows = checked_rows(self._rows[at])
@@ -240,14 +240,14 @@ class _RowsBehind:
 
 
 def rows_of_slots(disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int) -> Places:
-    """Seqs and rows of the frames of some slots up to a seq, from the whole index."""
+    """Returns seqs and rows of the frames of some slots up to a seq, from the whole index."""
     return finish(finding_rows(disk, folder, slots, last_seq))
 
 
 def finding_rows(
     disk: Disk, folder: Path, slots: NDArray[np.int64], last_seq: int
 ) -> Steps[Places]:
-    """As `rows_of_slots`, segment by segment."""
+    """Does the same as `rows_of_slots`, segment by segment."""
     seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
     for first_seq, part in read_raw_rows(disk, folder, 1, last_seq):
         is_wanted = part["slot"] == slots[0] if len(slots) == 1 else np.isin(part["slot"], slots)

@@ -1,4 +1,4 @@
-"""Reads a wheel that another process may be writing; takes no locks.
+"""Reads a wheel that another process may be writing, without locks.
 
 The index is the authority: a frame is there when its row is, and a frame that its row speaks of
 but that cannot be read is reported as damaged, never passed over. The frames of a slot are found
@@ -63,12 +63,12 @@ class DamagedFrame:
 
 
 class WheelReader:
-    """One wheel, for one thread."""
+    """A reader of one wheel, for one thread."""
 
     def __init__(
         self, disk: Disk, data: Path, wheel: WheelId, *, opened: OpenIndexes | None = None
     ) -> None:
-        """Opens nothing yet.
+        """Begins with nothing open.
 
         Args:
             disk: where the data folder lies.
@@ -85,22 +85,22 @@ class WheelReader:
         self.wheel = wheel
 
     def last_seq(self) -> int:
-        """The last frame that is there; 0 = none."""
+        """Returns the last existing frame; 0 if there is none."""
         return self._index.last_seq()
 
     def has(self, seq: int) -> bool:
-        """Whether the frame is there, readable or not."""
+        """Whether the frame exists, readable or not."""
         return 1 <= seq <= self.last_seq()
 
     def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
-        """The index rows (``INDEX_ROW``) of ``first_seq`` to the lesser of last_seq and the end.
+        """Returns the index rows (``INDEX_ROW``) from ``first_seq`` to ``last_seq`` or the end.
 
         All zeros where the segment is deleted.
         """
         return self._index.rows(first_seq, min(last_seq, self.last_seq()))
 
     def rows_of(self, seqs: SeqSet) -> Iterator[tuple[int, NDArray[Any]]]:
-        """First seq and rows of the spans of some seqs that are there, a segment at a time."""
+        """Yields the first seq and the rows of some seqs' existing spans, a segment at a time."""
         for first, last in seqs.within(1, self.last_seq()).spans:
             begin = first
             while begin <= last:
@@ -109,7 +109,7 @@ class WheelReader:
                 begin = end + 1
 
     def frame(self, seq: int) -> Frame | DamagedFrame:
-        """One frame, found by its row.
+        """Reads one frame, found by its row.
 
         Raises:
             IndexError: the wheel has no such seq yet.
@@ -127,7 +127,7 @@ class WheelReader:
     def copies(
         self, first_seq: int, last_seq: int, *, floor: int
     ) -> Iterator[FrameCopy | DamagedFrame]:
-        """The frames that there are, one after the other, checked, for another copy of the wheel.
+        """Yields existing frames in order, checked, for another copy of the wheel.
 
         Those of slots below ``floor``, and of deleted index segments, have no content.
         """
@@ -152,20 +152,20 @@ class WheelReader:
     def frames(
         self, slot: int, seqs: list[int], rows: NDArray[Any]
     ) -> Iterator[Frame | DamagedFrame]:
-        """Frames of one slot whose rows, none of them a hole, the caller has read before."""
+        """Yields frames of one slot, whose rows, without holes, the caller has already read."""
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs, rows))
 
     def batches(self, slot: int, places: Places) -> Iterator[FrameBatch | DamagedFrame]:
-        """The same, decoded together; of each kind by itself in the order of their seqs."""
+        """Yields the same, decoded together; each kind separately, in order of seqs."""
         return read_batches(self._disk, self._folder, self.wheel, slot, places)
 
     def may_have_holes(self, up_to_seq: int, lost: SeqSet) -> bool:
-        """Whether `holes` must be asked; False: there are none. Quick, unless there are many."""
+        """Whether `holes` must be called; fast unless there are many."""
         holes = self._places.holes(up_to_seq)
         return holes is None or bool(still_holes(self._index, holes - lost))
 
     def holes(self, up_to_seq: int, lost: SeqSet) -> SeqSet:
-        """The frames that no row speaks of and that lie in no slot file: of any second.
+        """Returns frames without rows that lie in no slot file, and so may be of any second.
 
         Args:
             up_to_seq: the last that is looked at.
@@ -192,7 +192,7 @@ class WheelReader:
         from_seq: int = 1,
         lost: SeqSet = NO_SEQS,
     ) -> Iterator[Frame | DamagedFrame]:
-        """The frames of a slot with seqs up to ``up_to_seq``, in their order.
+        """Yields a slot's frames with seqs up to ``up_to_seq``, in order.
 
         Also those that the index does not speak of as it should (see unlisted.py). Of what is not
         asked for only headers are read. Where something is wrong, frames that may be of any slot
@@ -211,7 +211,7 @@ class WheelReader:
     def slot_batches(
         self, slot: int, up_to_seq: int, *, lost: SeqSet = NO_SEQS
     ) -> Iterator[FrameBatch | DamagedFrame]:
-        """The same frames, decoded together; of each kind by itself in the order of their seqs."""
+        """Yields the same frames, decoded together; each kind separately, in order of seqs."""
         asked = _Asked(1, up_to_seq, None)
         return self._of_slot(slot, asked, lost, self.batches, lambda batch: batch.seqs.tolist())
 
@@ -240,7 +240,7 @@ class WheelReader:
         yield from self._holes_anew(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
 
     def _holes_anew(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
-        """What slot table and file disagree about may have become a hole since it was counted."""
+        """Checks again, where table and file disagree, whether a frame has become a hole."""
         if self._places.holes(up_to_seq) is None:
             holes = self._places.scanned_holes(up_to_seq)
         else:
@@ -249,7 +249,7 @@ class WheelReader:
             yield _damaged(seq, _HOLE, FrameDamaged(DamageReason.HOLE))
 
     def slot_places(self, slot: int) -> Places:
-        """Seqs and rows of all frames of a slot, as `slot_frames` finds them; nothing is read."""
+        """Returns seqs and rows of a slot's frames, as `slot_frames` finds them, unread."""
         last_seq = self.last_seq()
         return self._places.quick(slot, last_seq) or self._places.scanned(slot, last_seq)
 
@@ -258,23 +258,23 @@ class WheelReader:
         return read_frames(self._disk, self._folder, self.wheel, slot, (seqs.tolist(), rows))
 
     def slots(self, from_slot: int = 0, to_slot: int | None = None) -> list[int]:
-        """The slots that have a file, ``from_slot`` <= slot < ``to_slot``, from folder names."""
+        """Yields slots that have a file, ``from_slot`` <= slot < ``to_slot``, from folder names."""
         return list(list_slots(self._disk, self._folder, from_slot, to_slot))
 
     def indexed_slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
-        """The slots that index rows speak of, ``from_slot`` <= slot < ``to_slot``, ascending.
+        """Returns slots that index rows refer to, ``from_slot`` <= slot < ``to_slot``, ascending.
 
         Whether there is a file or not: one that is gone takes nothing from what is promised.
         """
         return self._places.slots(from_slot, to_slot, self.last_seq())
 
     def close(self) -> None:
-        """Closes the index; columns already returned stay good."""
+        """Closes the index; columns already returned stay valid."""
         self._index.close()
 
 
 def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
-    """Decodes a frame of which row and content must be each other's.
+    """Decodes a frame whose row and content must match.
 
     Raises:
         FrameDamaged: they are not, or not this wheel's, or not of this seq.
@@ -289,7 +289,7 @@ def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
 def read_frames(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
 ) -> Iterator[Frame | DamagedFrame]:
-    """Reads frames of one slot, given their seqs and rows, piece by piece."""
+    """Reads frames of one slot piece by piece, given their seqs and rows."""
     seqs, rows = places
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
     for first, last in _pieces(offsets, lengths):
@@ -300,7 +300,7 @@ def read_frames(
 def read_batches(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
 ) -> Iterator[FrameBatch | DamagedFrame]:
-    """As `read_frames`, but what lies together is decoded together."""
+    """Does the same as `read_frames`, but decodes adjacent frames together."""
     seqs, rows = places
     for first, last in _pieces(rows["offset"].tolist(), rows["length"].tolist()):
         part = seqs[first:last], rows[first:last]
@@ -315,7 +315,7 @@ def read_batches(
 def _read_together(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: Places
 ) -> list[FrameBatch] | None:
-    """A batch of each kind; None: there is something wrong with one of them."""
+    """Returns a batch of each kind; None if anything is wrong with a frame."""
     seqs, rows = places
     begin = int(rows["offset"].min())
     end = int((rows["offset"].astype(np.int64) + rows["length"]).max())
@@ -337,7 +337,7 @@ def _read_together(
 
 
 def _pieces(offsets: list[int], lengths: list[int]) -> Iterator[tuple[int, int]]:
-    """Which frames are read at once: from the first to the last, exclusive."""
+    """Yields which frames are read at once: from the first to the last, exclusive."""
     first, end = 0, 0
     for number, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
         begin = offsets[first]
@@ -384,7 +384,7 @@ def _read_piece(
 
 
 def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
-    """The bytes [begin, end) of a slot file, or what there is of them.
+    """Returns the bytes [begin, end) of a slot file, or what exists of them.
 
     Raises:
         FrameDamaged: GONE or UNREADABLE.
@@ -406,14 +406,14 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Which frames of a slot are read."""
+    """The frames of a slot to read."""
 
     from_seq: int
     up_to_seq: int
     kind: Kind | None
 
     def of(self, places: Places) -> Places:
-        """Those among these."""
+        """Returns those among these frames."""
         seqs, rows = places
         wanted = (seqs >= self.from_seq) & (seqs <= self.up_to_seq)
         if self.kind is not None:

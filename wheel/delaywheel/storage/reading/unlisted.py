@@ -1,4 +1,4 @@
-"""Frames of a slot file that the index does not speak of as it should.
+"""Frames in a slot file that the index does not list, or lists wrongly.
 
 An index row that was damaged makes a good frame vanish from its second. But a frame proves itself:
 its checksum, wheel, slot and seq say that it belongs where it lies. So when a second is read, the
@@ -37,7 +37,7 @@ Places = tuple[NDArray[np.int64], NDArray[Any]]
 def with_unlisted(
     disk: Disk, path: Path, wheel: WheelId, slot: int, listed: Places, up_to_seq: int
 ) -> Places:
-    """What the index lists of a slot, set right by what lies in its file.
+    """Returns what the index lists of a slot, corrected by what lies in its file.
 
     Args:
         disk: where it lies.
@@ -63,7 +63,7 @@ def with_unlisted(
 
 
 def _uncovered(rows: NDArray[Any], size: int) -> list[tuple[int, int]]:
-    """The parts of a file that no row speaks of."""
+    """Yields the parts of a file that no row covers."""
     begins = np.sort(rows["offset"].astype(np.int64))
     ends = np.sort(rows["offset"].astype(np.int64) + rows["length"])
     # A part begins where as many rows have ended as have begun.
@@ -76,7 +76,7 @@ def _uncovered(rows: NDArray[Any], size: int) -> list[tuple[int, int]]:
 def _frames(
     file: File, wheel: WheelId, slot: int, part: tuple[int, int], up_to_seq: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Seqs and rows of the frames that lie in a part one after another."""
+    """Yields seqs and rows of the consecutive frames in a part."""
     begin, end = part
     while begin < end:
         try:
@@ -94,7 +94,7 @@ def _frames(
 
 
 def _merged(listed: Places, found: dict[int, bytes]) -> Places:
-    """A frame that was found counts more than a row of its seq."""
+    """Merges frames that were found with rows; a found frame overrides a row of its seq."""
     seqs, rows = listed
     kept = ~np.isin(seqs, list(found))
     seqs = np.concatenate((seqs[kept], np.array(list(found), np.int64)))

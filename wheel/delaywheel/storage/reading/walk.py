@@ -1,4 +1,4 @@
-"""The headers of a slot file, one frame behind the other from byte 0."""
+"""Walks the headers of a slot file, frame by frame from byte 0."""
 
 import struct
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype 
 def walk_headers(
     file: File, wheel: WheelId, slot: int, begin: int, end: int
 ) -> Iterator[tuple[int, FrameHeader]]:
-    """Offsets and headers of the frames that lie in [begin, end).
+    """Yields offsets and headers of the frames that lie in [begin, end).
 
     Ends at the first place where no frame of this wheel and slot begins, or where one would not
     fit. Only headers are looked at: nothing proves that a frame is good, or that a header is.
@@ -64,7 +64,7 @@ def walk_headers(
 def walk_together(
     file: File, wheel: WheelId, slot: int, end: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """The same from byte 0 on: offsets and headers (``format.HEADER``) of some frames at a time.
+    """Yields the same from byte 0 on, several at a time: offsets and headers (``format.HEADER``).
 
     Raises:
         OSError: the medium refused.
@@ -97,7 +97,7 @@ def walk_together(
 
 
 def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
-    """Where headers lie in a piece, by the lengths they tell, and where the next one does.
+    """Follows headers by their lengths; returns where they lie, and where the next one does.
 
     None: the last of them tells a length that no frame has here, and is not among them.
     """

@@ -1,4 +1,4 @@
-"""What a crash of the machine left of a wheel: rows are derived anew from frames.
+"""Rebuilds index rows from frames after the machine has crashed.
 
 Any write that no checkpoint covers may be lost, so every slot file is looked at whether it is
 longer than frames up to there make it; what lies behind is read, frame by frame.
@@ -39,7 +39,7 @@ HourSizes = tuple[int, list[tuple[int, int]]]
 def longer_files(
     disk: Disk, folder: Path, sizes: Iterable[HourSizes], safe_seq: int
 ) -> Steps[dict[int, int]]:
-    """The slots whose files hold more than frames up to a seq, and where those end.
+    """Yields slots whose files hold more than the frames up to a seq, and where those end.
 
     Args:
         disk: where it lies.
@@ -87,7 +87,7 @@ def rebuild_rows(
     safe_seq: int,
     end_seq: int,
 ) -> Steps[SeqSet]:
-    """Derives all rows behind the checkpoint from the frames; returns the damaged seqs.
+    """Rebuilds all rows after the checkpoint from frames; returns the damaged seqs.
 
     The rows go at least up to ``end_seq``.
     """
@@ -114,7 +114,7 @@ def rebuild_rows(
 def _frames_behind(
     disk: Disk, folder: Path, wheel: WheelId, longer: dict[int, int], told: dict[int, bytes]
 ) -> Steps[dict[int, bytes]]:
-    """Rows of all whole frames that lie behind the safe end of their slot file, by seq.
+    """Returns rows of whole frames beyond the safe ends of their slot files, by seq.
 
     Where a frame is damaged, the walk goes on at the next place that a row speaks of.
     """
@@ -138,7 +138,7 @@ def _frames_behind(
 def _table_ends(
     disk: Disk, folder: Path, head: TableHead, hour: int
 ) -> tuple[list[int], list[bool]]:
-    """Where the slots of an hour end by the table, and which of its entries are damaged."""
+    """Returns where the slots of an hour end by the table, and which entries are damaged."""
     if hour not in head.hours:
         return [0] * layout.SECONDS_PER_HOUR, [False] * layout.SECONDS_PER_HOUR
     entries, damaged = read_entries(disk, folder, hour)
@@ -150,7 +150,7 @@ def _table_ends(
 def _walk(
     file: File, wheel: WheelId, slot: int, part: tuple[int, int], resume_at: list[int]
 ) -> Iterator[tuple[int, Frame]]:
-    """The whole frames in a part of a slot file, with their offsets."""
+    """Yields the whole frames in a part of a slot file, with their offsets."""
     offset, end = part
     while offset < end:
         try:
@@ -174,7 +174,7 @@ def _read_frame(file: File, wheel: WheelId, slot: int, offset: int, end: int) ->
 
 
 def _write_rows(disk: Disk, folder: Path, safe_seq: int, rows: NDArray[Any]) -> Steps[None]:
-    """Puts the rows behind the checkpoint in place, and ends the index with the last."""
+    """Writes the rows after the checkpoint, and ends the index with the last one."""
     at = safe_seq
     while len(rows):
         segment, row = divmod(at, ROWS_PER_SEGMENT)

@@ -79,7 +79,7 @@ from delaywheel.storage.writing.table_writer import SlotTable
 
 
 class Cut(NamedTuple):
-    """Bytes that no row speaks of and that were cut off."""
+    """Bytes without a row, which were cut off."""
 
     path: Path
     offset: int
@@ -98,14 +98,14 @@ class Recovered:
 def recover_wheel(
     disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
 ) -> Recovered:
-    """Makes index and slot files of a wheel agree, at once; see `recovering`."""
+    """Makes a wheel's index and slot files agree, without steps; see `recovering`."""
     return finish(recovering(disk, data, wheel, os_crashed=os_crashed, floor=floor))
 
 
 def recovering(
     disk: Disk, data: Path, wheel: WheelId, *, os_crashed: bool, floor: int = 0
 ) -> Steps[Recovered]:
-    """Makes index and slot files of a wheel agree. Nobody may be writing it.
+    """Makes a wheel's index and slot files agree; it must have no writer.
 
     Args:
         disk: where the data folder lies.
@@ -158,7 +158,7 @@ def recovering(
 
 
 def _mark_zeros_as_holes(disk: Disk, folder: Path, lacking: SeqSet) -> Steps[None]:
-    """Has the rows of frames noted as lacking say so, where a crash left zeros of them.
+    """Turns the noted frames' rows into holes where a crash has left zeros.
 
     A repair writes in place, and zeros would pass for the row of a deleted segment: nobody would
     look for the frame again.
@@ -173,7 +173,7 @@ def _mark_zeros_as_holes(disk: Disk, folder: Path, lacking: SeqSet) -> Steps[Non
 
 
 def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[SeqSet]:
-    """Those behind a seq, segment by segment."""
+    """Yields the holes after a seq, segment by segment."""
     for first_seq, rows in read_raw_rows(disk, folder, safe_seq + 1, last_seq):
         yield SeqSet.where(first_seq, is_hole(checked_rows(rows)))
 
@@ -181,7 +181,7 @@ def _holes(disk: Disk, folder: Path, safe_seq: int, last_seq: int) -> Iterator[S
 def _still_damaged(
     disk: Disk, data: Path, wheel: WheelId, seqs: SeqSet, floor: int
 ) -> Steps[SeqSet]:
-    """Those of these seqs that still cannot be read and are not finished."""
+    """Returns which of these seqs still cannot be read and are not finished."""
     folder = layout.wheel_folder(data, wheel)
     reader = WheelReader(disk, data, wheel)
     damaged = NO_SEQS
@@ -200,7 +200,7 @@ def _still_damaged(
 def _unreadable(
     disk: Disk, folder: Path, reader: WheelReader, places: tuple[SeqSet, NDArray[Any]]
 ) -> Steps[SeqSet]:
-    """Those of the frames with these seqs and rows that cannot be read."""
+    """Returns which of the frames with these seqs and rows cannot be read."""
     seqs, rows = np.array([*places[0]], np.int64), places[1]
     damaged: list[int] = []
     for slot in np.unique(rows["slot"]).tolist():
@@ -216,7 +216,7 @@ def _unreadable(
 
 
 def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
-    """A frame. What fails once may well be read: nobody looks again where no other node has it."""
+    """Reads a frame, trying twice: where no other node has it, nothing else would."""
     found = reader.frame(seq)
     if isinstance(found, DamagedFrame) and found.reason is DamageReason.UNREADABLE:
         return reader.frame(seq)
@@ -248,7 +248,7 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
 
 
 def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> Steps[SeqSet]:
-    """Reads frames from the last one backwards until one is good, or was deleted."""
+    """Reads frames backwards from the last one until one is good or was deleted."""
     reader = WheelReader(disk, data, wheel)
     try:
         good = last_seq = reader.last_seq()
@@ -265,7 +265,7 @@ def _damaged_at_the_end(disk: Disk, data: Path, wheel: WheelId) -> Steps[SeqSet]
 
 
 def _begin_of_holes(reader: WheelReader, last_seq: int) -> Steps[int]:
-    """The last seq up to this one that is no hole; 0: there is none."""
+    """Returns the last seq up to this one that is not a hole; 0 if there is none."""
     rows_at_once = 1
     while last_seq > 0:
         first_seq = max(1, last_seq - rows_at_once + 1)
@@ -281,7 +281,7 @@ def _begin_of_holes(reader: WheelReader, last_seq: int) -> Steps[int]:
 def _cut_tails(
     disk: Disk, folder: Path, wheel: WheelId, slots: Sequence[int], last_seq: int
 ) -> Steps[list[Cut]]:
-    """Cuts slot files behind the last frame that has a row.
+    """Cuts slot files after the last frame that has a row.
 
     Durably, so that a later crash of the machine does not bring them back. Should it do so after
     a death in between, they are what they were: never acknowledged, and beyond any committed T.
@@ -333,7 +333,7 @@ def _has_holes(disk: Disk, folder: Path, last_seq: int) -> Steps[bool]:
 def _begins_later(
     disk: Disk, folder: Path, wheel: WheelId, place: tuple[int, int], last_seq: int
 ) -> bool:
-    """Whether a frame begins at a place of a slot's file that came later than every row."""
+    """Whether a frame that is newer than every row begins at a place of a slot's file."""
     slot, offset = place
     try:
         file = disk.open_read(layout.slot_path(folder, slot))
@@ -351,7 +351,7 @@ def _begins_later(
 def _ends_by_index(
     disk: Disk, folder: Path, wheel: WheelId, slots: Sequence[int], last_seq: int
 ) -> Steps[dict[int, int]]:
-    """Where slots end by the index, and by what frames say of themselves whose rows it lost."""
+    """Returns where slots end by the index, and by frames whose rows it has lost."""
     seqs, rows = yield from finding_rows(disk, folder, np.array(slots), last_seq)
     ends = {}
     for slot in slots:
@@ -368,7 +368,7 @@ def _end_of(rows: NDArray[Any]) -> int:
 
 
 def _size(disk: Disk, path: Path) -> int | None:
-    """The length of a file; None: it is not there."""
+    """Returns the length of a file; None if it does not exist."""
     try:
         file = disk.open_read(path)
     except FileNotFoundError:
@@ -380,7 +380,7 @@ def _size(disk: Disk, path: Path) -> int | None:
 
 
 def _announced_sizes(disk: Disk, folder: Path, floor: int) -> Steps[list[HourSizes]]:
-    """As `slot_sizes`, of the slots to which the last group went."""
+    """Yields the same as `slot_sizes`, for the slots of the last group."""
     sizes: dict[int, list[tuple[int, int]]] = {}
     for slot in announced_slots(disk, folder):
         size = _size(disk, layout.slot_path(folder, slot)) if slot >= floor else None

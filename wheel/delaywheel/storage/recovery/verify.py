@@ -1,4 +1,4 @@
-"""Checks every frame of a data folder and says what is wrong, and where.
+"""Checks every frame of a data folder; reports what is wrong, and where.
 
 It only reads. While a node is writing, bytes behind the last row of its open wheel may belong to
 a group on its way; everything else is checked as it is at rest. The index of one wheel at a time
@@ -27,7 +27,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, read_frames
 
 
 class Problem(Enum):
-    """What can be wrong."""
+    """The kinds of problems."""
 
     NODE_FILE = "node.json cannot be understood"
     STRAY_FOLDER = "a folder that is no wheel's"
@@ -44,7 +44,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong."""
+    """One problem that was found."""
 
     problem: Problem
     path: Path
@@ -70,7 +70,7 @@ class Finding:
 
 
 def verify_folder(disk: Disk, data: Path, *, floor: int = 0) -> Iterator[Finding]:
-    """All that is wrong in a data folder.
+    """Yields everything that is wrong in a data folder.
 
     Args:
         disk: where the data folder lies.
@@ -92,7 +92,7 @@ def verify_folder(disk: Disk, data: Path, *, floor: int = 0) -> Iterator[Finding
 
 
 def verify_wheel(disk: Disk, data: Path, wheel: WheelId, *, floor: int = 0) -> Iterator[Finding]:
-    """All that is wrong in one wheel."""
+    """Yields everything that is wrong in one wheel."""
     folder = layout.wheel_folder(data, wheel)
     try:
         load_meta(disk, data, wheel)
@@ -117,7 +117,7 @@ def verify_wheel(disk: Disk, data: Path, wheel: WheelId, *, floor: int = 0) -> I
 
 
 def _verify_segments(disk: Disk, folder: Path, wheel: WheelId) -> Iterator[Finding]:
-    """Leading segments may be deleted; from the first that is there on, all are whole."""
+    """Checks segments: leading ones may be deleted, all others must be whole."""
     segments = list_segments(disk, folder)
     for segment in range(segments[0], segments[-1] + 1) if segments else ():
         path = layout.index_path(folder, segment)
@@ -158,7 +158,7 @@ def _verify_slot(
 
 
 def _size(disk: Disk, path: Path) -> int:
-    """The length of a file; 0 when it is not there."""
+    """Returns the length of a file; 0 if it does not exist."""
     try:
         file = disk.open_read(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Cutting a wheel: its frames behind a seq, the end of a slot file, the end of the index.
+"""Cuts a wheel: frames after a seq, the end of a slot file, the end of the index.
 
 All of it piece by piece, no piece longer than it takes to open a file, or to sync one. Nobody may
 be writing the wheel meanwhile.
@@ -26,7 +26,7 @@ from delaywheel.storage.writing.table_writer import SlotTable
 
 
 def cut_beyond(disk: Disk, folder: Path, final_seq: int, table: SlotTable) -> Steps[None]:
-    """Cuts all frames with a greater seq, durably.
+    """Cuts all frames with greater seqs, durably.
 
     Their rows go last, so that it can be repeated when it was stopped within.
     """
@@ -58,7 +58,7 @@ def cut_beyond(disk: Disk, folder: Path, final_seq: int, table: SlotTable) -> St
 
 
 def cut_slot(disk: Disk, path: Path, end: int) -> Steps[int]:
-    """Ends a slot file, durably; without anything left it is deleted. How much was cut."""
+    """Cuts a slot file durably; deletes it if nothing is left. Returns how much was cut."""
     file = disk.open(path)
     try:
         size = file.size()
@@ -76,7 +76,7 @@ def cut_slot(disk: Disk, path: Path, end: int) -> Steps[int]:
 
 
 def end_index(disk: Disk, folder: Path, last_seq: int) -> Steps[None]:
-    """Cuts all rows behind a seq, durably, from the end on."""
+    """Cuts all rows after a seq durably, from the end backwards."""
     segments = list_segments(disk, folder)
     for segment in reversed(segments):
         path = layout.index_path(folder, segment)
@@ -90,7 +90,7 @@ def end_index(disk: Disk, folder: Path, last_seq: int) -> Steps[None]:
 
 
 def last_seq_of(disk: Disk, folder: Path) -> int:
-    """How far the index goes."""
+    """Returns how far the index goes."""
     reader = IndexReader(disk, folder)
     try:
         return reader.last_seq()
@@ -99,7 +99,7 @@ def last_seq_of(disk: Disk, folder: Path) -> int:
 
 
 def raise_ends(ends: dict[int, int], rows: NDArray[Any]) -> None:
-    """Notes where the last frame of each slot ends."""
+    """Raises the ends of slots to those of these frames."""
     rows = rows[rows["length"] > 0]
     frame_ends = rows["offset"].astype(np.int64) + rows["length"]
     slots, places = np.unique(rows["slot"], return_inverse=True)

@@ -1,4 +1,4 @@
-"""The dial: one row of counts a second, shared with readers in other processes.
+"""The dial: one row of counts for each second, shared with readers in other processes.
 
 A slot's row is ``slot % rows``. With rows = span + late window + slack no two slots that can
 hold messages meet in a row, but for a backlog older than that: then the newer slot has it, and
@@ -63,7 +63,7 @@ _PIECE_ROWS: Final = 1 << 15
 
 
 class Pending(NamedTuple):
-    """What lies ahead within one horizon."""
+    """Pending messages within one horizon."""
 
     horizon: str
     messages: int
@@ -71,7 +71,7 @@ class Pending(NamedTuple):
 
 
 class Dial:
-    """The dial's one writer."""
+    """The only writer of the dial."""
 
     def __init__(self, disk: Disk, data: Path, rows: int) -> None:
         """Maps an empty dial.
@@ -96,7 +96,7 @@ class Dial:
         self._count(np.add, index_rows, places)
 
     def _add_few(self, index_rows: NDArray[Any]) -> None:
-        """The same one by one."""
+        """Counts few frames one by one."""
         table = self._table
         for row in each_row(index_rows):
             place = row.slot % len(table)
@@ -115,19 +115,19 @@ class Dial:
             )
 
     def remove(self, index_rows: NDArray[Any]) -> None:
-        """Takes frames back that `add` counted, and that were cut off."""
+        """Subtracts frames that `add` counted and that were cut off."""
         index_rows = index_rows[index_rows["length"] > 0]
         places = index_rows["slot"].astype(np.int64) % len(self._table)
         self._count(np.subtract, index_rows, places)
 
     def rebuild(self, disk: Disk, data: Path, wheels: Iterable[WheelId], *, floor: int) -> None:
-        """Counts anew what the indexes of ``wheels`` say of slots at or above ``floor``."""
+        """Counts everything in the indexes of ``wheels`` at or above ``floor`` anew."""
         self._table[:] = 0
         for wheel in wheels:
             finish(self.adding_wheel(disk, data, wheel, floor=floor))
 
     def adding_wheel(self, disk: Disk, data: Path, wheel: WheelId, *, floor: int) -> Steps[None]:
-        """Counts what a wheel holds of slots at or above ``floor``.
+        """Counts a wheel's frames in slots at or above ``floor``.
 
         By its slot table, and by the rows of its index where that says nothing, or may be wrong.
         """
@@ -152,7 +152,7 @@ class Dial:
             yield
 
     def clear_below(self, floor: int) -> None:
-        """Empties the rows of finished slots, whether they had a file here or not.
+        """Empties the rows of finished slots, whether they had a file or not.
 
         Of those that a floor before emptied none is filled again; so only the seconds between are
         looked at, however long the span is.
@@ -167,7 +167,7 @@ class Dial:
         self._floor = floor
 
     def _taken_by(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of these slots; they are theirs now, but where a greater one has them.
+        """Returns the rows of these slots, which they take over from lesser slots.
 
         Finished slots get none.
         """
@@ -181,7 +181,7 @@ class Dial:
         return places
 
     def _add_entries(self, slots: NDArray[np.int64], entries: NDArray[Any]) -> None:
-        """Counts slots of one wheel, given as entries of its slot table."""
+        """Counts a wheel's slots, given as entries of its slot table."""
         places = self._taken_by(slots)
         has_row = self._table["slot"][places] == slots
         places, entries = places[has_row], entries[has_row]
@@ -192,7 +192,7 @@ class Dial:
         np.add.at(self._table["wheels"], places, np.uint64(1))
 
     def _count(self, change: np.ufunc, index_rows: NDArray[Any], places: NDArray[np.int64]) -> None:
-        """Adds or subtracts where the dial's row is still of the same slot."""
+        """Adds to or subtracts from rows that still belong to the same slot."""
         has_row = self._table["slot"][places] == index_rows["slot"]
         index_rows, places = index_rows[has_row], places[has_row]
         for name, counts in (
@@ -223,19 +223,19 @@ class DialView:
         self._table = disk.map_array(path, DIAL_ROW, rows, writable=False)
 
     def row(self, slot: int) -> NDArray[Any] | None:
-        """A copy of one slot's row; None when it has none."""
+        """Returns a copy of one slot's row; None if it has none."""
         row = self._table[slot % len(self._table)].copy()
         return row if int(row["slot"]) == slot else None
 
     def rows(self, from_slot: int = 1, to_slot: int | None = None) -> NDArray[Any]:
-        """Copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
+        """Returns copies of the rows of ``from_slot`` <= slot < ``to_slot``, ascending."""
         slots = self._table["slot"].copy()
         wanted = (slots >= max(from_slot, 1)) & (slots < (to_slot or np.iinfo(np.int64).max))
         rows = self._table[wanted]
         return rows[np.argsort(rows["slot"], kind="stable")]
 
     def pending(self, now_slot: int, done_slot: int) -> tuple[Pending, ...]:
-        """What is not done yet, by how far ahead it is due.
+        """Returns what is pending, by how far ahead it is due.
 
         A cancel takes one message of its second away; of its bytes nothing is known. Exact as long
         as no sum exceeds 2^53, no message is there twice and none was cancelled twice.

@@ -1,4 +1,4 @@
-"""How much of a copy of a wheel is on the medium, and what is noted there about it.
+"""How much of a copy is on the medium, and its checkpoint.
 
 The checkpoint says: everything up to a seq is on the medium, but for what is lacking. So
 
@@ -79,7 +79,7 @@ class CopyMedium:
         self.synced_seq = self.checkpoint.seq
 
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
-        """An earlier life may not have synced these rows of one segment, nor what they speak of.
+        """Notes rows of one segment that an earlier life may not have synced, with their frames.
 
         That is all behind the checkpoint, and what was lacking then and is no more.
         """
@@ -90,21 +90,21 @@ class CopyMedium:
         self.rewritten(NO_SEQS.with_span(first_seq, last_seq))
 
     def rewritten(self, seqs: SeqSet) -> None:
-        """These frames were written in their places."""
+        """Notes that these frames were rewritten in their places."""
         with self._rewritten_lock:
             self._rewritten |= seqs
 
     def doubt(self) -> None:
-        """A sync has failed."""
+        """Notes that a sync has failed."""
         self._doubted = True
 
     def note_lacking(self, seqs: SeqSet) -> None:
-        """Notes durably that these frames are lacking, as far as the checkpoint covers them."""
+        """Durably notes missing frames, as far as the checkpoint covers them."""
         known = self.checkpoint
         self._save(Checkpoint(known.seq, known.lacking | seqs.within(1, known.seq)))
 
     def note_synced(self, seq: int, damaged: SeqSet) -> None:
-        """Notes durably that a sync has covered everything up to ``seq``.
+        """Durably notes that a sync has covered everything up to ``seq``.
 
         Args:
             seq: the last that was there when the sync began.
@@ -113,7 +113,7 @@ class CopyMedium:
         self._save(Checkpoint(seq, (damaged | self._rewritten).within(1, seq)))
 
     def sync(self, last_seq: int, *, floor: int) -> SeqSet:
-        """Puts all that was written on the medium.
+        """Puts everything written on the medium.
 
         Args:
             last_seq: the last frame that has a row.

@@ -1,4 +1,4 @@
-"""A copy of a wheel that this node does not write (any more): its files, byte for byte.
+"""A copy of a wheel that this node does not write, or no longer writes, byte for byte.
 
 A frame goes to the slot file and the offset at which its origin wrote it, and its row to the same
 place of the index; the bytes first, as everywhere: a frame counts from the moment its row can be
@@ -66,7 +66,7 @@ from delaywheel.storage.writing.table_writer import SlotTable
 
 
 class MirrorWheel:
-    """One copy. ``checkpoint`` is for any thread, everything else for one."""
+    """One copy. ``checkpoint`` is for any thread, all other methods for one."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MirrorWheel:
     def open(
         cls, disk: Disk, data: Path, wheel: WheelId, handles: HandleCache, **options: Any
     ) -> Self:
-        """Goes on with what there is, at once; see `opening`, which takes the same."""
+        """Opens an existing copy without steps; see `opening`, which takes the same arguments."""
         return finish(cls.opening(disk, data, wheel, handles, **options))
 
     @classmethod
@@ -115,7 +115,7 @@ class MirrorWheel:
         dial: Dial | None = None,
         table_rows: int = ROWS_PER_SEGMENT,
     ) -> Steps[Self]:
-        """Goes on with what there is.
+        """Opens an existing copy.
 
         Args:
             disk: where the data folder lies.
@@ -143,12 +143,12 @@ class MirrorWheel:
 
     @property
     def last_seq(self) -> int:
-        """The last frame that has a row; 0 = none."""
+        """The last frame that has a row; 0 if none."""
         return self._index.last_seq
 
     @property
     def lacking(self) -> SeqSet:
-        """Frames up to the last that cannot be read and are not known to be finished."""
+        """Frames up to the last one that cannot be read and are not known to be finished."""
         return self._missing.seqs
 
     # --- writing
@@ -160,7 +160,7 @@ class MirrorWheel:
         is_over: Callable[[], bool] | None = None,
         between: Callable[[], object] = lambda: None,
     ) -> FrameDamaged | None:
-        """Writes the frames that follow on the last one.
+        """Writes the frames that follow the last one.
 
         Those held already are passed over. The first that does not follow, lies beyond the
         committed end, or is not what it should be, ends the list.
@@ -202,7 +202,7 @@ class MirrorWheel:
     def repair(
         self, bundle: FrameBundle, *, between: Callable[[], object] = lambda: None
     ) -> list[FrameDamaged]:
-        """Puts frames up to the last in their places, where they cannot be read.
+        """Writes frames up to the last one to their places, where they cannot be read.
 
         Args:
             bundle: those frames.
@@ -250,12 +250,12 @@ class MirrorWheel:
         return refused
 
     def note_damaged(self, seq: int) -> None:
-        """A frame was found that cannot be read."""
+        """Notes a frame that cannot be read."""
         if 1 <= seq <= self.last_seq:
             self._missing.add(SeqSet.of([seq]))
 
     def end_at(self, final_seq: int, *, between: Callable[[], object] = lambda: None) -> None:
-        """Notes durably that the wheel ends here, then cuts what lies beyond.
+        """Durably notes that the wheel ends here, then cuts what lies beyond.
 
         Args:
             final_seq: the committed end.
@@ -277,7 +277,7 @@ class MirrorWheel:
             self.meta = closed
 
     def raise_floor(self, floor: int) -> None:
-        """Slots below are finished: nothing of them is read, written or lacking any more."""
+        """Raises the floor: nothing below it is read, written or missing any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
         self._missing.remove(self._finished(self._missing.some()))
@@ -290,7 +290,7 @@ class MirrorWheel:
     # --- reading
 
     def end_of_hole(self, first_seq: int, last_seq: int) -> int:
-        """Up to where rows from `first_seq` on are holes, and not beyond `last_seq`."""
+        """Returns the end of the hole that begins at `first_seq`, at most `last_seq`."""
         span = self._missing.seqs.span_of(first_seq)
         if span is None:
             return first_seq - 1
@@ -315,7 +315,7 @@ class MirrorWheel:
         self._sync(self.last_seq)
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> SeqSet:
-        """Notes on the medium up to where everything is there, and what is lacking.
+        """Notes how much is on the medium, and what is missing.
 
         Args:
             syncs: puts there first what was written; otherwise `sync` is called for all that is.
@@ -353,11 +353,11 @@ class MirrorWheel:
         return unreadable
 
     def doubt_medium(self) -> None:
-        """Syncing this wheel has failed: what it holds is to be written again before the next."""
+        """Notes that a sync has failed: everything held is written again before the next one."""
         self._medium.doubt()
 
     def close(self) -> None:
-        """Gives back what is open; nothing is written any more."""
+        """Closes everything; nothing is written any more."""
         with self._medium.lock:
             self._medium.closed = True
             self._table.close()
@@ -368,7 +368,7 @@ class MirrorWheel:
     # --- behind it
 
     def _read_index(self) -> Steps[None]:
-        """Learns how far it goes, from what lies behind the slot table and the checkpoint."""
+        """Finds the end of the copy from what lies behind the slot table and the checkpoint."""
         self._index.look_again()
         yield
         last_seq, head = self._index.last_seq, self._table.head
@@ -388,7 +388,7 @@ class MirrorWheel:
             yield
 
     def _bared(self, bundle: FrameBundle) -> FrameBundle:
-        """Frames as they are written: of finished slots only the rows.
+        """Returns frames as they are written: only rows for those of finished slots.
 
         Where a frame comes without bytes, its holder knows a floor above it, and so do we then. A
         file of a finished slot would come back after its deletion.
@@ -411,7 +411,7 @@ class MirrorWheel:
         is_over: Callable[[], bool] | None,
         between: Callable[[], object],
     ) -> tuple[FrameBundle, FrameDamaged | None, OSError | None]:
-        """Writes contents, in order, up to the first that cannot be; why it cannot."""
+        """Writes contents in order until one cannot be written; returns why."""
         rows, edges = bundle.rows, bundle.edges.tolist()
         slots, offsets = rows["slot"].tolist(), rows["offset"].tolist()
         if len(bundle.content):
@@ -445,7 +445,7 @@ class MirrorWheel:
             self._slots.write(place.slot, place.content, place.offset)
 
     def _count(self, bundle: FrameBundle) -> None:
-        """These frames have rows now."""
+        """Counts frames that now have rows."""
         rows = bundle.rows
         lengths = rows["length"].tolist()
         self.top_slot = max([self.top_slot, *compress(rows["slot"].tolist(), lengths)])
@@ -475,7 +475,7 @@ class MirrorWheel:
         self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
 
     def _finished(self, seqs: SeqSet) -> SeqSet:
-        """Those whose slots are below the floor."""
+        """Returns which of these are of slots below the floor."""
         finished = NO_SEQS
         for first_seq, rows in self._reader.rows_of(seqs):
             is_done = (rows["slot"] < self._floor) & ~is_hole(rows)

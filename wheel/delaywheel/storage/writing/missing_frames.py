@@ -1,4 +1,4 @@
-"""Which frames of a copy cannot be read: for the thread that writes it and the one that syncs."""
+"""The frames of a copy that cannot be read, for the threads that write and that sync it."""
 
 import threading
 
@@ -29,12 +29,12 @@ class MissingFrames:
             self.seqs -= seqs
 
     def cut_behind(self, last_seq: int) -> None:
-        """Keeps only those up to the last frame."""
+        """Keeps only seqs up to the last frame."""
         with self._lock:
             self.seqs = self.seqs.within(1, last_seq)
 
     def some(self) -> SeqSet:
-        """All of them, or a bounded part; repeated calls go through all parts in turn."""
+        """Returns all, or a bounded part; repeated calls go through all parts in turn."""
         missing = self.seqs
         if len(missing) <= ROWS_PER_SEGMENT:
             return missing

@@ -1,4 +1,4 @@
-"""Where frames of a copy go, whether another frame lies there, and what is wrong with a frame."""
+"""Places of frames in a copy, whether another frame occupies them, and damaged frames."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,14 +24,14 @@ class Place(NamedTuple):
 
 
 def place_of(frame: FrameBundle) -> Place:
-    """Where the only frame of a bundle goes."""
+    """Returns where the only frame of a bundle goes."""
     (copy,) = frame.copies()
     slot, offset, _, _ = raw_rows(copy.row)[0].item()
     return Place(copy.seq, copy.row, slot, offset, copy.content)
 
 
 def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
-    """The only frame of a bundle, as it is.
+    """Returns the only frame of a bundle, if it is intact.
 
     Raises:
         FrameDamaged: its bytes are damaged, or are not what seq and row say.
@@ -42,7 +42,7 @@ def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
 
 
 def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
-    """What is wrong with the only frame of a bundle, which has failed its check."""
+    """Returns what is wrong with the only frame of a bundle, which has failed its check."""
     (copy,) = frame.copies()
     if flawed_rows(frame.rows).any():
         return FrameDamaged(DamageReason.LENGTHS, "its index row does not check out")
@@ -54,18 +54,18 @@ def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
 
 
 def lies_there(seq: int) -> FrameDamaged:
-    """The frame cannot be written, since another one occupies its place."""
+    """Returns the fault of a frame whose place is occupied by another one."""
     return FrameDamaged(DamageReason.MISPLACED, f"seq {seq}: another frame lies there")
 
 
 class Occupied:
-    """What lies already in the places of frames, as a wheel's index says."""
+    """Finds the frames that lie in given places, according to a wheel's index."""
 
     def __init__(self, reader: WheelReader) -> None:
         self._reader = reader
 
     def taken(self, places: Sequence[Place]) -> set[int]:
-        """The seqs whose places overlap another frame that may be good."""
+        """Returns the seqs whose places overlap with another, possibly intact frame."""
         return {place.seq for place in places if place.content and self._is_taken(place)}
 
     def _is_taken(self, place: Place) -> bool:

@@ -1,4 +1,4 @@
-"""Keeps a wheel's slot table (slot_table.py): the part of its one writer.
+"""Keeps a wheel's slot table current (slot_table.py), as its only writer.
 
 A refresh counts the rows that came since the last one, once they are a segment's worth, hour by
 hour, and puts the hours' files on the medium before the head that speaks of them. It waits for
@@ -44,10 +44,10 @@ _SEGMENTS_AT_ONCE = 16
 
 
 class SlotTable:
-    """The table of one wheel. ``refresh`` is for one thread, the others for any."""
+    """The writer of one wheel's table. ``refresh`` is for one thread, the others for any."""
 
     def __init__(self, disk: Disk, folder: Path, *, refresh_rows: int = ROWS_PER_SEGMENT) -> None:
-        """Goes on with what there is.
+        """Continues with the existing table.
 
         Args:
             disk: where it lies.
@@ -64,12 +64,12 @@ class SlotTable:
         self.head = load_head(disk, folder)
 
     def change(self, slots: Iterable[int]) -> None:
-        """Rows of these slots were replaced: count them anew."""
+        """Notes slots whose rows were replaced and must be counted anew."""
         with self._lock:
             self._changed.update(slots)
 
     def cut(self, final_seq: int, slots: Iterable[int], top_slot: int) -> None:
-        """Notes durably, before frames beyond a seq are cut, which slots they are for.
+        """Durably notes the slots of frames beyond a seq, before these are cut.
 
         Args:
             final_seq: the last frame that stays.
@@ -90,12 +90,12 @@ class SlotTable:
             )
 
     def close(self) -> None:
-        """Somebody else keeps the table from now on."""
+        """Stops writing the table, which gets another writer."""
         with self._lock:
             self._closed = True
 
     def refresh(self, synced_seq: int, *, floor: int) -> None:
-        """Counts the rows up to a seq, all of which are on the medium, if they are worth it.
+        """Counts rows up to a seq, all on the medium, if there are enough of them.
 
         Args:
             synced_seq: up to here.
@@ -122,7 +122,7 @@ class SlotTable:
             return not self._closed and bool(is_behind or is_wrong or is_old)
 
     def _refresh(self, to_seq: int, floor: int) -> bool:
-        """Moves the head to a seq; False: what it counted is of no use."""
+        """Moves the head to a seq; False if what it counted is invalid by then."""
         with self._lock:
             head, cuts = self.head, self._cuts
             changed, self._changed = self._changed, set()
@@ -153,7 +153,7 @@ class SlotTable:
         return True
 
     def _rows(self, head: TableHead, to_seq: int, floor: int) -> tuple[Places, int, SeqSet]:
-        """Seqs and rows of the frames to be counted, the greatest slot up to ``to_seq``, holes."""
+        """Returns seqs and rows to count, the greatest slot up to ``to_seq``, and holes."""
         top_slot, holes = head.top_slot, NO_SEQS
         seqs, found = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
         for first_seq, raw in read_raw_rows(self._disk, self._folder, head.seq + 1, to_seq):
@@ -167,7 +167,7 @@ class SlotTable:
         return (np.concatenate(seqs), np.concatenate(found)), top_slot, holes
 
     def _look_at_holes(self, seqs: SeqSet) -> tuple[SeqSet, set[int]]:
-        """Which rows still are holes, and the slots of those that were written again."""
+        """Returns rows that are still holes, and the slots of those rewritten since."""
         holes, slots = NO_SEQS, set[int]()
         index = IndexReader(self._disk, self._folder)
         try:
@@ -180,7 +180,7 @@ class SlotTable:
         return holes, slots
 
     def _anew(self, places: Places, slots: NDArray[np.int64]) -> Places:
-        """The same, but that all frames of some slots are to be counted."""
+        """Does the same, but counts all frames of some slots anew."""
         seqs, rows = places
         to_seq = max(self.head.seq, int(seqs.max(initial=0)))
         all_seqs, all_rows = rows_of_slots(self._disk, self._folder, slots, to_seq)
@@ -188,7 +188,7 @@ class SlotTable:
         return np.concatenate((seqs[others], all_seqs)), np.concatenate((rows[others], all_rows))
 
     def _write(self, places: Places, anew: NDArray[np.int64]) -> tuple[frozenset[int], set[int]]:
-        """Counts frames, hour by hour; the hours, and the slots whose entries were damaged."""
+        """Counts frames hour by hour; returns the hours, and the slots with damaged entries."""
         seqs, rows = places
         row_hours, anew_hours = rows["slot"] // SECONDS_PER_HOUR, anew // SECONDS_PER_HOUR
         order = np.argsort(row_hours, kind="stable")
@@ -206,7 +206,7 @@ class SlotTable:
         return frozenset(hours.tolist()), damaged
 
     def _write_hour(self, hour: int, anew: NDArray[np.int64], places: Places) -> set[int]:
-        """Counts the frames of an hour, and puts the entries that change on the medium."""
+        """Counts the frames of an hour, and puts changed entries on the medium."""
         first_slot, path = hour * SECONDS_PER_HOUR, layout.table_path(self._folder, hour)
         entries, is_damaged = (
             np.zeros(SECONDS_PER_HOUR, ENTRY),
@@ -235,7 +235,7 @@ class SlotTable:
 
 
 def _count(entries: NDArray[Any], first_slot: int, places: Places) -> NDArray[np.int64]:
-    """Counts frames that are not counted yet; the seconds that change."""
+    """Counts frames that are not counted yet; returns the seconds that change."""
     seqs, rows = places
     seconds = rows["slot"].astype(np.int64) - first_slot
     new = seqs > entries["last_seq"][seconds]

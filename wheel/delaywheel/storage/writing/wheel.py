@@ -1,4 +1,4 @@
-"""A node's own wheel.
+"""A node's own wheel and its only writer.
 
 The life of an origin wheel:
 
@@ -52,14 +52,14 @@ class SlotFinished(Exception):  # noqa: N818 - the condition is the name
 
 
 class NotEncodable(Exception):  # noqa: N818 - the condition is the name
-    """A group has something that no frame can hold: its caller let it through.
+    """A group has something that no frame can hold and that its caller should have refused.
 
     Nothing was written. Without that, the group can be tried again.
     """
 
 
 class WheelBroken(Exception):  # noqa: N818 - the condition is the name
-    """The medium refused something: this wheel takes no more, its node opens the spare.
+    """The medium refused a write: this wheel takes no more, and its node opens the spare.
 
     ``done`` are the frames of the failed group that count; whether others of it are found
     after a restart is unknown.
@@ -107,7 +107,7 @@ class OriginWheel:
     def create(
         cls, disk: Disk, data: Path, meta: WheelMeta, handles: HandleCache, **options: Any
     ) -> Self:
-        """Opens a new wheel; it is on the medium before this returns.
+        """Opens a new wheel, which is on the medium before this returns.
 
         Args:
             disk: where the data folder lies.
@@ -129,7 +129,7 @@ class OriginWheel:
 
     @property
     def last_seq(self) -> int:
-        """The seq of the last frame that counts; 0 = none yet."""
+        """The seq of the last frame that counts; 0 if there is none yet."""
         return self._index.last_seq
 
     @property
@@ -140,7 +140,7 @@ class OriginWheel:
     def append(
         self, columns: Columns, *, kind: Kind = Kind.MESSAGES, accepted_at_ms: int
     ) -> WrittenGroup:
-        """Writes one group: one frame and one write a slot, then the index rows.
+        """Writes one group: one frame and one write for each slot, then the index rows.
 
         Raises:
             SlotFull: nothing was written; without that slot's messages it can be tried again.
@@ -162,7 +162,7 @@ class OriginWheel:
         return written
 
     def check_encodable(self, columns: Columns, kind: Kind) -> None:
-        """Encodes a group for nothing but to see whether that can be done.
+        """Encodes a group only to check that this is possible.
 
         Raises:
             NotEncodable: it cannot.
@@ -181,7 +181,7 @@ class OriginWheel:
             self._sync()
 
     def checkpoint(self, *, syncs: bool = True, refreshes: bool = True) -> int:
-        """Notes on the medium the seq up to which everything is there.
+        """Notes the seq up to which everything is on the medium.
 
         Recovery after a crash of the machine looks only at what came later.
 
@@ -206,7 +206,7 @@ class OriginWheel:
         return seq
 
     def raise_floor(self, floor: int) -> None:
-        """Slots below are finished: nothing more is written for them."""
+        """Raises the floor: nothing more is written for slots below."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
 
@@ -217,11 +217,11 @@ class OriginWheel:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the medium has refused something, or may still: a sync is under way."""
+        """Whether the medium has refused something, or still may, since a sync is under way."""
         return self._broken is not None or self._sync_lock.locked()
 
     def close(self) -> None:
-        """Gives back what is open; the wheel is never opened for append again.
+        """Closes the files; the wheel is never opened for append again.
 
         A checkpoint that is being made is not waited for; it will not be noted.
         """
@@ -252,7 +252,7 @@ class OriginWheel:
     def _write(
         self, group: EncodedGroup, offsets: NDArray[np.int64]
     ) -> tuple[WrittenGroup, OSError | None]:
-        """Writes frames in order up to the first that fails, then their rows; which count."""
+        """Writes frames until one fails, then their rows; returns which ones count."""
         edges, content = group.edges, memoryview(group.content)
         lengths = edges[1:] - edges[:-1]
         rows = index_rows(
