@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from delaywheel.ingress import ingress_topic
+
 TRANSACTION_TIMEOUT_MS = 10_000
 """When everything dies, read_committed consumers wait this long at most for the broker's abort."""
 
@@ -56,6 +58,9 @@ DEAD_ROOM_BYTES = 2_048
 MAX_REQUEST_BYTES = 90_000_000
 """What the client lets pass: a message accepted under a larger limit than today's must still go
 out, or as a dead letter. Topics and brokers (100 MiB a request, by default) judge sizes."""
+
+INGRESS_FETCHED_KBYTES = 16_384
+"""So much of the ingress topics is held before it is taken in."""
 
 PROMISES = frozenset(
     {
@@ -110,6 +115,16 @@ class KafkaNames:
     def dead(self) -> str:
         """The dead-letter topic."""
         return f"delaywheel-{self.cluster_id}-dead"
+
+    @property
+    def ingress(self) -> str:
+        """The topic that records to be delayed are taken from."""
+        return ingress_topic(self.cluster_id)
+
+    @property
+    def ingress_group(self) -> str:
+        """The consumer group that shows how far they are taken in."""
+        return ingress_topic(self.cluster_id)
 
     def leader_id(self, number: int) -> str:
         """The transactional id of the leader's producer `number`."""
@@ -178,6 +193,16 @@ class KafkaSettings:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
+        }
+
+    def ingress_consumer(self) -> dict[str, Any]:
+        """Settings of the reader of the ingress topics; it joins its group never."""
+        return {
+            **self.consumer(),
+            "group.id": self.names.ingress_group,
+            "fetch.wait.max.ms": 100,
+            "queued.max.messages.kbytes": INGRESS_FETCHED_KBYTES,
+            "enable.partition.eof": False,
         }
 
     def admin(self) -> dict[str, Any]:

@@ -108,6 +108,13 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
     ),
     "delaywheel_role": "`standby`, `candidate`, `resting`, `leading`.",
     "delaywheel_elections_total": "Grows only with trouble.",
+    "delaywheel_topic_pending_messages": (
+        "Add up the nodes. As for the accepted ones, 100 topics are told apart. Retries count, and"
+        " cancelled ones until they are due. Of dues more than a minute ahead the number is right,"
+        " and when one stops counting may be off by a minute (75 s with a span of 7 days, more with"
+        " a longer one). What was accepted before the server started is counted once, in the"
+        " background."
+    ),
     "delaywheel_topic_forwarded_messages_total": (
         "As for the accepted ones, 100 topics are told apart."
     ),

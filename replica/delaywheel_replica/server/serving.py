@@ -52,12 +52,14 @@ from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
+from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.metrics.facts import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.pending_topics import PendingTopics
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
@@ -93,7 +95,7 @@ class Server:
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
         self._store = _open_store(disk, config, cleaner_row, self._boot_id, descriptors)
         ledger = Ledger(disk, data)
-        self._counts = Counts()
+        self._counts = Counts(pending=_pending_topics(config))
         self._store_thread = StoreThread()
         self._beat_thread = BeatThread(server_row_path(data), wake=lambda: link.send(Wake()))
         self._surroundings = Surroundings(
@@ -117,6 +119,8 @@ class Server:
         )
         self._build_service(disk, cleaner_row)
         self._monitoring = Monitoring(config, self._sources())
+        pending = self._counts.pending
+        self._census = None if pending is None else Census(disk, data, pending)
 
     def _keep_books(self, disk: PosixDisk, ledger: Ledger) -> Books:
         config, view, started_ms = self._config, self._view, monotonic_ms()
@@ -285,6 +289,8 @@ class Server:
         self._driver.tick()
         self._store_thread.do_some(self._driver)
         self._upkeep.start()
+        if self._census is not None:
+            self._census.start(self._driver.status().beat)
         self._store_thread.start(self._driver)
         self._join_peers()
         self._beat_thread.start(self._driver)
@@ -329,6 +335,8 @@ class Server:
         self._driver.drain()
         await self._leave_wheel()
         await asyncio.to_thread(self._upkeep.stop)
+        if self._census is not None:
+            await asyncio.to_thread(self._census.stop)
         await asyncio.to_thread(self._books.stop)
         try:
             async with asyncio.timeout(_CLEANER_STOP_S):
@@ -416,6 +424,14 @@ def _member_config(config: Config) -> MemberConfig:
         min_insync=config.min_insync_members,
         late_window_s=config.late_window_seconds,
     )
+
+
+def _pending_topics(config: Config) -> PendingTopics | None:
+    """Counts for the metrics, if these can be asked for; what was missed may still be accepted."""
+    if config.metrics_listen is None:
+        return None
+    late_s = config.late_window_seconds
+    return PendingTopics(config.span_seconds + late_s, wall_ms() // 1000 - late_s)
 
 
 def _rules(config: Config) -> Rules:

@@ -161,6 +161,12 @@ def test_what_cannot_be_delayed_is_told(expected: UnfitReason, headers: Headers)
     assert reason(*headers) is expected
 
 
+def test_headers_that_cannot_be_read_are_told() -> None:
+    found = read(Incoming(PLACE, SENT_MS, b"key", b"value", None), RULES)
+    assert isinstance(found, Unfit)
+    assert found.reason is UnfitReason.HEADER_INVALID
+
+
 def test_a_delay_needs_a_timestamp() -> None:
     assert reason(TO, SOON, timestamp_ms=NO_TIMESTAMP) is UnfitReason.DUE_INVALID
 

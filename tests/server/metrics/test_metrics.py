@@ -269,6 +269,7 @@ def test_pending_by_horizon() -> None:
     assert told["overdue",] == 0
     assert told["beyond",] == 7
     assert labelled(facts(), "pending_bytes")["1h",] == 500
+    assert labelled(facts(), "topic_pending_messages") == {("orders",): 38}
 
 
 def test_two_scrapes_of_the_same_say_the_same() -> None:

@@ -81,6 +81,7 @@ def test_what_callers_do_is_counted(node: Node) -> None:
     assert told["accepted_messages_total"] == told["acknowledged_messages_total"] == 2
     assert told["topic_accepted_messages_total/orders"] == 2
     assert told["acknowledgement_duration_seconds_count"] == 1
+    assert told["topic_pending_messages/orders"] == 2
     assert told["written_groups_total"] == 1
     assert told["written_frames_total"] == 2
     assert told["written_bytes_total"] > 100
@@ -185,3 +186,20 @@ def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:
         assert refused.value.outcome_known
     with Client(address) as client:
         assert client.produce("orders", b"v", delay=timedelta(minutes=5))
+
+
+def test_what_is_pending_by_topic_is_counted_anew_after_a_crash(node: Node) -> None:
+    server = node.server
+    server.wait_accepting()
+    server.produce(*[row(), row(ahead_s=3_000), row(topic="payments", ahead_s=1)])
+    server.kill()
+    server.start()
+    server.wait_accepting()
+    server.produce(row())
+
+    def counted() -> None:
+        told = node.samples()
+        assert told["topic_pending_messages/orders"] == 3
+        assert told["topic_accepted_messages_total/orders"] == 1
+
+    wait_to_hold(counted)

@@ -127,6 +127,7 @@ def facts(**changes: Any) -> Facts:
         loop_lags=tally(LAG_BOUNDS_US, 300, 1_200).read(),
         greatest_lag_us=1_200,
         pending=tuple(Pending(name, n, n * 100) for n, (name, _) in enumerate(HORIZONS)),
+        pending_by_topic={"orders": 38},
         disk=DiskSpace(1_000, 600, 50, 100),
         open_slot_files=5,
         max_slot_files=8_192,

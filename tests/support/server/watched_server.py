@@ -21,7 +21,7 @@ TOLD_S: Final = 0.02
 def program(told: Path) -> tuple[str, ...]:
     """What a `ServerProcess` is to run instead; this package is not on the path of a server."""
     here = str(Path(__file__).parents[2])
-    code = f"import sys; sys.path.append({here!r}); from support.watched_server import run"
+    code = f"import sys; sys.path.append({here!r}); from support.server.watched_server import run"
     return "-c", f"{code}; run({str(told)!r})"
 
 

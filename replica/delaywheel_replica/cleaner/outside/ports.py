@@ -6,10 +6,12 @@ time they are given, and none is repeated inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 
 IDS = 2
@@ -119,6 +121,52 @@ class ControlPort(Protocol):
 
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
         """Everything not handed out yet, up to the last stable offset of now."""
+
+    def close(self) -> None:
+        """Lets go of it."""
+
+
+class TopicPartitions(NamedTuple):
+    """A topic as it is now."""
+
+    topic_id: str
+    """Kafka's own: a topic that is made anew has another."""
+    partitions: int
+
+
+class Fetched(NamedTuple):
+    """What was read of one ingress partition."""
+
+    at: IngressPartition
+    records: tuple[Incoming, ...]
+    position: int
+    """The offset behind them, and behind what is no record."""
+    first_kept: int | None = None
+    """Kafka has deleted what came before this offset, read or not; None: nothing that was next."""
+
+
+class IngressPort(Protocol):
+    """The ingress topics: committed records of partitions that are assigned by hand."""
+
+    @property
+    def cut_off(self) -> frozenset[IngressPartition]:
+        """Partitions that are not read, because they end before what was read of them."""
+
+    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+        """Reads these partitions from these offsets on, and those that it reads already go on."""
+
+    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
+        """What came of each partition, at most so many records together.
+
+        Raises:
+            KafkaAway: Kafka refuses to be read, and says why.
+        """
+
+    def lags(self) -> dict[IngressPartition, int]:
+        """Of each partition how many offsets come behind what was read, as far as was heard."""
+
+    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Has the consumer group show how far things are: for people, nothing reads it."""
 
     def close(self) -> None:
         """Lets go of it."""

@@ -39,7 +39,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import islice
@@ -267,6 +267,10 @@ class Intake:
         for taken in step.announced:
             taken.stage = _Stage.ANNOUNCED
         self.record = step.record
+
+    def first(self, count: int) -> Iterator[Taken]:
+        """So many of those that are on their way, in order."""
+        return islice(self._taken, count)
 
     def to_hand(self, most: int) -> list[Taken]:
         """Records for the server, at most so many: each is to be answered."""

@@ -38,7 +38,8 @@ class Incoming(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]]
+    headers: Sequence[tuple[str, bytes | None]] | None
+    """None: the client cannot read them, for a name is no UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class _UnfitError(Exception):
 
 def read(record: Incoming, rules: Rules) -> Wish:
     """What a record asks for."""
+    if record.headers is None:
+        return Unfit(UnfitReason.HEADER_INVALID, "A header's name is no UTF-8")
     if len(record.headers) > HEADERS_MOST:
         return Unfit(UnfitReason.MESSAGE_TOO_LARGE, f"More than {HEADERS_MOST:,} headers")
     try:

@@ -153,6 +153,12 @@ _ACCEPTING: tuple[Spec, ...] = (
         lambda f: [((p.horizon,), p.messages) for p in f.pending],
     ),
     gauges(
+        "topic_pending_messages",
+        "Messages that this node accepted and that are not done, by topic.",
+        ("topic",),
+        lambda f: by_label(f.pending_by_topic),
+    ),
+    gauges(
         "pending_bytes",
         "Bytes of their frames.",
         ("horizon",),

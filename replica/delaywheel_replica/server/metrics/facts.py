@@ -101,6 +101,7 @@ class Facts:
         loop_lags: how late the event loop's timer came.
         greatest_lag_us: of the last minute.
         pending: what is not done, by how far ahead it is due.
+        pending_by_topic: of what this node accepted, how much is not done.
         disk: the file system's space.
         open_slot_files: files kept open for writing.
         max_slot_files: how many may be.
@@ -127,6 +128,7 @@ class Facts:
     loop_lags: Histogram
     greatest_lag_us: int
     pending: tuple[Pending, ...]
+    pending_by_topic: Mapping[str, int]
     disk: DiskSpace
     open_slot_files: int
     max_slot_files: int
@@ -159,6 +161,8 @@ class Gatherer:
         config, sources, pulse = self._config, self._sources, self._pulse
         server, cleaner = self._own_row(), sources.cleaner()
         now_ms = wall_ms()
+        done = done_slot(None if cleaner is None else cleaner.progress)
+        by_topic = sources.counts.pending
         return Facts(
             node=config.node_id,
             cluster=config.cluster_id,
@@ -176,9 +180,8 @@ class Gatherer:
             counts=sources.counts,
             loop_lags=pulse.lags.read(),
             greatest_lag_us=pulse.greatest_lag_us,
-            pending=self._dial.pending(
-                now_ms // 1000, done_slot(None if cleaner is None else cleaner.progress)
-            ),
+            pending=self._dial.pending(now_ms // 1000, done),
+            pending_by_topic={} if by_topic is None else by_topic.read(done),
             disk=_space(self._disk, config),
             open_slot_files=len(sources.handles),
             max_slot_files=sources.handles.capacity,

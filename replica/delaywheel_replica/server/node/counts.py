@@ -15,6 +15,7 @@ from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.protocol.histogram import Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
+from delaywheel_replica.server.node.pending_topics import PendingTopics
 from delaywheel_replica.server.node.refusals import Refusal
 
 ANSWER_BOUNDS_US: Final = tuple(
@@ -48,6 +49,7 @@ class Counts:
         messages: in these frames; a retry counts again.
         cancels: in these frames.
         topics: messages in these frames, by topic.
+        pending: those of them that are not done; None: nobody asks.
         acknowledged: messages whose callers were told that they are held by enough members.
         answer_times: of requests with such messages, from the whole request to its answer.
         refused: messages that were not accepted, or (WHEEL_LOST) not known to be.
@@ -60,6 +62,7 @@ class Counts:
     messages: int = 0
     cancels: int = 0
     topics: TopicCounts = field(default_factory=TopicCounts)
+    pending: PendingTopics | None = None
     acknowledged: int = 0
     answer_times: Tally = field(default_factory=lambda: Tally(ANSWER_BOUNDS_US))
     refused: Counter[Reason] = field(
@@ -77,7 +80,10 @@ class Counts:
             self.cancels += rows
         else:
             self.messages += rows
-            self.topics.add(columns.topics, columns.topic_numbers[group.order])
+            numbers = columns.topic_numbers[group.order]
+            self.topics.add(columns.topics, numbers)
+            if self.pending is not None:
+                self.pending.add(columns.topics, numbers, columns.slots[group.order])
 
     def answered(self, messages: int, refusals: Mapping[int, Refusal], took_us: int) -> None:
         """Counts an answered request of so many messages, some of which may be refused."""

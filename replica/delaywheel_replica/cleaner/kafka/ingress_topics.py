@@ -1,0 +1,217 @@
+"""Reading the ingress topics: all partitions, assigned by hand, committed records only.
+
+One thread at a time calls a reader. What it holds is bounded: librdkafka fetches no more than
+`INGRESS_FETCHED_KBYTES` ahead, and what `poll` returns is the caller's to bound, by not calling it.
+
+Where Kafka no longer has what comes next, the reader goes on with the first record that it has,
+and says so. Where it has less than was read before, the topic was cut off: then records may come
+under offsets that were read already, and nothing of that partition is read until somebody looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
+from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.protocol.control import IngressPartition
+from delaywheel_replica.kafka_settings import KafkaSettings
+from delaywheel_replica.process.logs import get_logger
+
+CALL_S: Final = 5.0
+
+log = get_logger(__name__)
+
+
+def partitions_of(admin: AdminClient, topics: Iterable[str]) -> dict[str, TopicPartitions]:
+    """Kafka's id and number of partitions of each of these topics that is there.
+
+    Raises:
+        KafkaAway: it does not answer.
+    """
+    futures = admin.describe_topics(TopicCollection(list(topics)), request_timeout=CALL_S)
+    found: dict[str, TopicPartitions] = {}
+    for name, future in futures.items():
+        try:
+            topic = future.result()
+        except KafkaException as exception:
+            if exception.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise KafkaAway(f"{name}: {exception.args[0].str()}") from exception
+        else:
+            found[name] = TopicPartitions(str(topic.topic_id), len(topic.partitions))
+    return found
+
+
+class IngressReader:
+    """Reads partitions from where it is told on."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        """Connects when first asked.
+
+        Args:
+            settings: how to reach Kafka.
+        """
+        # "error": where to go on is not for the library to choose.
+        self._consumer = Consumer(
+            {**settings.ingress_consumer(), "auto.offset.reset": "error"}, logger=LOGGER
+        )
+        self._positions: dict[IngressPartition, int] = {}
+        self._to_look_at: set[IngressPartition] = set()
+        self._cut_off: set[IngressPartition] = set()
+
+    @property
+    def cut_off(self) -> frozenset[IngressPartition]:
+        """Partitions that are not read, because they end before what was read of them."""
+        return frozenset(self._cut_off)
+
+    def assign(self, positions: Mapping[IngressPartition, int]) -> None:
+        """Reads these partitions from these offsets on, and those that it reads already go on."""
+        new = {at: offset for at, offset in positions.items() if at not in self._positions}
+        if new:
+            self._positions |= new
+            self._consumer.incremental_assign(
+                [TopicPartition(*at, offset) for at, offset in new.items()]
+            )
+
+    def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
+        """What came of each partition, at most so many records together.
+
+        Raises:
+            KafkaAway: Kafka refuses to be read, and says why.
+        """
+        records: dict[IngressPartition, list[Incoming]] = {}
+        for message in self._consumer.consume(most, wait_s):
+            at = _partition(message)
+            if message.error() is not None:
+                self._take_error(at, message)
+            elif at is not None:
+                records.setdefault(at, []).append(_incoming(message, at))
+        deleted = self._looked_at()
+        for at, read in records.items():
+            self._positions[at] = read[-1].place.offset + 1
+        fetched = [Fetched(at, tuple(read), self._positions[at]) for at, read in records.items()]
+        return fetched + deleted + self._passed(set(records))
+
+    def lags(self) -> dict[IngressPartition, int]:
+        """Of each partition how many offsets come behind what was read, as far as was heard."""
+        lags: dict[IngressPartition, int] = {}
+        for at, position in self._positions.items():
+            with contextlib.suppress(KafkaException):
+                ends = self._consumer.get_watermark_offsets(TopicPartition(*at), cached=True)
+                if ends is not None and ends[1] >= 0:
+                    lags[at] = max(0, ends[1] - position)
+        return lags
+
+    def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
+        """Has the consumer group show how far things are; what fails is repeated by the next."""
+        if offsets:
+            told = [TopicPartition(*at, offset) for at, offset in offsets.items()]
+            with contextlib.suppress(KafkaException):
+                self._consumer.commit(offsets=told, asynchronous=True)
+
+    def close(self) -> None:
+        """Ends the consumer, on another thread: librdkafka's own may be waiting for a broker."""
+        threading.Thread(target=self._consumer.close, name="close ingress", daemon=True).start()
+
+    def _take_error(self, at: IngressPartition | None, message: Message) -> None:
+        error = message.error()
+        assert error is not None
+        code = error.code()
+        if code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
+            self._to_look_at.add(at)
+        elif not (error.retriable() or code in _PASSING):
+            raise KafkaAway(f"{at}: {error.str()}")
+
+    def _looked_at(self) -> list[Fetched]:
+        """Partitions whose next offset Kafka does not have: where they go on."""
+        found: list[Fetched] = []
+        for at in sorted(self._to_look_at):
+            partition = TopicPartition(*at)
+            try:
+                first, end = self._consumer.get_watermark_offsets(partition, CALL_S)
+            except KafkaException:
+                continue  # looked at again with the next poll
+            self._to_look_at.discard(at)
+            position = self._positions[at]
+            if position > end:
+                self._cut_off.add(at)
+                log.error("an ingress partition is cut off", at=at, end=end, position=position)
+                continue
+            if first > position:
+                self._positions[at] = position = first
+                found.append(Fetched(at, (), first, first_kept=first))
+            # A seek is refused while the partition rests after its error.
+            self._consumer.incremental_unassign([partition])
+            self._consumer.incremental_assign([TopicPartition(*at, position)])
+        return found
+
+    def _passed(self, heard: set[IngressPartition]) -> list[Fetched]:
+        """Partitions of which no record came, but what is passed over: markers, aborted ones."""
+        quiet = [TopicPartition(*at) for at in self._positions if at not in heard]
+        passed: list[Fetched] = []
+        for told in self._consumer.position(quiet) if quiet else []:
+            at = told.topic, told.partition
+            if told.offset > self._positions[at]:
+                self._positions[at] = told.offset
+                passed.append(Fetched(at, (), told.offset))
+        return passed
+
+
+_PASSING = {
+    KafkaError._PARTITION_EOF,  # noqa: SLF001 - its names
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+}
+
+
+def _partition(message: Message) -> IngressPartition | None:
+    topic, partition = message.topic(), message.partition()
+    return None if topic is None or partition is None or partition < 0 else (topic, partition)
+
+
+def _incoming(message: Message, at: IngressPartition) -> Incoming:
+    offset: Any = message.offset()
+    kind, timestamp_ms = message.timestamp()
+    return Incoming(
+        Place(*at, offset),
+        NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+        _bytes(message.key()),
+        _bytes(message.value()),
+        _headers(message),
+    )
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
+    """A message's headers; None: they cannot be read.
+
+    For a name that is no UTF-8 the client returns a list with a hole and leaves an error behind,
+    which a plain call may overlook: whatever Python does next fails then, or crashes on the hole.
+    `map` looks at once.
+    """
+    try:
+        (headers,) = map(Message.headers, (message,))
+    except SystemError:
+        return None
+    found: Any = headers
+    return found or []
+
+
+def _bytes(content: bytes | str | None) -> bytes | None:
+    return content.encode() if isinstance(content, str) else content

@@ -1,0 +1,175 @@
+"""All ingress partitions in one office: what goes with the next transaction, what is handed over.
+
+Each partition is an `Intake` (partition.py); here is what concerns all of them: which there are,
+how much of them is held in memory, and the least slot that floor and seals wait for. A partition
+that the control topic names is waited for though nobody has found it yet: its topic may be away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from delaywheel_replica.core.ingress.partition import (
+    Answer,
+    Intake,
+    IntakeStep,
+    Moment,
+    Settled,
+    Taken,
+    begun,
+    unread_bound,
+)
+from delaywheel_replica.core.ingress.reading import Incoming, Rules
+from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+
+HELD_BYTES_MOST: Final = 32 << 20
+"""So much of all partitions is held at once; what one call reads more than that is held too."""
+
+_RECORD_BYTES: Final = 1_000
+"""What a record takes in memory beside its content, about."""
+
+
+class Handed(NamedTuple):
+    """A record for the server, to be answered with `Office.answered`."""
+
+    at: IngressPartition
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True)
+class OfficeStep:
+    """What the next transaction carries of all partitions.
+
+    Attributes:
+        steps: of each partition of which it carries something.
+        settled: what goes with it.
+    """
+
+    steps: Mapping[IngressPartition, IntakeStep] = field(default_factory=dict)
+    settled: tuple[Settled, ...] = ()
+
+    @property
+    def records(self) -> dict[IngressPartition, IngressRecord]:
+        """What it leaves in the control topic."""
+        return {at: step.record for at, step in self.steps.items()}
+
+
+class Office:
+    """The ingress under one leadership. Made anew with each, from what is committed."""
+
+    def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
+        """No partition was found yet.
+
+        Args:
+            committed: of each partition that was ever read.
+            rules: what the cluster takes now.
+        """
+        self._waited_for = dict(committed)
+        self._rules = rules
+        self._intakes: dict[IngressPartition, Intake] = {}
+        self._held_bytes: dict[IngressPartition, int] = {}
+
+    def found(self, topic: str, topic_id: str, partitions: int) -> dict[IngressPartition, int]:
+        """Kafka has a topic with so many partitions; from where the new ones are to be read.
+
+        A topic that was made anew while this office lasts is found by the next one.
+        """
+        new: dict[IngressPartition, int] = {}
+        for number in range(partitions):
+            at = topic, number
+            if at in self._intakes:
+                continue
+            record = begun(self._waited_for.pop(at, None), topic_id, self._rules)
+            self._intakes[at] = Intake(record, self._rules)
+            new[at] = record.next_offset
+        return new
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether more may be read."""
+        return sum(self._held_bytes.values()) < HELD_BYTES_MOST
+
+    def read(
+        self,
+        at: IngressPartition,
+        records: Iterable[Incoming],
+        position: int,
+        first_kept: int | None = None,
+    ) -> None:
+        """Takes in what was read of a partition.
+
+        Args:
+            at: which one.
+            records: committed ones, in order.
+            position: the offset behind them.
+            first_kept: Kafka has deleted what came before; None: nothing that was next.
+        """
+        intake = self._intakes[at]
+        if first_kept is not None:
+            intake.deleted(first_kept)
+        records = tuple(records)
+        intake.read(records, position)
+        self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, records))
+
+    def plan(self, moment: Moment, *, room: int) -> OfficeStep:
+        """What the next transaction can carry; nothing has changed until it is committed.
+
+        Args:
+            moment: when.
+            room: so many messages may go with it.
+        """
+        steps: dict[IngressPartition, IntakeStep] = {}
+        settled: list[Settled] = []
+        for at, intake in self._intakes.items():
+            step = intake.plan(moment, room=room - len(settled))
+            if step.record != intake.record:
+                steps[at] = step
+                settled += step.settled
+        return OfficeStep(steps, tuple(settled))
+
+    def committed(self, step: OfficeStep) -> None:
+        """The transaction with the newest step is committed."""
+        for at, each in step.steps.items():
+            intake = self._intakes[at]
+            gone = sum(_bytes_of(taken.record) for taken in intake.first(each.passed))
+            intake.committed(each)
+            self._held_bytes[at] = self._held_bytes.get(at, 0) - gone
+
+    def to_hand(self, most: int) -> list[Handed]:
+        """Records for the server, at most so many, a share of each partition."""
+        handed: list[Handed] = []
+        waiting = list(self._intakes.items())
+        for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
+            share = -(-(most - len(handed)) // left)
+            handed += [Handed(at, taken) for taken in intake.to_hand(share)]
+        return handed
+
+    def answered(self, handed: Handed, answer: Answer) -> None:
+        """The server has said what became of a record."""
+        self._intakes[handed.at].answered(handed.taken, answer)
+
+    def bound(self, step: OfficeStep | None = None) -> int | None:
+        """The slot that the floor, and the seals of the leader's wheels, must not pass; None: any.
+
+        Args:
+            step: for the transaction that carries it; None: as it is committed.
+        """
+        bounds = [unread_bound(self._waited_for.values())]
+        for at, intake in self._intakes.items():
+            bounds.append(intake.bound(None if step is None else step.steps.get(at)))
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def offsets(self) -> dict[IngressPartition, int]:
+        """Of each partition the next offset, as it is committed: what the group is told."""
+        return {at: intake.record.next_offset for at, intake in self._intakes.items()}
+
+
+def _bytes_of(record: Incoming | None) -> int:
+    """What a record takes, about."""
+    if record is None:
+        return 0
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers or ())
+    return _RECORD_BYTES + len(record.key or b"") + len(record.value or b"") + headers

@@ -1,0 +1,240 @@
+"""Reading ingress topics on the real broker."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader, partitions_of
+from delaywheel_replica.cleaner.outside.ports import Fetched
+from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.protocol.control import IngressPartition
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic, delete_topic
+
+pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
+    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
+
+
+@pytest.fixture
+def topic(kafka: KafkaBroker, settings: KafkaSettings) -> str:
+    create_topic(kafka.address, settings.names.ingress, partitions=2)
+    return settings.names.ingress
+
+
+@pytest.fixture
+def reader(settings: KafkaSettings) -> Iterator[IngressReader]:
+    with closing(IngressReader(settings)) as reader:
+        yield reader
+
+
+@pytest.fixture
+def admin(settings: KafkaSettings) -> AdminClient:
+    return AdminClient(settings.admin())
+
+
+def send(kafka: KafkaBroker, topic: str, *values: bytes, partition: int = 0) -> None:
+    """Records without a transaction."""
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for value in values:
+        producer.produce(topic, value, b"key", partition, headers=[("h", None), ("h", b"1")])
+    assert producer.flush(PATIENCE_S) == 0
+
+
+class Read:
+    """What a reader has read so far."""
+
+    def __init__(self, reader: IngressReader) -> None:
+        self._reader = reader
+        self.fetched: list[Fetched] = []
+
+    @property
+    def records(self) -> list[Incoming]:
+        return [record for each in self.fetched for record in each.records]
+
+    @property
+    def values(self) -> list[bytes | None]:
+        return [record.value for record in self.records]
+
+    @property
+    def positions(self) -> dict[IngressPartition, int]:
+        return {each.at: each.position for each in self.fetched}
+
+    def until(self, seen: Callable[[Read], bool]) -> None:
+        """Reads until something is so."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not seen(self):
+            assert time.monotonic() < give_up, self.fetched
+            self.fetched += self._reader.poll(100, 0.1)
+
+
+def test_records_come_as_they_were_sent(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    send(kafka, topic, b"0", b"1")
+    send(kafka, topic, b"2", partition=1)
+    reader.assign({(topic, 0): 1, (topic, 1): 0})
+    read = Read(reader)
+    read.until(lambda read: len(read.records) == 2)
+    first, second = sorted(read.records)
+    assert (first.place, first.value) == ((topic, 0, 1), b"1")
+    assert (second.place, second.value) == ((topic, 1, 0), b"2")
+    assert (first.key, first.headers) == (b"key", [("h", None), ("h", b"1")])
+    assert before_ms <= first.timestamp_ms <= time.time_ns() // 1_000_000
+    assert read.positions == {(topic, 0): 2, (topic, 1): 1}
+
+
+def test_aborted_records_are_never_read_and_are_passed(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
+    producer.init_transactions(PATIENCE_S)
+    for value, ends in (
+        (b"aborted", producer.abort_transaction),
+        (b"committed", producer.commit_transaction),
+        (b"aborted", producer.abort_transaction),
+    ):
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=0)
+        producer.flush(PATIENCE_S)
+        ends(PATIENCE_S)
+    reader.assign({(topic, 0): 0})
+    read = Read(reader)
+    # Three records, each with the marker of its end.
+    read.until(lambda read: read.positions.get((topic, 0)) == 6)
+    assert read.values == [b"committed"]
+    assert reader.lags() == {(topic, 0): 0}
+
+
+def test_a_record_of_an_open_transaction_is_waited_for(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(PATIENCE_S)
+    send(kafka, topic, b"behind")
+    send(kafka, topic, b"beside", partition=1)
+    reader.assign({(topic, 0): 0, (topic, 1): 0})
+    read = Read(reader)
+    read.until(lambda read: b"beside" in read.values)
+    assert read.values == [b"beside"]
+    producer.commit_transaction(PATIENCE_S)
+    read.until(lambda read: len(read.records) == 3)
+    assert read.values == [b"beside", b"open", b"behind"]
+
+
+def send_unreadable(kafka: KafkaBroker, topic: str) -> None:
+    """A record with a header whose name is no UTF-8, as clients of other languages can send it."""
+    folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    library = ctypes.CDLL(str(next(folder.glob("librdkafka-*"))))
+    for made in (library.rd_kafka_conf_new, library.rd_kafka_new):
+        made.restype = ctypes.c_void_p
+    why = ctypes.create_string_buffer(200)
+    settings = ctypes.c_void_p(library.rd_kafka_conf_new())
+    library.rd_kafka_conf_set(settings, b"bootstrap.servers", kafka.address.encode(), why, 200)
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, 200))
+    name, content = ctypes.c_char_p(b"\xff\xfe"), ctypes.c_char_p(b"v")
+    end, to_topic, to_partition, value, header = 0, 1, 3, 4, 9
+    assert not library.rd_kafka_producev(
+        producer,
+        *(to_topic, ctypes.c_char_p(topic.encode())),
+        *(to_partition, ctypes.c_int32(0)),
+        *(value, content, ctypes.c_size_t(1)),
+        *(header, name, content, ctypes.c_ssize_t(1)),
+        end,
+    )
+    assert not library.rd_kafka_flush(producer, PATIENCE_S * 1000)
+    library.rd_kafka_destroy(producer)
+
+
+def test_headers_that_the_client_cannot_read_stop_nothing(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    send_unreadable(kafka, topic)
+    send(kafka, topic, b"behind")
+    reader.assign({(topic, 0): 0})
+    read = Read(reader)
+    read.until(lambda read: len(read.records) == 2)
+    headers = [None, [("h", None), ("h", b"1")]]
+    assert [record.headers for record in read.records] == headers
+    assert read.values == [b"v", b"behind"]
+
+
+def test_what_kafka_deleted_is_told_and_what_follows_is_read(
+    kafka: KafkaBroker, topic: str, reader: IngressReader, admin: AdminClient
+) -> None:
+    send(kafka, topic, b"0", b"1", b"2")
+    admin.delete_records([TopicPartition(topic, 0, 2)])[TopicPartition(topic, 0, 2)].result()
+    reader.assign({(topic, 0): 0})
+    read = Read(reader)
+    read.until(lambda read: bool(read.records))
+    assert read.values == [b"2"]
+    assert [each.first_kept for each in read.fetched] == [2, None]
+
+
+def test_a_partition_that_ends_too_early_is_not_read(
+    kafka: KafkaBroker, topic: str, reader: IngressReader
+) -> None:
+    send(kafka, topic, b"0")
+    reader.assign({(topic, 0): 5, (topic, 1): 0})
+    read = Read(reader)
+    read.until(lambda _: bool(reader.cut_off))
+    send(kafka, topic, b"1", partition=1)
+    read.until(lambda read: read.values == [b"1"])
+    assert reader.cut_off == {(topic, 0)}
+
+
+def test_partitions_may_become_more_and_a_topic_another(
+    kafka: KafkaBroker, topic: str, reader: IngressReader, admin: AdminClient
+) -> None:
+    before = partitions_of(admin, [topic, f"{topic}-other"])
+    assert set(before) == {topic}
+    assert before[topic].partitions == 2
+    reader.assign({(topic, 0): 0})
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
+    read = Read(reader)
+    send(kafka, topic, b"2", partition=2)
+    reader.assign({(topic, 0): 0, (topic, 2): 0})
+    read.until(lambda read: read.values == [b"2"])
+    assert partitions_of(admin, [topic])[topic] == before[topic]._replace(partitions=3)
+    delete_topic(kafka.address, topic)
+    create_topic(kafka.address, topic, partitions=2)
+    assert partitions_of(admin, [topic])[topic].topic_id != before[topic].topic_id
+
+
+def test_the_group_shows_how_far_things_are(
+    kafka: KafkaBroker, topic: str, reader: IngressReader, settings: KafkaSettings
+) -> None:
+    send(kafka, topic, b"0", b"1")
+    reader.assign({(topic, 0): 0})
+    group = settings.names.ingress_group
+    looking = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
+    give_up = time.monotonic() + PATIENCE_S
+    with closing(looking):
+        while True:
+            reader.tell_group({(topic, 0): 2})
+            reader.poll(100, 0.1)
+            (committed,) = looking.committed([TopicPartition(topic, 0)], PATIENCE_S)
+            if committed.offset == 2:
+                break
+            assert time.monotonic() < give_up
+    assert reader.lags() == {(topic, 0): 0}

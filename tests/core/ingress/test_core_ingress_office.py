@@ -1,0 +1,144 @@
+"""All ingress partitions in one office."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel import ingress
+from delaywheel.seqset import SeqSet
+from delaywheel_replica.core.ingress.office import HELD_BYTES_MOST, Office, OfficeStep
+from delaywheel_replica.core.ingress.partition import Answer, Gone, Moment
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Incoming, Rules
+from delaywheel_replica.core.protocol.control import IngressRecord
+from delaywheel_replica.core.protocol.seal import REST
+
+SENT_MS = 1_900_000_000_000
+SENT = SENT_MS // 1000
+RULES = Rules({}, 1 << 30, frozenset())
+NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000, SENT - 120)
+LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
+AT, BESIDE, THIRD = ("in", 0), ("in", 1), ("in", 2)
+
+
+def record(at: tuple[str, int], offset: int, delay_ms: int = 60_000, size: int = 0) -> Incoming:
+    """One with a delay."""
+    headers = [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms)]
+    return Incoming(Place(*at, offset), SENT_MS, None, bytes(size), headers)
+
+
+def reading(*records: Incoming, partitions: int = 2) -> Office:
+    """An office that has found partitions and read these."""
+    office = Office({}, RULES)
+    office.found("in", "id", partitions)
+    for each in records:
+        office.read(each.place[:2], [each], each.place.offset + 1)
+    return office
+
+
+def transact(office: Office, moment: Moment = NOW, *, room: int = 99) -> OfficeStep:
+    """A transaction that is committed."""
+    step = office.plan(moment, room=room)
+    office.committed(step)
+    return step
+
+
+def places(step: OfficeStep) -> list[Place]:
+    """Where the records lie that it settles."""
+    return [each.taken.record.place for each in step.settled if each.taken.record is not None]
+
+
+def test_new_partitions_begin_and_known_ones_go_on() -> None:
+    office = Office({BESIDE: IngressRecord("id", 7)}, RULES)
+    assert office.found("in", "id", 2) == {AT: 0, BESIDE: 7}
+    assert office.found("in", "id", 3) == {THIRD: 0}
+    assert office.offsets == {AT: 0, BESIDE: 7, THIRD: 0}
+
+
+def test_a_partition_that_nobody_finds_is_waited_for() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    office = Office({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    assert office.bound() == REST
+    office.found("in", "another", 2)  # what was announced of the former topic is nowhere any more
+    assert office.bound() is None
+
+
+def test_floor_and_seals_wait_for_the_least_of_all() -> None:
+    office = reading(record(AT, 0, 90_000), record(BESIDE, 0, 60_000))
+    assert office.bound() is None
+    assert office.bound(office.plan(NOW, room=9)) == SENT + 60
+    transact(office)
+    assert office.bound() == SENT + 60
+    for handed in office.to_hand(9):
+        if handed.at == BESIDE:
+            office.answered(handed, Answer.HELD)
+    step = office.plan(NOW, room=9)
+    assert set(step.records) == {BESIDE}
+    assert (office.bound(), office.bound(step)) == (SENT + 60, SENT + 90)
+    office.committed(step)
+    assert (office.bound(), office.offsets) == (SENT + 90, {AT: 0, BESIDE: 1})
+
+
+def test_a_transaction_has_room_for_all_partitions_together() -> None:
+    office = reading(*[record(at, n, 0) for n in range(3) for at in (AT, BESIDE)])
+    assert places(transact(office, LATER, room=4)) == [
+        (*AT, 0), (*AT, 1), (*AT, 2), (*BESIDE, 0),
+    ]  # fmt: skip
+    assert office.offsets == {AT: 3, BESIDE: 1}
+    assert not transact(office, LATER, room=0).steps
+
+
+def test_each_partition_has_its_share_of_what_is_handed_over() -> None:
+    office = reading(*[record(at, n) for n in range(5) for at in (AT, BESIDE)])
+    transact(office)
+    assert [handed.at for handed in office.to_hand(4)] == [AT, AT, BESIDE, BESIDE]
+    assert len(office.to_hand(99)) == 6
+
+
+def test_what_is_held_is_bounded() -> None:
+    half = HELD_BYTES_MOST // 2
+    wanted = []
+    office = reading(record(AT, 0, 0, half))
+    wanted.append(office.wants_more)
+    office.read(BESIDE, [record(BESIDE, 0, 0, half)], 1)
+    wanted.append(office.wants_more)
+    transact(office, LATER, room=1)
+    assert [*wanted, office.wants_more] == [True, False, True]
+
+
+def test_what_was_deleted_is_told() -> None:
+    office = reading()
+    office.read(AT, [record(AT, 5)], 6, first_kept=5)
+    (gone,) = transact(office).settled
+    assert isinstance(gone, Gone)
+    assert gone.deleted == (0, 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 700_000)), max_size=20), st.data())
+def test_each_record_is_settled_once_and_in_order(
+    sent: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Whatever servers say, and however much room there is."""
+    office = reading(partitions=3)
+    offsets = [0, 0, 0]
+    for number, delay_ms in sent:
+        at, offset = ("in", number), offsets[number]
+        office.read(at, [record(at, offset, delay_ms)], offset + 1)
+        offsets[number] += 1
+    held, out = set[Place](), list[Place]()
+    for _ in range(200):
+        step = transact(office, LATER, room=data.draw(st.integers(1, 3)))
+        out += places(step)
+        for handed in office.to_hand(data.draw(st.integers(1, 4))):
+            answer = data.draw(st.sampled_from([Answer.HELD, Answer.HELD, Answer.UNKNOWN]))
+            office.answered(handed, answer)
+            if answer is Answer.HELD and handed.taken.record is not None:
+                held.add(handed.taken.record.place)
+        if office.offsets == {("in", n): offsets[n] for n in range(3)}:
+            break
+    assert office.offsets == {("in", number): offsets[number] for number in range(3)}
+    assert len(set(out)) == len(out)
+    assert not held & set(out)
+    assert len(held) + len(out) == len(sent)
+    assert (office.bound(), office.wants_more) == (None, True)

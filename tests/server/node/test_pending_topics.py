@@ -1,0 +1,74 @@
+"""Pending messages by topic: none is lost or counted twice, or counts for long when it is done."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel_replica.process.topic_counts import OTHERS
+from delaywheel_replica.server.node.pending_topics import BUCKETS, PendingTopics
+
+START = 1_795_262_400
+WIDTH = 64
+TOPICS = [f"topic-{number}" for number in range(5)]
+
+
+def add(pending: PendingTopics, *messages: tuple[int, int]) -> None:
+    numbers, slots = np.array(messages, np.int64).reshape(-1, 2).T
+    pending.add(TOPICS, numbers.astype(np.uint32), slots)
+
+
+# Messages, each with how far ahead of what is done it is due; or how much is done now.
+steps = st.one_of(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(-100, 3_000)), max_size=20),
+    st.integers(-10, 900),
+)
+
+
+@given(st.lists(steps, max_size=20))
+def test_what_is_told_is_right_to_a_bucket(told: list[list[tuple[int, int]] | int]) -> None:
+    pending = PendingTopics(7 * 86_400, START)
+    done, added = START, list[tuple[int, int]]()
+    for now in told:
+        if isinstance(now, list):
+            messages = [(topic, done + ahead) for topic, ahead in now]
+            add(pending, *messages)
+            added += [(topic, max(slot, done)) for topic, slot in messages]
+        else:
+            done = max(done, done + now)
+        counted = pending.read(done)
+        for number, topic in enumerate(TOPICS):
+            slots = [slot for its_number, slot in added if its_number == number]
+            surely = sum(slot >= done + WIDTH for slot in slots)
+            perhaps = sum(slot > done - WIDTH for slot in slots)
+            assert surely <= counted.get(topic, 0) <= perhaps
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, WIDTH - 1)), max_size=50))
+def test_what_is_near_is_exact(ahead: list[tuple[int, int]]) -> None:
+    pending = PendingTopics(7 * 86_400, START)
+    add(pending, *((topic, START + seconds) for topic, seconds in ahead))
+    for past in range(0, WIDTH + 1, 7):
+        expected = Counter(TOPICS[topic] for topic, seconds in ahead if seconds >= past)
+        assert +Counter(pending.read(START + past)) == expected
+
+
+def test_the_greatest_span_and_a_backlog_stay_within_bounds() -> None:
+    year = 366 * 86_400
+    pending = PendingTopics(year, START)
+    add(pending, (0, START + year), (1, START + 2 * year), (2, START - year))
+    assert pending.read(START) == {"topic-0": 1, "topic-1": 1, "topic-2": 1}
+    assert pending.read(START + 1) == {"topic-0": 1, "topic-1": 1, "topic-2": 0}
+    assert pending.read(START + year - 1) == {"topic-0": 1, "topic-1": 1, "topic-2": 0}
+    assert sum(pending.read(START + 3 * year).values()) == 0
+    assert pending._far.shape == (101, BUCKETS)
+    assert pending._near.size < 101 * 10_000
+
+
+def test_further_topics_are_one() -> None:
+    pending = PendingTopics(7_200, START, most=2)
+    add(pending, *((topic, START + 9) for topic in range(5)))
+    assert pending.read(START) == {"topic-0": 1, "topic-1": 1, OTHERS: 3}
