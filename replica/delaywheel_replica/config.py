@@ -1,4 +1,4 @@
-"""Everything an operator may set, as the processes of a node have it.
+"""All settings of an operator, as the processes of a node have them.
 
 It is read and checked once (`configuring.py`), by whoever starts the node; the node's processes
 inherit the result as one JSON document in their environment, so that they can never differ, not
@@ -136,7 +136,7 @@ class Config:
 
     @classmethod
     def inherited(cls) -> Self:
-        """What the process that started this one has read and checked."""
+        """Returns the settings that the starting process read and checked."""
         document = json.loads(os.environ[RESOLVED_VARIABLE])
         return cls(**{**document, "data_dir": Path(document["data_dir"])})
 
@@ -145,7 +145,7 @@ class Config:
         return json.dumps(self._plain())
 
     def take_levels(self, levels: Mapping[str, int]) -> None:
-        """Has these levels from now on; every part of the process has this one table.
+        """Replaces the levels in the one table that all parts of the process share.
 
         No level that is there before and after is ever missing to another thread.
         """
@@ -165,7 +165,7 @@ class Config:
 
     @property
     def kafka_settings(self) -> KafkaSettings:
-        """What the cleaner's Kafka clients are made with."""
+        """Returns the settings of the cleaner's Kafka clients."""
         return KafkaSettings(
             names=KafkaNames(self.cluster_id),
             client=self.kafka,
@@ -179,12 +179,12 @@ class Config:
 
     @property
     def listens_for_peers(self) -> str:
-        """Where peers reach this node; of no use to a node alone."""
+        """Where peers reach this node; unused on a node alone."""
         return self.peer_listen or self.members[self.node_id]
 
     @property
     def agreed(self) -> dict[str, str]:
-        """What nodes compare before they talk, as text; peers/handshake.py says what may differ.
+        """Settings that nodes compare when connecting, as text; some may differ (handshake.py).
 
         Of `members` only the ids: addresses may look different from elsewhere.
         """
@@ -206,14 +206,14 @@ class Config:
 
     @property
     def ledger_kept_hours(self) -> int:
-        """How long published files are kept; 0: for ever."""
+        """How long published files are kept, in hours; 0: for ever."""
         if self.ledger_retention_hours is not None:
             return self.ledger_retention_hours
         return 0 if self.ledger_uri else max(_WEEK_HOURS, self.ledger_needed_hours)
 
     @property
     def ledger_needed_hours(self) -> int:
-        """From being accepted until a day after the end of the late window."""
+        """The time from acceptance until a day after the end of the late window, in hours."""
         return -(-(self.span_seconds + self.late_window_seconds) // 3600) + 24
 
     def _plain(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is wrong with settings that are each in order: what does not fit together, by name."""
+"""Checks settings against each other, and names what does not fit together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delaywheel_replica.kafka_settings import refused
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong.
+    """One fault in the settings.
 
     Attributes:
         text: What, and what to do, beginning with a setting's name.
@@ -26,7 +26,7 @@ class Fault:
 
 
 def faults(config: Config) -> Iterator[Fault]:
-    """All that is wrong."""
+    """Returns all faults."""
     yield from _texts(config)
     yield from _kafka(config)
     yield from _members(config)
@@ -35,13 +35,13 @@ def faults(config: Config) -> Iterator[Fault]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What may have been meant, to be put behind what is said of a wrong name."""
+    """Returns a suggestion for a wrong name, to append to its error."""
     near = get_close_matches(name, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def _texts(config: Config) -> Iterator[Fault]:
-    """Libraries in C take U+0000 for the end of a text, and drop the rest without a word."""
+    """Refuses U+0000 in texts, where C libraries would silently cut them."""
     for name, value in asdict(config).items():
         entries = value.items() if isinstance(value, dict) else [("", value)]
         for key, entry in entries:
@@ -50,7 +50,7 @@ def _texts(config: Config) -> Iterator[Fault]:
 
 
 def _kafka(config: Config) -> Iterator[Fault]:
-    """What the Kafka clients are told by us alone, or need of the operator."""
+    """Checks Kafka settings that only the service sets, or that the operator must set."""
     if not config.kafka.get("bootstrap.servers"):
         yield Fault("kafka: bootstrap.servers is missing", ("kafka",))
     if ours := refused(config.kafka):
@@ -77,7 +77,7 @@ def _members(config: Config) -> Iterator[Fault]:
 
 
 def _addresses(config: Config) -> Iterator[Fault]:
-    """An address of all interfaces leads nobody anywhere."""
+    """Checks addresses; one of all interfaces cannot be advertised."""
     if not _leads(config.listen) and config.advertised is None:
         yield Fault(
             f"listen {config.listen}: callers would be told this address, which leads nowhere; set"
@@ -100,13 +100,13 @@ def _addresses(config: Config) -> Iterator[Fault]:
 
 
 def _leads(address: str) -> bool:
-    """Whether somebody elsewhere can use it; port 0 becomes one that is free."""
+    """Whether an address is usable from elsewhere; port 0 becomes a free one."""
     host = address.rpartition(":")[0]
     return leads_elsewhere(f"{host}:1")
 
 
 def _bounds(config: Config) -> Iterator[Fault]:
-    """What must not be greater than what."""
+    """Checks bounds against each other."""
     message, request = config.max_message_bytes, config.max_request_bytes
     caller = config.max_caller_in_flight_bytes
     if message > min(request, config.transaction_bytes):

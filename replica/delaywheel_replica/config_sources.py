@@ -1,4 +1,4 @@
-"""Where settings come from: flags, the environment, a TOML file; read, merged and checked.
+"""Reads settings from flags, the environment and a TOML file; merges and checks them.
 
 Flags win over the environment (``DELAYWHEEL_*``, nested ``__``), the environment over the TOML
 file. What is read is checked against `Config`'s own types and bounds, and then as a whole.
@@ -48,7 +48,7 @@ _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 
 
 class ConfigError(Exception):
-    """The configuration is refused; the text names every setting at fault, one a line."""
+    """The configuration is refused; the text names every faulty setting, one a line."""
 
 
 def load_config(
@@ -80,7 +80,7 @@ def _load(
     flags: Mapping[str, Any],
     checks: Iterable[Callable[[Config], Iterable[Fault]]],
 ) -> Config:
-    """The settings, if each is in order and all fit together."""
+    """Returns the settings if each is valid and all fit together."""
     told: list[str] = []
     wrong: frozenset[str] = frozenset()
     try:
@@ -105,7 +105,7 @@ def _load(
 
 
 def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
-    """Where a setting comes from, as the operator named it."""
+    """Returns where a setting comes from, as the operator named it."""
     if name in flags:
         return "--set"
     variable = f"DELAYWHEEL_{name.upper()}"
@@ -118,13 +118,13 @@ def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
 
 
 def _places(names: Iterable[str], file: Path | None, flags: Mapping[str, Any]) -> str:
-    """Where settings come from, to be put behind what is said of them."""
+    """Returns where settings come from, to append to errors about them."""
     told = dict.fromkeys(filter(None, (_place(name, file, flags) for name in names)))
     return f" ({', '.join(told)})" if told else ""
 
 
 class _Checked(BaseSettings):
-    """How single settings are read and checked; `_sources` adds which there are."""
+    """Parses and checks single settings; `_sources` adds the fields."""
 
     model_config = SettingsConfigDict(
         env_prefix="DELAYWHEEL_", env_nested_delimiter="__", extra="forbid"
@@ -187,7 +187,7 @@ class _Checked(BaseSettings):
 
 
 def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_Checked]:
-    """`Config`'s fields as pydantic's, with the same types, bounds and defaults.
+    """Returns `Config`'s fields as pydantic's, with the same types, bounds and defaults.
 
     Args:
         file: The TOML file.
@@ -229,11 +229,11 @@ class _KafkaNamed(PydanticBaseSettingsSource):
         self._without = without
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Asks the source."""
+        """Asks the source for a value."""
         return self._source.get_field_value(field, field_name)
 
     def __call__(self) -> dict[str, Any]:
-        """All that the source says."""
+        """Returns everything that the source has."""
         found = {name: said for name, said in self._source().items() if name not in self._without}
         if isinstance(found.get("kafka"), Mapping):
             found["kafka"] = dict(_flat(found["kafka"]))
@@ -241,7 +241,7 @@ class _KafkaNamed(PydanticBaseSettingsSource):
 
 
 def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"kafka.bootstrap.servers": x}`` as ``{"kafka": {"bootstrap.servers": x}}``."""
+    """Turns ``{"kafka.bootstrap.servers": x}`` into ``{"kafka": {"bootstrap.servers": x}}``."""
     nested: dict[str, Any] = {}
     for name, value in flags.items():
         table, dot, key = name.partition(".")
@@ -253,7 +253,7 @@ def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Kafka's names have dots where TOML nests and where environment variables cannot."""
+    """Flattens Kafka's names, whose dots TOML nests and the environment cannot have."""
     flat: list[tuple[str, str]] = []
     for key, value in settings.items():
         name = prefix + (key if _UNDERSCORED.fullmatch(key) else key.replace("_", "."))
@@ -265,7 +265,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
 
 
 def _told(error: ValidationError, place_of: Callable[[str], str]) -> list[str]:
-    """What pydantic found, a line each: the setting, what is wrong, where it is said."""
+    """Words pydantic's errors, one a line: the setting, the fault, and its source."""
     lines = []
     for detail in error.errors(include_url=False, include_input=False, include_context=False):
         names = [str(part) for part in detail["loc"]]

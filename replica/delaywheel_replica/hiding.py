@@ -1,4 +1,4 @@
-"""What is shown of settings and places holds no secret."""
+"""Hides secrets in settings and places that are shown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbeare
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a Kafka client setting may be shown to nobody."""
+    """Whether the value of a Kafka client setting must not be shown."""
     return _SECRET.search(name.lower()) is not None
 
 
 def shown(uri: str) -> str:
-    """A URI as it may be shown: without the secrets that it may hold."""
+    """Returns a URI without any secrets in it."""
     scheme, separator, rest = uri.partition("://")
     if not separator:
         return uri

@@ -97,7 +97,7 @@ PROMISES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KafkaNames:
-    """What is ours on the brokers; everything carries the cluster id."""
+    """The names of our topics and ids on the brokers; all contain the cluster id."""
 
     cluster_id: str
 
@@ -108,7 +108,7 @@ class KafkaNames:
 
     @property
     def outcomes(self) -> str:
-        """The topic that says what became of messages which were not forwarded."""
+        """The topic with the outcomes of messages that were not forwarded."""
         return f"delaywheel-{self.cluster_id}-outcomes"
 
     @property
@@ -147,12 +147,12 @@ class KafkaSettings:
 
     @property
     def compresses(self) -> bool:
-        """Whether a record may become smaller on the wire than it is."""
+        """Whether records may be compressed."""
         kinds = (self.client.get("compression.type"), self.client.get("compression.codec"))
         return any(kind not in (None, "none") for kind in kinds)
 
     def misfit(self) -> str | None:
-        """What the client library accepts, and we cannot work with; None: nothing."""
+        """Returns a setting that the client library accepts but the service cannot work with."""
         name = "queue.buffering.max.kbytes"
         queue_bytes = int(self.client.get(name, DEFAULT_QUEUE_KBYTES)) * 1024
         if queue_bytes < self.max_record_bytes:
@@ -164,7 +164,7 @@ class KafkaSettings:
         return None
 
     def producer(self, transactional_id: str, *, log_level: int = 4) -> dict[str, Any]:
-        """Settings of a transactional producer that retries nothing."""
+        """Returns the settings of a transactional producer, which never retries."""
         return {
             "log_level": log_level,
             "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
@@ -183,7 +183,7 @@ class KafkaSettings:
         }
 
     def consumer(self) -> dict[str, Any]:
-        """Settings of the reader of the control topic; it is in no group."""
+        """Returns the settings of the control topic's reader, which is in no group."""
         return {
             "log_level": 3,
             "fetch.wait.max.ms": 500,
@@ -206,10 +206,10 @@ class KafkaSettings:
         }
 
     def admin(self) -> dict[str, Any]:
-        """Settings of a client that asks about topics and makes ours."""
+        """Returns the settings of a client that asks about topics and creates ours."""
         return {"log_level": 3, **self.client}
 
 
 def refused(client: Iterable[str]) -> list[str]:
-    """Those of the operator's settings that keep promises and are not theirs to set."""
+    """Returns the operator's settings that are reserved, since promises depend on them."""
     return sorted(PROMISES & set(client))

@@ -1,4 +1,4 @@
-"""What a node's server and cleaner say to one another, beside the two status rows.
+"""Messages between a node's server and cleaner, beside the two status rows.
 
 State lies in the rows (``server.row``, ``cleaner.row``); the link carries wake-ups and a few
 requests, as JSON messages through one inherited pair of ``SOCK_SEQPACKET`` sockets. Nothing here
@@ -50,24 +50,24 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """The sender's row changed."""
+    """The sender's row has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitSoon:
-    """Something waits for a commit."""
+    """A commit is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskTopic:
-    """Asks whether Kafka has a topic, now."""
+    """Asks whether Kafka has a topic, immediately."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStorage:
-    """The operator says which storage a node id stands for; None: the node is taken out."""
+    """Registers an operator's choice of a node's storage; None: the node is removed."""
 
     node: str
     storage: str | None
@@ -75,19 +75,19 @@ class NodeStorage:
 
 @dataclass(frozen=True, slots=True)
 class SetBack:
-    """The operator wishes w to be set back to the clock, if it was so often by now."""
+    """Requests that w be set back to the clock, as an operator wishes."""
 
     set_backs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The node stops cleanly."""
+    """The node is stopping cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What the server has to know of a topic.
+    """What the server needs to know of a topic.
 
     ``max_message_bytes`` is None when Kafka does not tell us.
     """
@@ -98,7 +98,7 @@ class TopicInfo:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What Kafka said of some topics. Each message stands for itself.
+    """What Kafka said of some topics. Each message is complete in itself.
 
     Attributes:
         topics: Those that are there.
@@ -139,7 +139,7 @@ class DeadLettered:
 
 @dataclass(frozen=True, slots=True)
 class AskPlace:
-    """Asks where the record of a message is that is done.
+    """Asks where the record of a finished message is.
 
     Attributes:
         question: The answer names it.
@@ -168,7 +168,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlaceFound:
-    """Answers `AskPlace`.
+    """The answer to `AskPlace`.
 
     Attributes:
         question: Which one.
@@ -199,11 +199,11 @@ Message: TypeAlias = (
 
 
 class LinkMessageError(ValueError):
-    """A message cannot be understood: the two processes are of different versions."""
+    """A message cannot be understood: the two processes are of different releases."""
 
 
 def split_topics(message: Topics) -> Iterator[Topics]:
-    """What a message says, as messages that are each small enough for the socket.
+    """Splits a message into parts that are each small enough for the socket.
 
     A name too long for any message is left out: it is none that Kafka could have.
     """
@@ -227,7 +227,7 @@ def split_topics(message: Topics) -> Iterator[Topics]:
 
 
 class Link:
-    """One end of the pair. Non-blocking; used by one thread at a time.
+    """One end of the link. Non-blocking; for one thread at a time.
 
     ``fileno`` is for ``loop.add_reader``, ``select`` or ``poll``.
     """
@@ -238,15 +238,15 @@ class Link:
 
     @classmethod
     def inherited(cls) -> "Link":
-        """The end that the supervisor gave this process."""
+        """Returns the end that the supervisor gave this process."""
         return cls(int(os.environ[LINK_FD_VARIABLE]))
 
     def fileno(self) -> int:
-        """The descriptor to wait on."""
+        """Returns the descriptor to wait on."""
         return self._socket.fileno()
 
     def send(self, message: Message) -> bool:
-        """Sends, or drops the message when the buffer is full, or the message too long for it.
+        """Sends a message, or drops it if it is too long or the buffer is full.
 
         Returns:
             Whether it was sent. False also when the other end is gone for good.
@@ -262,7 +262,7 @@ class Link:
         return True
 
     def receive(self) -> Iterator[Message]:
-        """Every message that waits now.
+        """Returns every waiting message.
 
         Raises:
             EOFError: the other end is closed.
@@ -285,12 +285,12 @@ class Link:
 
 
 def encode(message: Message) -> bytes:
-    """A message as one datagram."""
+    """Encodes a message as one datagram."""
     return json.dumps(_document(message), separators=(",", ":")).encode()
 
 
 def decode(content: bytes) -> Message:
-    """The message in a datagram.
+    """Decodes the message in a datagram.
 
     Raises:
         LinkMessageError: it cannot be understood.

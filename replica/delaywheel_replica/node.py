@@ -1,4 +1,4 @@
-"""The supervisor of one node: starts its server and its cleaner, and ends as a whole or not at all.
+"""The supervisor of one node: starts server and cleaner, and ends only as a whole.
 
 It uses the standard library alone: importing gRPC or numpy here would cost a third of a CPU
 second and memory for nothing, and a process with threads must not fork.
@@ -81,11 +81,11 @@ COMMANDS: Final[Mapping[str, Sequence[str]]] = {
 
 
 class NodeInUseError(Exception):
-    """Another node's processes live on this data folder."""
+    """Another node's processes run on this data folder."""
 
 
 def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]) -> NoReturn:
-    """Becomes the supervisor of a node.
+    """Turns this process into the supervisor of a node.
 
     Args:
         resolved: its configuration (``Config.resolved``).
@@ -105,7 +105,7 @@ def exec_node(resolved: str, file: Path | None, flags: Sequence[tuple[str, str]]
 
 
 def main() -> int:
-    """Runs a node until it is told to stop; the process's exit code."""
+    """Runs a node until it is told to stop; returns the process's exit code."""
     resolved = os.environ.get(RESOLVED_VARIABLE)
     if resolved is None:
         _say(f"{RESOLVED_VARIABLE} is not set: start a node with `delaywheel serve`")
@@ -124,7 +124,7 @@ def main() -> int:
 
 @dataclass(slots=True)
 class _Child:
-    """One of the two processes, over all its lives."""
+    """One of the two processes, over all its restarts."""
 
     name: str
     link: socket.socket
@@ -142,7 +142,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _Stop:
-    """The node is being stopped."""
+    """Raised when the node is stopped."""
 
     deadline: float
     exit_code: int = 0
@@ -152,7 +152,7 @@ class _Stop:
 
 @dataclass(slots=True)
 class _Ready:
-    """The pipe through which the server tells its address."""
+    """The pipe through which the server reports its address."""
 
     read_fd: int
     write_fd: int
@@ -211,7 +211,7 @@ class Supervisor:
     # --- starting
 
     def _start_due(self) -> None:
-        """Starts what should run and does not."""
+        """Starts processes that should run and do not."""
         if self._stop is not None:
             return
         now = time.monotonic()
@@ -383,7 +383,7 @@ class Supervisor:
             self._hurry("there is no server to drain", exit_code=0)
 
     def _lost_terminal(self) -> bool:
-        """Whether the node was started from a terminal that is gone: nobody can end it there."""
+        """Whether the node's terminal is gone, so that it cannot be stopped from there."""
         return self._had_terminal and not _has_terminal()
 
     def _read_anew(self) -> None:
@@ -392,7 +392,7 @@ class Supervisor:
             _say(why_not)
 
     def _take_over(self) -> None:
-        """What was read anew, as far as a running node can."""
+        """Applies reloaded settings, as far as a running node can."""
         read = self._reload.end()
         _say(read.said)
         if read.changed:
@@ -403,7 +403,7 @@ class Supervisor:
             self._read_anew()
 
     def _hurry(self, why: str, *, exit_code: int) -> None:
-        """Kills what still runs; its end is then waited for as any other."""
+        """Kills processes that still run; their ends are awaited as usual."""
         assert self._stop is not None
         if any(child.process for child in self._children):
             _say(f"killing what still runs: {why}")
@@ -461,7 +461,7 @@ def _told(code: int) -> str:
 
 
 def _say(text: str) -> None:
-    """Tells the operator, in the format that the other processes log in (see logs.py)."""
+    """Logs for the operator, in the other processes' format (see logs.py)."""
     line = f"delaywheel node: {text}"
     if json.loads(os.environ.get(RESOLVED_VARIABLE, "{}")).get("log_format") == "json":
         told = datetime.now(UTC).isoformat().replace("+00:00", "Z")

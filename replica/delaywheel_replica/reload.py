@@ -1,4 +1,4 @@
-"""SIGHUP: the supervisor has its node's settings read anew, and tells its processes.
+"""SIGHUP: has the node's settings read again, and informs its processes.
 
 Like the supervisor it uses the standard library alone: another process reads and checks them.
 """
@@ -15,7 +15,7 @@ _COMMAND: Final = (sys.executable, "-P", "-m", "delaywheel_replica.reread")
 
 
 class Reread(NamedTuple):
-    """What came of reading the settings anew."""
+    """The result of reading the settings again."""
 
     said: str
     # Whether there is something for the node's processes to take over.
@@ -23,14 +23,14 @@ class Reread(NamedTuple):
 
 
 class Reload:
-    """What of the settings can change while the node runs.
+    """Reloads the settings that can change while the node runs.
 
     Attributes:
         settings_fd: a file in memory, for the node's processes: what was reloaded last.
     """
 
     def __init__(self) -> None:
-        """Prepares; there is nothing to be taken over yet."""
+        """Begins with nothing reloaded."""
         self.settings_fd = os.memfd_create("settings")
         self._output_fd = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -38,7 +38,7 @@ class Reload:
         self.pidfd = -1
 
     def begin(self) -> str | None:
-        """Starts reading; says why not, if it does not."""
+        """Starts to read; returns why not, if it does not."""
         if SOURCES_VARIABLE not in os.environ:
             return "where the settings were read from is not known: they stay as they are"
         if self._process is not None:  # it may have read the file already
@@ -56,7 +56,7 @@ class Reload:
         return None
 
     def end(self) -> Reread:
-        """What was read, once the process has ended; sees to it that new children have it, too."""
+        """Returns what was read once the process has ended; new children will have it too."""
         assert self._process is not None
         code = self._process.wait()
         content = os.pread(self._output_fd, os.fstat(self._output_fd).st_size, 0).decode()
@@ -79,12 +79,12 @@ class Reload:
         return Reread("; ".join(said), bool(taken))
 
     def wanted_again(self) -> bool:
-        """Whether another signal came meanwhile; true once."""
+        """Whether another signal came meanwhile; true only once."""
         again, self._again = self._again, False
         return again
 
     def close(self) -> None:
-        """Ends the reading, if there is one."""
+        """Stops reading, if under way."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

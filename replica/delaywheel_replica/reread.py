@@ -1,4 +1,4 @@
-"""Reads a running node's settings anew: ``python -m delaywheel_replica.reread``.
+"""Reads a running node's settings again: ``python -m delaywheel_replica.reread``.
 
 Started by its supervisor, which has no library to read them with. Prints what it read
 (``Config.resolved``) and exits with 0; or what is wrong with it, one fault a line, and 1.

@@ -1,4 +1,4 @@
-"""Where the rows lie in which the two processes of a node tell each other how they stand.
+"""Where the rows lie through which a node's two processes report their status.
 
 The server's lies in memory: ten times a second, and whenever something is acknowledged, a thread
 writes it that must not wait for a disk which hangs. The cleaner's lies in the data folder: what it
@@ -12,6 +12,6 @@ from delaywheel_replica.process.inheritance import server_row_fd
 
 
 def server_row_path(data: Path) -> Path:
-    """What the server writes."""
+    """Returns the path of the server's row."""
     descriptor = server_row_fd()
     return data / "server.row" if descriptor is None else in_memory(descriptor)

@@ -1,4 +1,4 @@
-"""The command line of `reconcile`: light, for help and completion are asked of it too."""
+"""The command line of `reconcile`: light, since help and completion use it too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delaywheel_replica.cli.values import parse_assignment, parse_duration_ms, p
 
 
 def interval_ms(text: str) -> int:
-    """Reads a duration that is not empty."""
+    """Parses a duration greater than zero."""
     length = parse_duration_ms(text)
     if length == 0:
         raise ArgumentTypeError(f"{text!r}: a bucket has some length")

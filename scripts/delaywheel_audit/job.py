@@ -67,7 +67,7 @@ _RESTING_S = 10.0
 
 
 class CouldNotRun(Exception):  # noqa: N818 - a named answer to the user, not a defect
-    """Why there is no answer.
+    """The job could not run; the text says why.
 
     Attributes:
         reason: Stable, UPPER_SNAKE_CASE.
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(
     spark: SparkSession, options: Options, *, command: str = "", say: Say = lambda _: None
 ) -> Summary:
-    """Runs one reconciliation in a session that is there; writes tables, summary and page.
+    """Runs one reconciliation in an existing session; writes tables, summary and page.
 
     Args:
         spark: The session; its settings are left as they are, but for the number of tasks.
@@ -209,7 +209,7 @@ class _Run:
             books.release()
 
     def _judge_emptiness(self, facts: Facts, terms: Terms) -> None:
-        """No file of this time: nothing was accepted then, or the ledger does not reach it."""
+        """Decides whether an interval without files saw no messages, or predates the ledger."""
         from_ms, to_ms = terms.accepted_range()
         if facts.has_all_of(from_ms, to_ms):
             return
@@ -222,7 +222,7 @@ class _Run:
         self._note(told)
 
     def _shape(self, rows: int) -> None:
-        """As many tasks as the rows want, so that each sorts in memory."""
+        """Sets the number of tasks, so that each sorts in memory."""
         cores = self._spark.sparkContext.defaultParallelism
         tasks = max(cores, min(4_096, -(-rows // _ROWS_PER_TASK)))
         self._spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
@@ -311,7 +311,7 @@ class _Run:
         return summary
 
     def _explain(self, books: Books) -> None:
-        """What a reader of the figures should know beside them."""
+        """Adds what readers should know beside the figures."""
         totals = books.totals
         if totals["unpublished"]:
             self._note(
@@ -337,7 +337,7 @@ class _Run:
 
 
 def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
-    """An empty folder proves nothing of a cluster that has accepted something."""
+    """Refuses an empty folder for a cluster that has accepted messages."""
     if everything.files or everything.given_up:
         return
     was_renewed = any(number > 1 for number in done.numbers.values())
@@ -357,7 +357,7 @@ def _say(line: str) -> None:
 
 
 class _session:  # noqa: N801 - used like a function
-    """Spark, made for this job and stopped behind it; spark-submit's own where it runs there."""
+    """Creates a Spark session for this job, or uses spark-submit's own."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -418,7 +418,7 @@ class _session:  # noqa: N801 - used like a function
 
 @contextmanager
 def _stderr_to(file: IO[bytes] | None) -> Iterator[None]:
-    """What is started meanwhile has this for its standard error; None: ours."""
+    """Redirects the standard error of processes started meanwhile; None: no change."""
     if file is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What `delaywheel reconcile` may be told."""
+"""The options of `delaywheel reconcile`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from delaywheel_replica.cli.parsing import Parser, usage
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """One call, checked.
+    """The checked options of one call.
 
     Attributes:
         terms: What is asked of the books.
@@ -48,7 +48,7 @@ class Options:
 
     @classmethod
     def parse(cls, arguments: Sequence[str]) -> Options:
-        """Reads a command line.
+        """Parses a command line.
 
         Raises:
             Failure: USAGE, and what is wrong.

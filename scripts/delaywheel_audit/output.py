@@ -1,4 +1,4 @@
-"""Where tables, summary and page go: a folder on any file system that Spark has."""
+"""Writes tables, summary and page to a folder on any file system that Spark supports."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PAGE = "page.html"
 
 
 class OutputUnwritableError(Exception):
-    """The folder cannot be made or written."""
+    """The folder cannot be created or written."""
 
 
 class Output:
-    """The folder. Through Spark's file systems: on a cluster its URI means the same to all.
+    """The output folder, accessed through Spark, so that its URI is valid on all executors.
 
     Attributes:
         uri: Of it.
@@ -36,7 +36,7 @@ class Output:
         self.place = shown(uri)
 
     def check(self) -> None:
-        """Sees before all the work whether it can be written.
+        """Checks in advance that the folder can be written.
 
         Raises:
             OutputUnwritableError: it cannot.
@@ -49,20 +49,20 @@ class Output:
             raise OutputUnwritableError(f"{self.place}: {told}") from error
 
     def write_table(self, name: str, table: DataFrame) -> None:
-        """Writes a table over that of before."""
+        """Writes a table, replacing an earlier one."""
         table.write.mode("overwrite").parquet(self._path(name))
 
     def read_table(self, name: str) -> DataFrame:
-        """What was written."""
+        """Reads a table that was written."""
         return self._spark.read.parquet(self._path(name))
 
     def findings_by_kind(self) -> dict[str, int]:
-        """How many there are of each kind that there is."""
+        """Returns the number of findings of each kind."""
         counted = self.read_table("findings").groupBy("kind").count().collect()
         return {row["kind"]: row["count"] for row in sorted(counted)}
 
     def some_findings(self, kinds: dict[str, int], most: int) -> list[dict[str, Any]]:
-        """The first of each kind, by due."""
+        """Returns the first findings of each kind, by due."""
         table = self.read_table("findings")
         found: list[dict[str, Any]] = []
         for kind in kinds:
@@ -83,7 +83,7 @@ class Output:
             stream.close()
 
     def write_page(self, summary: Summary, ledger: str) -> str:
-        """Writes the page for people; returns its place, as it may be shown."""
+        """Writes the page for people; returns its place without secrets."""
         buckets, interval_ms = self._some_buckets(summary.interval_ms)
         findings = self.some_findings(dict(summary.findings), SHOWN_PER_KIND)
         text = io.StringIO()
@@ -100,7 +100,7 @@ class Output:
         return f"{self.place}/{PAGE}"
 
     def _some_buckets(self, interval_ms: int) -> tuple[list[dict[str, Any]], int]:
-        """The rows of the table, merged to longer intervals until they are few enough.
+        """Returns rows of the table, merged to longer intervals until they are few enough.
 
         A percentile of a longer interval is shown as the greatest of its parts.
         """

@@ -1,4 +1,4 @@
-"""What Spark is doing, for people: one line on stderr, rewritten on a terminal."""
+"""Shows Spark's progress: one line on stderr, rewritten on a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ELSEWHERE_S = 10.0
 
 
 class Progress:
-    """Tells how many tasks of the running stages are done."""
+    """Reports how many tasks of the running stages are done."""
 
     def __init__(self, context: Any, stream: TextIO | None = None) -> None:
         self._tracker = context.statusTracker()
@@ -22,18 +22,18 @@ class Progress:
         self._rewrites = self._stream.isatty()
 
     def start(self) -> None:
-        """Begins to tell."""
+        """Starts to report."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends, before Spark does."""
+        """Stops, before Spark does."""
         self._ended.set()
         self._thread.join()
         if self._rewrites:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
 
     def line(self) -> str | None:
-        """What runs now; None: nothing."""
+        """Returns what runs now; None if nothing does."""
         parts = []
         for stage in sorted(self._tracker.getActiveStageIds()):
             info = self._tracker.getStageInfo(stage)

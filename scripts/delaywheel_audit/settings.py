@@ -1,4 +1,4 @@
-"""Where everything is: from the options, and from a node's settings file."""
+"""Locates everything, from the options and a node's settings file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from delaywheel_replica.config_sources import ConfigError, load_config
 
 
 class SettingsUnreadableError(Exception):
-    """The settings file, or an option, does not say what is needed."""
+    """The settings file or an option lacks something required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is reconciled with what.
+    """The cluster, ledger and Kafka to reconcile.
 
     Attributes:
         cluster: Its id.
@@ -33,7 +33,7 @@ class Setting:
 
     @classmethod
     def of(cls, options: Options) -> Setting:
-        """Puts both together; options win.
+        """Combines both; options take precedence.
 
         Raises:
             SettingsUnreadableError: something is missing or refused.

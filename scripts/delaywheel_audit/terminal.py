@@ -1,4 +1,4 @@
-"""What a person sees in the end: the figures, the findings, and what they mean."""
+"""Prints the result for people: figures, findings, and their meanings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def print_summary(summary: Summary, output: Output, page: str | None, *, as_json
 
 
 def verdict(summary: Summary) -> str:
-    """The answer, in one line."""
+    """Returns the answer in one line."""
     accepted = f"{summary.counts['accepted']:,} acceptances"
     if summary.balanced and not summary.final:
         return f"not final: balanced so far, {accepted}; ask again when the range is past"

@@ -1,4 +1,4 @@
-"""The books at scale: a made-up ledger and as many real Kafka records, reconciled and measured.
+"""The books at scale: a synthetic ledger and as many real Kafka records, reconciled.
 
     python -m local.books --messages 10000000
 
@@ -55,7 +55,7 @@ MISSING_EVERY = 100
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Some messages of one wheel, as the ledger has them in one file."""
+    """Messages of one wheel, as one file of the ledger has them."""
 
     wheel: WheelId
     ids: bytes
@@ -64,20 +64,20 @@ class Chunk:
     rows: int
 
     def dues(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Of each message."""
+        """Returns the due of each message."""
         return np.arange(self.rows) * 1000 // RATE + self.accepted_ms + DELAY_MS
 
     def accepted(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Of each message: the same for all of a frame."""
+        """Returns when each message was accepted, the same within a frame."""
         return self.dues() // 10 * 10 - DELAY_MS
 
     def seqs(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Of each message."""
+        """Returns the seq of each message."""
         return self.first_seq + np.arange(self.rows) // FRAME
 
 
 def chunks(messages: int, end_ms: int, most: int = CHUNK) -> Iterator[Chunk]:
-    """All messages, wheel after wheel in turns; the last is due before `end_ms`."""
+    """Yields all messages, alternating wheels; the last is due before `end_ms`."""
     began_ms = end_ms - messages * 1000 // RATE - DELAY_MS - 60_000
     seqs = dict.fromkeys(NODES, 1)
     for number, first in enumerate(range(0, messages, most)):
@@ -89,7 +89,7 @@ def chunks(messages: int, end_ms: int, most: int = CHUNK) -> Iterator[Chunk]:
 
 
 def write_ledger(folder: Path, chunk: Chunk, topics: Sequence[str]) -> None:
-    """Writes a chunk as published files: one for each hour that it touches."""
+    """Writes a chunk as published files, one for each hour that it touches."""
     accepted, seqs = chunk.accepted(), chunk.seqs()
     numbers = (np.arange(chunk.rows) % len(topics)).astype(np.int32)
     ids = pa.FixedSizeBinaryArray.from_buffers(
@@ -147,7 +147,7 @@ class Sender:
         )
 
     def send(self, chunk: Chunk) -> None:
-        """Forwards the messages of a chunk, but for some that ended otherwise."""
+        """Forwards a chunk's messages, except for some with other outcomes."""
         wheel = str(chunk.wheel).encode()
         hexed = chunk.ids.hex()
         for row, (due, accepted, seq) in enumerate(
@@ -172,7 +172,7 @@ class Sender:
             self._produce(topic, b"content of a message", headers, due + 2 + row % 7, partition)
 
     def finish(self, done: Progress) -> None:
-        """Says that everything is done."""
+        """Reports everything as done."""
         records = [node_record(node, NodeRecord("storage", 1)) for node in NODES]
         for key, value in (*records, progress_record(done)):
             self._producer.produce(self._names.control, value, key)
@@ -222,7 +222,7 @@ def make(
     topics: Sequence[str] = TOPICS,
     rows_per_file: int = CHUNK,
 ) -> None:
-    """Makes the ledger and the topics."""
+    """Creates the ledger and the topics."""
     end_ms = int(time.time() * 1000) - 60_000
     sender = Sender(address, cluster, topics)
     seqs: dict[WheelId, int] = {}
@@ -236,7 +236,7 @@ def make(
 
 
 class Tree:
-    """The memory of a process and all its children, measured while they run."""
+    """Measures the memory of a process and all its children while they run."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -246,7 +246,7 @@ class Tree:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends measuring."""
+        """Stops measuring."""
         self._ended.set()
         self._thread.join()
 
@@ -271,7 +271,7 @@ class Tree:
 
 
 def _resident(pid: int) -> int:
-    """Proportional: what forked workers share counts once."""
+    """Returns resident memory, with pages shared by forks counted once."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -282,7 +282,7 @@ def _resident(pid: int) -> int:
 
 
 def measure(messages: int, folder: Path, memory: str, heap: str) -> int:
-    """Makes the books, reconciles them, prints what it took; returns the job's exit code."""
+    """Creates and reconciles the books, prints costs; returns the job's exit code."""
     with KafkaBroker(folder / "kafka", heap=heap) as broker:
         began = time.monotonic()
         make(messages, folder / "ledger", broker.address)

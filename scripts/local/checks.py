@@ -52,7 +52,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a step went.
+    """The result of a step.
 
     Attributes:
         name: of the step.
@@ -70,7 +70,7 @@ class Done:
 
 
 def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
-    """What is checked, in order, in five lanes."""
+    """Returns all checks, in order, in five lanes."""
     python = sys.executable
     # What mypy found out about a file is true wherever the same file lies.
     found = cache_folder() / "mypy"
@@ -105,7 +105,7 @@ def lanes(*, fast: bool, scratch: Path) -> list[list[Step]]:
 
 
 class Lane:
-    """Runs steps one after another, on a thread of its own, until all are done or it is ended.
+    """Runs steps one after another on its own thread, until done or ended.
 
     Attributes:
         done: how the steps went.
@@ -177,7 +177,7 @@ class Lane:
         return summary
 
     def _reap(self) -> tuple[int, float]:
-        """The exit code and the CPU seconds; until then the id names no other process."""
+        """Returns exit code and CPU seconds; the pid is not reused before that."""
         process = self._process
         assert process is not None
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -189,7 +189,7 @@ class Lane:
 
 
 def table(done: Sequence[Done]) -> str:
-    """The steps with their times: how long each took, and what it computed."""
+    """Formats the steps with their durations and CPU times."""
     rows = [
         f"{step.name:<17} {'ok' if step.code == 0 else 'FAILED':<7}"
         f" {step.seconds:7.1f} s {step.cpu_s:8.1f} CPU s"
@@ -200,7 +200,7 @@ def table(done: Sequence[Done]) -> str:
 
 
 def verdict(done: Sequence[Done]) -> str:
-    """How many tests passed and failed, from what pytest ended with."""
+    """Returns how many tests passed and failed, from pytest's summaries."""
     counts: Counter[str] = Counter()
     for step in done:
         if step.name.startswith("pytest"):

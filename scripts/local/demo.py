@@ -28,7 +28,7 @@ LEDGER_SEAL_SECONDS = 1
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Ended:
-    """Sends, kills, watches until everything has arrived or nothing more comes."""
+    """Sends, kills, and watches until everything has arrived or nothing more comes."""
     planned = plan(options.messages, options.seconds, random.Random())  # noqa: S311 - no secret
     stage.view.note(f"sending {options.messages:,} messages, due over {options.seconds:g} s")
     sending = stage.send(planned)
@@ -42,7 +42,7 @@ def play(stage: Stage, options: argparse.Namespace) -> Ended:
 
 
 def _kill_leader(stage: Stage) -> float | None:
-    """When it was killed; None: nobody leads just now."""
+    """Kills the leader; returns when, or None if no node leads."""
     node = stage.cluster.leader()
     if node is None:
         return None
@@ -73,7 +73,7 @@ def keep_books(stage: Stage, folder: Path) -> Books:
 
 
 def run(options: argparse.Namespace) -> bool:
-    """Starts everything, runs the show, ends everything; whether all is as it should be."""
+    """Runs the whole demo; returns whether everything is as it should be."""
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView() if plain else LiveView()
     with books_folder(options.output) as folder:
@@ -115,7 +115,7 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the demo; 0 only if nothing was lost, duplicated, early or altered, by both counts."""
+    """Runs the demo; returns 0 only if both counts agree and every promise was kept."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
     if options.messages < 1 or options.seconds <= 0 or options.nodes < 1:

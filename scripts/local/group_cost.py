@@ -1,4 +1,4 @@
-"""What a small group costs from its columns to the answer, at its origin and at a mirror.
+"""The cost of a small group from its columns to the answer, at origin and mirror.
 
     python -m local.group_cost [--rounds N] [--messages N]
 
@@ -48,12 +48,12 @@ _TICK_EVERY = 12  # groups: as at 120 a second
 
 
 class Node:
-    """One driver, and what surrounds it (`jobs.Outside`)."""
+    """One driver with its environment (`outside.Outside`)."""
 
     pid = 1
 
     def __init__(self, name: str, folder: Path) -> None:
-        """With an empty folder."""
+        """Begins with an empty folder."""
         self.name = name
         self.jobs: deque[Job] = deque()
         self.sent: list[tuple[str, bytes]] = []
@@ -66,7 +66,7 @@ class Node:
         self.driver = Driver(MemberConfig(name, NODES, 2, LATE_WINDOW_S), self.store, self)
 
     def work(self) -> None:
-        """Does all jobs."""
+        """Carries out all jobs."""
         while self.jobs:
             self.driver.do(self.jobs.popleft())
 
@@ -83,10 +83,10 @@ class Node:
         self.jobs.append(job)
 
     def do_jobs(self, *, here: bool) -> None:
-        """They are done by `work`."""
+        """Does nothing: `work` carries out the jobs."""
 
     def happened(self, event: Event) -> None:
-        """Nobody wants to know."""
+        """Ignores events."""
 
     def send(self, peer: str, message: PeerMessage) -> None:
         """Encodes a message; one for all peers only once, as `PeerNetwork` does."""
@@ -96,22 +96,22 @@ class Node:
         self.sent.append((peer, self._last[1]))
 
     def tell(self) -> None:
-        """Nobody reads the row."""
+        """Ignores status changes."""
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
-        """Answers."""
+        """Answers callers."""
         del effect
         self.answer(answers)
 
     def answer(self, answers: Answers) -> None:
-        """Answers."""
+        """Answers callers."""
         for request, outcome in answers:
             request.on_answer(outcome)
 
     def enter(
         self, wheel: WheelId, columns: Columns | None, group: WrittenGroup, accepted_at_ms: int
     ) -> None:
-        """Into the ledger."""
+        """Enters frames into the ledger."""
         self._ledger.enter(wheel, columns, group, accepted_at_ms)
 
 
@@ -119,7 +119,7 @@ class Trio:
     """Three nodes with open wheels."""
 
     def __init__(self, folder: Path) -> None:
-        """They hear one another, and each has a wheel and a spare."""
+        """Connects the nodes; each has a wheel and a spare."""
         self.nodes = {name: Node(name, folder / name) for name in NODES}
         self.cpu_us: dict[str, list[float]] = defaultdict(list)
         self._wheels: dict[WheelId, WheelRecord] = {}
@@ -131,7 +131,7 @@ class Trio:
                 self.tick()
 
     def tick(self) -> None:
-        """The cleaners tell what is committed, and the nodes tell one another how they stand."""
+        """Ticks all nodes, which exchange progress and heartbeats."""
         for name, node in self.nodes.items():
             node.driver.cleaner_told(_cleaner(node, self._wheels, leads=name == NODES[-1]))
             node.driver.tick()
@@ -139,7 +139,7 @@ class Trio:
         self.exchange({})
 
     def group(self, columns: Columns) -> None:
-        """One group, from the request to its answer."""
+        """Runs one group, from the request to its answer."""
         origin, answered, cpu_us = self.nodes[ORIGIN], list[Outcome](), dict[str, float]()
         with _counted(cpu_us, "origin: written and pushed"):
             origin.driver.submit(Request(columns, Kind.MESSAGES, answered.append))
@@ -150,7 +150,7 @@ class Trio:
             self.cpu_us[stage].append(took_us)
 
     def exchange(self, cpu_us: dict[str, float]) -> None:
-        """All messages arrive, until nobody has more to say."""
+        """Delivers messages until no node sends more."""
         while any(node.sent for node in self.nodes.values()):
             for name, node in self.nodes.items():
                 sent, node.sent = node.sent, []
@@ -186,7 +186,7 @@ def _cleaner(node: Node, wheels: Mapping[WheelId, WheelRecord], *, leads: bool) 
 
 
 def main() -> None:
-    """Prints a line a stage."""
+    """Prints one line for each stage."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=600)
     parser.add_argument("--messages", type=int, default=2, help="of a group, due 3 to 13 s ahead")

@@ -22,12 +22,12 @@ SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
 def sources() -> list[str]:
-    """The .proto files, as paths below the source root."""
+    """Returns the .proto files, relative to the source root."""
     return sorted(str(path.relative_to(SOURCE_ROOT)) for path in SOURCE_ROOT.rglob("*.proto"))
 
 
 def generate(out: Path) -> None:
-    """Writes the generated code below this folder; what no service is in needs none of gRPC."""
+    """Generates code into this folder; files without services do not need gRPC."""
     serving = [name for name in sources() if _SERVICE.search((SOURCE_ROOT / name).read_text())]
     _compile(sources(), f"--python_out={out}", f"--mypy_out=quiet:{out}")
     _compile(serving, f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}")
@@ -46,7 +46,7 @@ def _compile(names: Sequence[str], *outputs: str) -> None:
 
 
 def outdated(fresh: Path) -> list[str]:
-    """Generated files that differ from what was just generated, are missing, or left over."""
+    """Returns generated files that are outdated, missing or superfluous."""
     names = {
         str(path.relative_to(folder))
         for folder in (SOURCE_ROOT, fresh)
@@ -58,7 +58,7 @@ def outdated(fresh: Path) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Regenerates, or with `--check` compares; 1 when something is out of date."""
+    """Regenerates, or with `--check` compares; returns 1 if anything is out of date."""
     parser = argparse.ArgumentParser(
         prog="scripts/proto", description="Regenerate the protobuf code."
     )

@@ -1,4 +1,4 @@
-"""The books of a run: its ledger reconciled on Spark with what Kafka holds, when it is over.
+"""Reconciles a run's ledger with Kafka on Spark, when the run is over.
 
 The reconciliation knows nothing of the run's own consumer, and that nothing of the ledger: both
 must have come to the same numbers.
@@ -29,11 +29,11 @@ RAN = (0, 1)
 
 
 class BooksError(RuntimeError):
-    """The reconciliation did not come to a result."""
+    """The reconciliation gave no result."""
 
 
 class Compared(NamedTuple):
-    """One number, found in two ways."""
+    """One number, determined in two ways."""
 
     name: str
     by_consumer: int
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
 
 class Books(NamedTuple):
-    """What the reconciliation found.
+    """The result of the reconciliation.
 
     Attributes:
         summary: As it tells.
@@ -52,7 +52,7 @@ class Books(NamedTuple):
     page: Path
 
     def compared(self, verdict: Verdict) -> list[Compared]:
-        """What the run's own consumer counted, too."""
+        """Compares with what the run's own consumer counted."""
         counts = self.summary.counts
         return [
             Compared("accepted", verdict.accepted, counts["acknowledged"]),
@@ -64,14 +64,14 @@ class Books(NamedTuple):
         ]
 
     def is_clean(self, verdict: Verdict) -> bool:
-        """Whether nothing is wrong in them, and they agree with the consumer."""
+        """Whether the books are in order and agree with the consumer."""
         agree = all(row.by_consumer == row.by_books for row in self.compared(verdict))
         return self.summary.balanced and agree
 
 
 @contextlib.contextmanager
 def books_folder(wanted: Path | None) -> Iterator[Path]:
-    """Where ledger, tables and page go; removed if it comes to none.
+    """Creates the folder for ledger, tables and page; removes it if it stays empty.
 
     Args:
         wanted: A new or empty folder; None: one of our own, in the place of those that earlier
@@ -99,7 +99,7 @@ def books_folder(wanted: Path | None) -> Iterator[Path]:
 
 
 def reconcile(folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topic: str) -> Books:
-    """Reconciles everything that was accepted, in a process of its own.
+    """Reconciles everything that was accepted, in a separate process.
 
     Args:
         folder: Where the tables and the page go.

@@ -134,7 +134,7 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
 
 
 def written(document: str) -> str:
-    """The document with its tables as the code has them now."""
+    """Returns the document with its tables updated."""
     for table in (settings(), errors(), metrics()):
         header, lines = table[0], "\n".join(table) + "\n"
         before, found, after = document.partition(f"{header}\n")
@@ -146,14 +146,14 @@ def written(document: str) -> str:
 
 
 def settings() -> list[str]:
-    """One row for each setting: its name, its default, and what its docstring says."""
+    """Returns one row for each setting: name, default, and meaning."""
     meanings = _attributes(Config)
     rows = [(f"`{field.name}`", _default(field), meanings[field.name]) for field in fields(Config)]
     return _table(("setting", "default", "meaning"), rows)
 
 
 def errors() -> list[str]:
-    """One row for each reason."""
+    """Returns one row for each reason."""
     said = {True: "yes", False: "no"}
     rows = [
         (
@@ -169,7 +169,7 @@ def errors() -> list[str]:
 
 
 def metrics() -> list[str]:
-    """One row for each metric."""
+    """Returns one row for each metric."""
     rows = [
         (
             f"`{spec.name}`",
@@ -183,7 +183,7 @@ def metrics() -> list[str]:
 
 
 def _attributes(of: type) -> dict[str, str]:
-    """What a class's docstring says of each of its attributes, in one line each."""
+    """Returns a class's documented attributes, each as one line."""
     told = (of.__doc__ or "").partition("Attributes:\n")[2]
     found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", told, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
@@ -211,7 +211,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the tables, or with `--check` compares; 1 when they are out of date."""
+    """Writes the tables, or with `--check` compares; returns 1 if they are out of date."""
     parser = argparse.ArgumentParser(
         prog="scripts/reference", description="Write the tables of docs/OPERATIONS.md."
     )

@@ -29,7 +29,7 @@ FIRST_LINES = 12
 
 
 def main() -> int:
-    """Runs what is asked for; 1 if something failed."""
+    """Runs what was requested; returns 1 if anything failed."""
     options = _options()
     choice = Choice(nodes=options.nodes, steps=options.steps, profile=options.profile)
     first, last = options.seeds
@@ -96,7 +96,7 @@ def _tell_failure(outcome: Outcome) -> None:
 
 
 def _show(choice: Choice, seed: int, *, shrinks: bool) -> int:
-    """Runs one seed and prints all of it."""
+    """Runs one seed and prints everything."""
     result = run(choice.plan(seed))
     if result.violations and shrinks:
         result = shrunk(result)
@@ -109,7 +109,7 @@ def _show(choice: Choice, seed: int, *, shrinks: bool) -> int:
 
 
 def _exhaust(jobs: int) -> int:
-    """Goes through all models and tells of each."""
+    """Goes through all models and reports on each."""
     wrong = 0
     for exhausted in exhaust(ALL, jobs=jobs):
         wrong += exhausted.found.wrong is not None
@@ -120,7 +120,7 @@ def _exhaust(jobs: int) -> int:
 
 
 def _hunt(names: list[str], minutes: float, jobs: int) -> int:
-    """Looks for mutants and tells what each took."""
+    """Hunts mutants and reports what each took."""
     missed = 0
     for hunted in hunt(names, minutes=minutes, jobs=jobs):
         took = f"{hunted.name:<44} {hunted.seeds:>4} seeds {hunted.took_s:5.0f} s "

@@ -1,4 +1,4 @@
-"""The slow calls of a candidacy, in the background: checks, inits, marks, reading.
+"""The slow calls of a candidacy, in the background: checks, inits, marks, reads.
 
 The main thread goes on stamping its row meanwhile. Each call ends with one event for the election
 machine (core/election/machine.py), which alone decides what comes next; there is at most one call
@@ -56,7 +56,7 @@ log = get_logger(__name__)
 
 
 class Candidacy:
-    """Carries out what the election machine asks for before a node leads.
+    """Carries out what the election machine requests before a node leads.
 
     Attributes:
         producers: Of the newest candidacy.
@@ -114,7 +114,7 @@ class Candidacy:
         self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
 
     def events(self) -> list[Event]:
-        """How the calls ended, since the last look.
+        """Returns the results of the calls that ended since the last look.
 
         Raises:
             BaseException: whatever a call was not prepared for. No event would ever follow it, so
@@ -130,11 +130,11 @@ class Candidacy:
 
     @property
     def error(self) -> str | None:
-        """Why the last call failed, for people; None once one went well."""
+        """Why the last call failed, for people; None after a success."""
         return self._error or self._follow_error
 
     def led_by_another(self) -> None:
-        """Another node came to lead since: why this one did not is history.
+        """Clears the error, since another node has come to lead.
 
         What this node itself was refused for stays.
         """
@@ -143,11 +143,11 @@ class Candidacy:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way: the follower is left alone then."""
+        """Whether a call is under way, during which the follower must not be used."""
         return self._started > self._ended
 
     def follow(self) -> None:
-        """Reads the control topic to its end for the first time, if Kafka lets us, now and then.
+        """Reads the control topic to its end for the first time, retrying now and then.
 
         Who stands by needs it as well: the wheels that are registered for its node are there.
         """
@@ -156,7 +156,7 @@ class Candidacy:
             self._start(self._follow)
 
     def look_again(self, *, has_wheels: bool) -> None:
-        """Checks now and then what each candidacy checks: a leader may be in office for months."""
+        """Repeats the checks of a candidacy now and then: a leader may lead for months."""
         if not self.is_busy and self._clock.monotonic() >= self._look_at:
             self._start(partial(self._look_again, has_wheels=has_wheels))
 
@@ -177,13 +177,13 @@ class Candidacy:
         self._start(lambda: self._read(token))
 
     def destroy(self) -> None:
-        """Lets go of the producers."""
+        """Closes the producers."""
         if self.producers is not None:
             self.producers.destroy()
             self.producers = None
 
     def close(self) -> None:
-        """Ends what runs in the background, or leaves it to its time-outs."""
+        """Ends the background work, or leaves it to its timeouts."""
         self.destroy()
         self._runner.close()
 
@@ -274,7 +274,7 @@ class Candidacy:
         return ControlRead(self._clock.monotonic_ms(), token, state)
 
     def _found_clock(self) -> BrokerClock | None:
-        """A broker took the last mark between its beginning and its report."""
+        """Notes the broker's clock: it took the last mark between its start and its report."""
         taken_ms = self._follower.marked_at_ms
         if taken_ms < 0:
             return None
@@ -282,7 +282,7 @@ class Candidacy:
         return BrokerClock(taken_ms - ended_ms, taken_ms - began_ms, ended_ms)
 
     def _read_marks(self) -> ControlState:
-        """Reads to the end, until every mark that was committed has come by.
+        """Reads to the end, until every committed mark has been seen.
 
         A commit is answered before its markers are written: the last stable offset may lie below
         the mark for a moment still, and what is newest there is not the newest.

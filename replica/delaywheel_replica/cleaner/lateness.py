@@ -1,4 +1,4 @@
-"""How late messages were when the transaction that forwarded them was known to be committed.
+"""How late messages were when the commit of their transaction was confirmed.
 
 From then on consumers can see them, so it is the lateness that they may rely on, and it holds the
 commit's own time as well. Counted in columns: some hundred microseconds for 10,000 messages.
@@ -15,7 +15,7 @@ _BOUNDS_US: Final = np.array(LATENESS_BOUNDS_US, np.int64)
 
 
 class Lateness:
-    """Of all messages that were forwarded since the process started."""
+    """The lateness of all messages forwarded since the process started."""
 
     def __init__(self) -> None:
         self._tally = Tally(LATENESS_BOUNDS_US)
@@ -34,5 +34,5 @@ class Lateness:
         self._tally.add_counted(counts.tolist(), int(late_us.sum()))
 
     def read(self) -> Histogram:
-        """As counted until now."""
+        """Returns the counts so far."""
         return self._tally.read()

@@ -1,4 +1,4 @@
-"""One turn of the cleaner: time passes, the election machine decides, the leader forwards.
+"""Runs the cleaner turn by turn: the election machine decides, the leader forwards.
 
 The machine (core/election/machine.py) is the only one that decides who this node is; here its
 effects are carried out, and what it wants to know is told:
@@ -99,7 +99,7 @@ class View:
 
 
 class Leadership:
-    """Leads, or waits to. One thread calls it.
+    """Leads, or waits to lead. For one thread.
 
     Attributes:
         tallies: of what this process committed.
@@ -115,7 +115,7 @@ class Leadership:
         clock: Clock | None = None,
         on_dead: Callable[[Iterable[DeadLetter]], object] = lambda _: None,
     ) -> None:
-        """Stands by.
+        """Begins as a standby.
 
         Args:
             config: Of the election machine.
@@ -159,26 +159,26 @@ class Leadership:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The transaction, or the reading, that this thread waits for; any thread may ask."""
+        """The transaction or read that the main thread waits for; for any thread."""
         return self._waiting
 
     @property
     def phase(self) -> Phase:
-        """Where this node stands."""
+        """The phase of the election."""
         return self._election.phase
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Since the process started."""
+        """Counts since the process started."""
         forwarder = self._forwarder
         return self._counters if forwarder is None else self._counters + forwarder.counters
 
     def commit_soon(self) -> None:
-        """Something waits for a commit."""
+        """Requests an early commit."""
         self._commit_wanted = True
 
     def replace(self, node: str, storage: str) -> None:
-        """The operator says that a node has a new disk: it counts from now on.
+        """Registers a node's new storage, as its operator wishes.
 
         Only a leader takes it up, and forgets it with its office: in a later one it would go back
         to it, whatever the operator said meanwhile. It is to be asked for until it is committed.
@@ -188,11 +188,11 @@ class Leadership:
             self._commit_wanted = True
 
     def remove(self, node: str) -> None:
-        """The operator took a node out for good: it is replaced by nothing; see `replace`."""
+        """Removes a node for good, as its operator wishes; see `replace`."""
         self.replace(node, REMOVED)
 
     def set_back(self, set_backs: int) -> None:
-        """The operator wishes that w is set back to the clock, if it was so often by now.
+        """Sets w back to the clock, as an operator wishes, unless the count has changed.
 
         Only a leader that rests takes it up; see `replace`.
         """
@@ -201,12 +201,12 @@ class Leadership:
             self._commit_wanted = True
 
     def stop(self) -> None:
-        """The node stops: close its wheel if this one leads, then end."""
+        """Begins a clean stop: closes the own wheel if this node leads, then ends."""
         if self._stop_by is None:
             self._stop_by = self._clock.monotonic() + STOP_S
 
     def turn(self, server: ServerStatus | None) -> float:
-        """Does what there is to do; how many seconds it may rest then, unless woken.
+        """Does the work there is; returns how many seconds to rest, unless woken.
 
         Args:
             server: The newest row of this node's server.
@@ -248,7 +248,7 @@ class Leadership:
         return leader is not None and server is not None and leader.node != server.beat.node
 
     def view(self) -> View:
-        """What others may know."""
+        """Returns what others may know."""
         forwarder = self._forwarder
         if forwarder is not None:
             self._shown = forwarder.state
@@ -277,7 +277,7 @@ class Leadership:
         )
 
     def _lateness_ms(self) -> int:
-        """How late the oldest due is that is not done; while nothing goes out, how late it may be.
+        """Returns how late the oldest unfinished due is; while nothing is forwarded, at most.
 
         Without a forwarder nobody looks into the wheels: then everything since w counts.
         """
@@ -289,7 +289,7 @@ class Leadership:
         return 0 if due_ms is None else max(0, self._clock.wall_ms() - due_ms)
 
     def close(self) -> None:
-        """Lets go of everything."""
+        """Closes everything."""
         self._step(Stop(self._clock.monotonic_ms()))
         self._candidacy.close()
         self._follower.close()
@@ -370,7 +370,7 @@ class Leadership:
                 self._leave_office()
 
     def _held_against_beats(self, event: Event) -> Event:
-        """A topic that was read is to have all that was known of it before."""
+        """Checks that the topic still has everything that was known of it before."""
         if not isinstance(event, ControlRead):
             return event
         return replace(event, incomplete=contradiction(event.state, self._witnesses) is not None)
@@ -413,7 +413,7 @@ class Leadership:
     def _plan(
         self, forwarder: Forwarder, server: ServerStatus, now_ms: int
     ) -> tuple[Planned | None, bool]:
-        """What goes out next; and whether it took so long to read it that a commit is in place.
+        """Plans what to forward; returns also whether reading took so long that a commit is due.
 
         Whoever only reads does not commit meanwhile: its office is not to end for that.
         """
@@ -427,7 +427,7 @@ class Leadership:
         return planned, self._clock.monotonic_ms() - began_ms >= IDLE_COMMIT_MS
 
     def _rest(self, forwarder: Forwarder, now_ms: int) -> float:
-        """Until the next due, and no longer than a tick."""
+        """Returns how long to rest: until the next due, at most one tick."""
         due_ms = None if forwarder.held else forwarder.next_due_ms()
         rest_s = TICK_S if due_ms is None else (due_ms - now_ms) / 1000
         return max(forwarder.pause_s, 0.001, min(rest_s, TICK_S))
@@ -497,13 +497,13 @@ class Leadership:
 
 
 def _beats(server: ServerStatus) -> dict[str, Beat]:
-    """The newest beat of each node, its own included."""
+    """Returns the newest heartbeat of each node, including its own."""
     others = {node: sight.beat for node, sight in server.peers.items()}
     return {**others, server.beat.node: server.beat}
 
 
 def _uses(server: ServerStatus) -> list[tuple[object, ...]]:
-    """What makes a leader's duties."""
+    """Returns the inputs of a leader's duties."""
     return [
         (beat.open, beat.spare, beat.draining, beat.last_number, beat.storage)
         for _, beat in sorted(_beats(server).items())

@@ -1,4 +1,4 @@
-"""The cleaner process: `python -m delaywheel_replica.cleaner.main`, started by the supervisor.
+"""The cleaner process: `python -m delaywheel_replica.cleaner.main`, run by the supervisor.
 
 One thread turns (leadership.py) whenever there is something to do: the server's row changed, a
 message falls due, a background call ended, and at least ten times a second. It reads the server's
@@ -78,7 +78,7 @@ log = get_logger(__name__)
 
 
 class Cleaner:
-    """One node's cleaner, put together."""
+    """One node's cleaner, assembled."""
 
     def __init__(self, config: Config, link: Link) -> None:
         self._config = config
@@ -154,7 +154,7 @@ class Cleaner:
         self._stamper.start()
 
     def run(self) -> None:
-        """Turns until the node stops."""
+        """Runs turn after turn until the node stops."""
         poller = select.poll()
         poller.register(self._link.fileno(), select.POLLIN)
         poller.register(self._wake, select.POLLIN)
@@ -173,7 +173,7 @@ class Cleaner:
                 self._receive()
 
     def close(self) -> None:
-        """Ends threads and clients."""
+        """Closes threads and clients."""
         self._ends.set()
         self._stamper.join()
         self._leadership.close()
@@ -243,7 +243,7 @@ class Cleaner:
                 pass  # a wake-up: the turn that follows is the answer
 
     def _write_row(self, *, now: bool = False) -> None:
-        """Tells the server what it is to know now (row_keeper.py)."""
+        """Reports to the server what has changed (row_keeper.py)."""
         view = self._leadership.view()
         is_time, is_new = self._row_news.look(view, self._clock.monotonic())
         if not (now or is_time):

@@ -1,4 +1,4 @@
-"""What a leader's operator reads in the log: offices taken and lost, and what messages went astray.
+"""Log lines for a leader's operator: terms begun and ended, and lost or misdirected messages.
 
 | event | level | repeated |
 |---|---|---|
@@ -31,10 +31,10 @@ _log = get_logger(__name__)
 
 
 class OfficeLog:
-    """Tells it; keeps what is not to be repeated."""
+    """Logs terms and outcomes, without repetition."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        """Nothing was told yet."""
+        """Begins with nothing logged."""
         self._monotonic = monotonic
         self._failed: tuple[object, float] | None = None
         self._dead = 0
@@ -49,7 +49,7 @@ class OfficeLog:
         reason: Reason | None,
         error: str | None,
     ) -> None:
-        """The election went from one phase to another.
+        """Logs a change of the election's phase.
 
         Args:
             before: the phase it was in.
@@ -73,7 +73,7 @@ class OfficeLog:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)
 
     def committed(self, dead: int, lost: FrameSet) -> None:
-        """A transaction was committed.
+        """Logs what matters of a committed transaction.
 
         Args:
             dead: how many of its messages were dead letters.

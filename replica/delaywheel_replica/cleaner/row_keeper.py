@@ -1,4 +1,4 @@
-"""The cleaner's row: when it is written, and kept fresh while the main thread waits for Kafka.
+"""Writes the cleaner's status, and keeps it fresh while the main thread waits for Kafka.
 
 | what changed since it was written | it is written |
 |---|---|
@@ -62,26 +62,26 @@ class Waiting:
 
 
 class News:
-    """Whether there is something to be told; for the main thread."""
+    """Decides when there is something to report. For the main thread."""
 
     def __init__(self) -> None:
-        """Nothing was told yet."""
+        """Begins with nothing reported."""
         self._told: View | None = None
         self._told_s = 0.0
         self._is_new = False
         self._asked_s = -HASTE_S
 
     def ask(self, now_s: float) -> None:
-        """Somebody waits for a commit."""
+        """Notes that a commit is waited for."""
         self._asked_s = now_s
 
     def rest_s(self, now_s: float) -> float:
-        """For how long at most there is nothing to be told, if nothing changes."""
+        """Returns how long there will be nothing to report unless something changes."""
         after_s = ROW_S if self._is_new else QUIET_ROW_S
         return max(0.0, self._told_s + after_s - now_s)
 
     def look(self, view: View, now_s: float) -> tuple[bool, bool]:
-        """Whether to write the row now, and whether it then says anything new but the lateness.
+        """Returns whether to write the status now, and whether more than the lateness is new.
 
         Args:
             view: what others may know.
@@ -109,7 +109,7 @@ def _without_progress(view: View) -> View:
 
 
 class RowKeeper:
-    """Writes the row. `tell` is for the main thread, `stamp` for another one."""
+    """Writes the status. `tell` is for the main thread, `stamp` for another one."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class RowKeeper:
         waiting: Callable[[], Waiting | None],
         clock: Clock,
     ) -> None:
-        """Nothing was told yet.
+        """Begins with nothing written.
 
         Args:
             put: Writes it; one thread at a time calls it.
@@ -131,13 +131,13 @@ class RowKeeper:
         self._last: CleanerStatus | None = None
 
     def tell(self, status: CleanerStatus) -> None:
-        """Writes what the main thread has to say."""
+        """Writes the main thread's status."""
         with self._lock:
             self._put(status)
             self._last = status
 
     def stamp(self) -> None:
-        """Writes the last word again, if the main thread cannot; to be called every `STAMP_S`."""
+        """Refreshes the last status if the main thread cannot; called every `STAMP_S`."""
         waiting = self._waiting()
         if waiting is None:
             return

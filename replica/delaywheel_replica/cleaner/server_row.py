@@ -1,4 +1,4 @@
-"""The server's row, as the cleaner reads it: nothing that an earlier server process wrote.
+"""Reads the server's status, ignoring what an earlier server process wrote.
 
 The file outlives the processes and the machine's boot. What it says of an earlier boot may even
 look fresh for days, since the monotonic clock begins anew. A server dies with its cleaner (the
@@ -22,7 +22,7 @@ class ServerRow:
     """Reads ``server.row``. One thread calls it."""
 
     def __init__(self, path: Path, *, boot: str, since_ms: int) -> None:
-        """Reads nothing yet.
+        """Begins with nothing read.
 
         Args:
             path: Of the row, which need not be there yet.
@@ -34,7 +34,7 @@ class ServerRow:
         self._since_ms = since_ms
 
     def read(self) -> ServerStatus | None:
-        """The newest word of this node's living server; None: it has said nothing yet."""
+        """Returns the newest status of this node's living server; None if there is none yet."""
         try:
             status = self._row.read()
         except MalformedError:

@@ -1,4 +1,4 @@
-"""What this process counted of the transactions that were committed, for its row.
+"""Counts of committed transactions, for the cleaner's status.
 
 Counted by batches: a transaction's messages in columns, its few dead letters one by one.
 """
@@ -17,7 +17,7 @@ from delaywheel_replica.process.topic_counts import TopicCounts
 
 
 class Tallies:
-    """Since the process started.
+    """The counts since the process started.
 
     Attributes:
         lateness: of what was forwarded.
@@ -28,7 +28,7 @@ class Tallies:
     """
 
     def __init__(self) -> None:
-        """Nothing was committed."""
+        """Begins at zero."""
         self.lateness = Lateness()
         self.commit_times = Tally(COMMIT_BOUNDS_US)
         self.forwarded = TopicCounts()

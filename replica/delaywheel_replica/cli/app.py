@@ -1,4 +1,4 @@
-"""The command `delaywheel`: finds what is to be done, and turns every failure into a name."""
+"""The command `delaywheel`: dispatches to commands, and turns every failure into a name."""
 
 from __future__ import annotations
 

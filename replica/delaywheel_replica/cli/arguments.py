@@ -1,4 +1,4 @@
-"""What each command is told: its arguments, with their help."""
+"""The arguments of each command, with their help."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CONFIRMED_TIMEOUT_S = 15.0
 
 
 def serve(parser: Parser) -> None:
-    """Of `serve`, and of `config check`."""
+    """Adds the arguments of `serve` and of `config check`."""
     options.config(parser)
 
 
 def produce(parser: Parser) -> None:
-    """Of `produce`."""
+    """Adds the arguments of `produce`."""
     parser.argument("topic", metavar="TOPIC", complete=options.topics, help="the Kafka topic")
     what = parser.add_argument_group("what is sent")
     parser.argument(
@@ -118,7 +118,7 @@ def produce(parser: Parser) -> None:
 
 
 def slots(parser: Parser) -> None:
-    """Of `slots`."""
+    """Adds the arguments of `slots`."""
     for flag, text in (("from", "from this second on"), ("to", "before this second")):
         parser.argument(
             f"--{flag}",
@@ -134,7 +134,7 @@ def slots(parser: Parser) -> None:
 
 
 def slot(parser: Parser) -> None:
-    """Of `slot`."""
+    """Adds the arguments of `slot`."""
     parser.argument("second", type=parse_second, metavar="SECOND", help="Unix seconds, or a time")
     parser.argument(
         "--content",
@@ -149,7 +149,7 @@ def slot(parser: Parser) -> None:
 
 
 def search(parser: Parser) -> None:
-    """Of `search`."""
+    """Adds the arguments of `search`."""
     options.wanted(parser)
     parser.argument(
         "--content",
@@ -163,7 +163,7 @@ def search(parser: Parser) -> None:
 
 
 def cancel(parser: Parser) -> None:
-    """Of `cancel`."""
+    """Adds the arguments of `cancel`."""
     options.one_message(parser)
     options.wanted(parser, with_id=False)
     options.limit(parser, 1_000, "messages, where several are meant")
@@ -176,14 +176,14 @@ def cancel(parser: Parser) -> None:
 
 
 def one_message(parser: Parser) -> None:
-    """Of `get`."""
+    """Adds the arguments of `get`."""
     options.one_message(parser)
     options.as_json(parser)
     options.asking(parser)
 
 
 def status(parser: Parser) -> None:
-    """Of `status`."""
+    """Adds the arguments of `status`."""
     parser.argument(
         "--check",
         action="store_true",
@@ -194,26 +194,26 @@ def status(parser: Parser) -> None:
 
 
 def verify(parser: Parser) -> None:
-    """Of `verify`."""
+    """Adds the arguments of `verify`."""
     parser.argument("data", type=options.folder_path, metavar="DIR", help="a data folder")
     options.as_json(parser)
 
 
 def config_show(parser: Parser) -> None:
-    """Of `config show`."""
+    """Adds the arguments of `config show`."""
     options.config(parser)
     options.as_json(parser)
 
 
 def clock_set_back(parser: Parser) -> None:
-    """Of `clock set-back`."""
+    """Adds the arguments of `clock set-back`."""
     options.yes(parser)
     options.as_json(parser)
     options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)
 
 
 def node_replace(parser: Parser) -> None:
-    """Of `node replace`."""
+    """Adds the arguments of `node replace`."""
     parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
     parser.argument(
         "--storage",
@@ -225,13 +225,13 @@ def node_replace(parser: Parser) -> None:
 
 
 def node_remove(parser: Parser) -> None:
-    """Of `node remove`."""
+    """Adds the arguments of `node remove`."""
     parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
     clock_set_back(parser)
 
 
 def topic_create(parser: Parser) -> None:
-    """Of `topic create`."""
+    """Adds the arguments of `topic create`."""
     parser.argument("topics", nargs="+", metavar="TOPIC", help="the Kafka topic; several at once")
     for name, text in (("partitions", "partitions"), ("replication-factor", "copies")):
         parser.argument(
@@ -373,5 +373,5 @@ def _dead_letter_topic(parser: Parser) -> None:
 
 
 def completion(parser: Parser) -> None:
-    """Of `completion`."""
+    """Adds the arguments of `completion`."""
     parser.argument("shell", choices=("bash", "zsh"), help="which shell")

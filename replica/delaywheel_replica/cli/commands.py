@@ -1,4 +1,4 @@
-"""Which commands there are.
+"""The list of commands.
 
 What does a command's work is imported when it is done: to tell the version, to show help or to
 complete a word needs nothing of gRPC, Kafka or numpy.
@@ -300,12 +300,12 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
 
 
 def all_commands() -> dict[str, Command | Group]:
-    """Ours, and those of other packages."""
+    """Returns our commands, and those of other packages."""
     return {**COMMANDS, **{plugin.name: plugin.load() for plugin in _plugins()}}
 
 
 def find(name: str) -> Command | Group | None:
-    """The command of this name; only for one that is not ours are other packages looked at."""
+    """Returns the command of this name; searches other packages only if it is not ours."""
     ours = COMMANDS.get(name)
     if ours is not None:
         return ours

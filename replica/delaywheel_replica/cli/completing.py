@@ -1,4 +1,4 @@
-"""What a shell completes: commands, options, and the values that are known.
+"""Shell completion: commands, options, and known values.
 
 The shell asks at each key, so nothing here imports what commands need to do their work.
 """
@@ -29,12 +29,12 @@ _SCRIPTS: Final = {"bash": _BASH, "zsh": f"autoload -U +X bashcompinit && bashco
 
 
 def script(shell: str) -> None:
-    """Prints what the shell is to source."""
+    """Prints the script for the shell to source."""
     print(_SCRIPTS[shell], end="")
 
 
 def answer(line: str, breaks: str) -> None:
-    """Prints what may follow a line that is being typed, one candidate a line.
+    """Prints completions of an unfinished command line, one a line.
 
     Args:
         line: Up to the cursor, the program's name included.
@@ -48,7 +48,7 @@ def answer(line: str, breaks: str) -> None:
 
 
 def candidates(words: Sequence[str], current: str) -> Iterable[str]:
-    """What may stand in place of the word that is being typed.
+    """Returns completions of the word that is being typed.
 
     Args:
         words: Those before it, without the program's name.
@@ -104,7 +104,7 @@ def _is_repeatable(action: argparse.Action) -> bool:
 
 
 def _words(line: str) -> list[str]:
-    """As a shell takes them apart; a quote may still be open."""
+    """Splits a line as a shell does; a quote may still be open."""
     try:
         return shlex.split(line)
     except ValueError:

@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
 
 class Failure(Exception):  # noqa: N818 - a named answer to the user, not an error of the program
-    """Ends a command.
+    """Raised to end a command.
 
     Attributes:
         reason: Stable, UPPER_SNAKE_CASE.
@@ -35,7 +35,7 @@ class Failure(Exception):  # noqa: N818 - a named answer to the user, not an err
     """
 
     def __init__(self, reason: str, message: str, exit_code: ExitCode = ExitCode.REFUSED) -> None:
-        """Says why, by name and for people."""
+        """Takes the reason, by name and for people."""
         super().__init__(f"{reason}: {message}" if message else reason)
         self.reason = reason
         self.exit_code = exit_code

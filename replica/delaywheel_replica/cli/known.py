@@ -1,4 +1,4 @@
-"""What commands have seen of a cluster, for the shell's completion: topics, levels, nodes.
+"""What commands have seen of a cluster, for completion: topics, levels, nodes.
 
 Completion asks no node: gRPC alone takes longer to import than a key may take, and a node that
 is away would hold the shell. So commands note the names that pass by, and completion reads them.
@@ -20,7 +20,7 @@ _LONGEST: Final = 255
 
 
 def note(server: str, **names: Iterable[str]) -> None:
-    """Remembers names of what this server's cluster has; the latest are kept.
+    """Remembers names seen at this server's cluster; keeps the latest ones.
 
     Args:
         server: As the command was told.
@@ -50,7 +50,7 @@ def note(server: str, **names: Iterable[str]) -> None:
 
 
 def names(server: str, kind: str) -> list[str]:
-    """What is known of one kind."""
+    """Returns the known names of one kind."""
     return list(_read(_path()).get(server, {}).get(kind, ()))
 
 

@@ -26,12 +26,12 @@ STANDARD_INPUT: Final = Path("-")
 
 
 def asked_server() -> str:
-    """The nodes to ask, where the command line names none."""
+    """Returns the nodes to ask where the command line names none."""
     return os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
 
 
 def asking(parser: Parser, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Adds what a command that asks nodes takes."""
+    """Adds the arguments of a command that asks nodes."""
     group = parser.add_argument_group("who is asked")
     parser.argument(
         "--server",
@@ -133,7 +133,7 @@ def config_file(parser: Parser, *, group: ArgumentGroup | None = None) -> None:
 
 
 def config(parser: Parser) -> None:
-    """Adds what settings are read from."""
+    """Adds the arguments that settings are read from."""
     config_file(parser)
     parser.argument(
         "--set",
@@ -162,7 +162,7 @@ def one_message(parser: Parser) -> None:
 
 
 def wanted(parser: Parser, *, with_id: bool = True) -> None:
-    """Adds what pending messages are looked for by."""
+    """Adds the conditions on pending messages."""
     group = parser.add_argument_group("which messages (those that have all of it)")
     parser.argument("--topic", group=group, metavar="TOPIC", complete=topics, help="of this topic")
     parser.argument("--key", group=group, metavar="TEXT", help="with this key")
@@ -194,17 +194,17 @@ def yes(parser: Parser) -> None:
 
 
 def file_path(text: str) -> Path:
-    """Reads the path of a file that is there."""
+    """Parses the path of an existing file."""
     return _existing(Path(text), is_folder=False)
 
 
 def input_path(text: str) -> Path:
-    """Reads the path of what is read line by line; - is standard input."""
+    """Parses the path of line-by-line input; - is standard input."""
     return STANDARD_INPUT if text == "-" else file_path(text)
 
 
 def folder_path(text: str) -> Path:
-    """Reads the path of a folder that is there."""
+    """Parses the path of an existing folder."""
     return _existing(Path(text), is_folder=True)
 
 
@@ -220,24 +220,24 @@ def _existing(path: Path, *, is_folder: bool) -> Path:
 
 
 def topics() -> list[str]:
-    """Topics that commands have seen."""
+    """Returns topics that commands have seen."""
     return known.names(asked_server(), "topics")
 
 
 def nodes() -> list[str]:
-    """The cluster's nodes, as commands have seen them."""
+    """Returns the cluster's nodes that commands have seen."""
     return known.names(asked_server(), "nodes")
 
 
 def levels() -> Iterable[str]:
-    """The service's levels, as commands have seen them; else those that it has by default."""
+    """Returns the service's levels, as seen by commands, or else the default ones."""
     from delaywheel.levels import DEFAULT_LEVELS  # noqa: PLC0415
 
     return known.names(asked_server(), "levels") or DEFAULT_LEVELS
 
 
 def setting_names() -> list[str]:
-    """What may stand before the `=` of `--set`, with it."""
+    """Returns what may precede the `=` of `--set`, including the `=`."""
     # Only here: what the types of settings need takes longer to import than all the rest.
     from dataclasses import fields  # noqa: PLC0415
 

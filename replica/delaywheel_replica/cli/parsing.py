@@ -1,4 +1,4 @@
-"""How a command line is read: argparse, with help for people, named errors, and completion.
+"""Parses command lines: argparse with help for people, named errors, and completion.
 
 The same library reads the command lines of `scripts/`. It is a third of what Typer took to be
 imported, and a shell waits for it at each key that completes something.
@@ -48,14 +48,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Commands with a first word in common."""
+    """Commands that share their first word."""
 
     text: str
     commands: Mapping[str, Command]
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the arguments of one command.
+    """Parses the arguments of one command.
 
     Attributes:
         declared: Its arguments, in order.
@@ -96,13 +96,13 @@ class Parser(argparse.ArgumentParser):
             self._completers[action.dest] = complete
 
     def values_of(self, action: argparse.Action) -> Iterable[str]:
-        """What may be given for an argument, as far as that is known."""
+        """Returns possible values of an argument, as far as they are known."""
         if action.dest in self._completers:
             return self._completers[action.dest]()
         return [str(choice) for choice in action.choices or ()]
 
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """The arguments by name; options may stand before, between and behind the others.
+        """Returns the arguments by name; options may stand before, between or behind them.
 
         Raises:
             Failure: USAGE, and what is wrong.
@@ -110,12 +110,12 @@ class Parser(argparse.ArgumentParser):
         return vars(self.parse_intermixed_args(list(arguments)))
 
     def error(self, message: str) -> NoReturn:
-        """Ends with the name of what is wrong, instead of a page of usage."""
+        """Ends with a named reason instead of a page of usage."""
         raise usage(f"{message} ({self.prog} --help)")
 
 
 def usage(message: str) -> Failure:
-    """A command line that cannot be meant."""
+    """Returns the failure for an invalid command line."""
     return Failure("USAGE", message, ExitCode.USAGE)
 
 
@@ -132,7 +132,7 @@ def print_list(title: str, commands: Iterable[tuple[str, str]]) -> None:
 
 
 class _Help(argparse.HelpFormatter):
-    """Paragraphs stay paragraphs, and examples as they are."""
+    """Help that keeps paragraphs and examples as they are."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=_columns())

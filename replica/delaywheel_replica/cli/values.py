@@ -1,4 +1,4 @@
-"""Times, durations, ids and headers as people write them, and back.
+"""Parses and formats times, durations, ids and headers as people write them.
 
 What cannot be read is told as argparse wants it to be.
 """
@@ -29,7 +29,7 @@ _TIMES: Final = (
 
 
 def parse_duration(text: str) -> timedelta:
-    """Reads `250ms`, `30s`, `1h30m`, `7d`."""
+    """Parses `250ms`, `30s`, `1h30m`, `7d`."""
     try:
         return timedelta(milliseconds=duration_ms(text))
     except (ValueError, OverflowError) as error:
@@ -37,12 +37,12 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_duration_ms(text: str) -> int:
-    """The same in milliseconds."""
+    """Parses a duration; returns milliseconds."""
     return parse_duration(text) // timedelta(milliseconds=1)
 
 
 def parse_time(text: str) -> datetime:
-    """Reads an ISO 8601 time with its zone, Unix milliseconds, `now`, `now-2h` or `now+1h30m`."""
+    """Parses an ISO 8601 time with its zone, Unix milliseconds, `now`, `now-2h` or `now+1h30m`."""
     if text.lstrip("-").isdecimal():
         return from_ms(_unix_ms(int(text)))
     if match := _NOW.fullmatch(text):
@@ -64,12 +64,12 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_time_ms(text: str) -> int:
-    """The same as Unix milliseconds."""
+    """Parses a time; returns Unix milliseconds."""
     return to_ms(parse_time(text))
 
 
 def parse_second(text: str) -> int:
-    """Reads a slot: Unix seconds, or a time as above."""
+    """Parses a slot: Unix seconds, or a time as above."""
     if not text.isdecimal():
         return to_ms(parse_time(text)) // 1_000
     if int(text) >= LEAST_MS:
@@ -78,7 +78,7 @@ def parse_second(text: str) -> int:
 
 
 def parse_id(text: str) -> bytes:
-    """Reads an id: 32 hex digits, or a UUID's usual form."""
+    """Parses an id: 32 hex digits, or a UUID's usual form."""
     digits = text.replace("-", "").lower()
     if not _ID_DIGITS.fullmatch(digits):
         raise ArgumentTypeError(f"{text!r} is no id: 32 hex digits, or a UUID")
@@ -86,7 +86,7 @@ def parse_id(text: str) -> bytes:
 
 
 def parse_header(text: str) -> tuple[str, bytes | None]:
-    """Reads `name=value`; a name alone has a null value."""
+    """Parses `name=value`; a name alone has a null value."""
     name, equals, value = text.partition("=")
     return name, value.encode() if equals else None
 
@@ -100,7 +100,7 @@ def parse_place(text: str) -> tuple[int, int]:
 
 
 def parse_assignment(text: str) -> tuple[str, str]:
-    """Reads `name=value`."""
+    """Parses `name=value`."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise ArgumentTypeError(f"{text!r}: write NAME=VALUE")
@@ -108,14 +108,14 @@ def parse_assignment(text: str) -> tuple[str, str]:
 
 
 def parse_count(text: str) -> int:
-    """Reads a whole number from 1."""
+    """Parses a whole number from 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"{text!r}: a whole number from 1")
     return int(text)
 
 
 def parse_seconds(text: str) -> float:
-    """Reads how long to wait: seconds, or a duration."""
+    """Parses a timeout: seconds, or a duration."""
     try:
         seconds = float(text)
     except ValueError:
@@ -126,17 +126,17 @@ def parse_seconds(text: str) -> float:
 
 
 def from_ms(ms: int) -> datetime:
-    """The time of these Unix milliseconds."""
+    """Converts Unix milliseconds to a time."""
     return _EPOCH + timedelta(milliseconds=ms)
 
 
 def to_ms(moment: datetime) -> int:
-    """The Unix milliseconds of this time."""
+    """Converts a time to Unix milliseconds."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def about(ms: int) -> str:
-    """How long, roughly: `850 ms`, `12 s`, `3 min`, `5 h`, `2 d`."""
+    """Formats a rough duration: `850 ms`, `12 s`, `3 min`, `5 h`, `2 d`."""
     for unit, of_ms, least in (
         ("d", 86_400_000, 2),
         ("h", 3_600_000, 2),
@@ -149,17 +149,17 @@ def about(ms: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of them: `1 message`, `2,000 messages`."""
+    """Formats a count: `1 message`, `2,000 messages`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def iso(ms: int) -> str:
-    """Unix milliseconds as ISO 8601 in UTC."""
+    """Formats Unix milliseconds as ISO 8601 in UTC."""
     return from_ms(ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def clock(slot: int) -> str:
-    """A slot as ISO 8601 in UTC, without a fraction."""
+    """Formats a slot as ISO 8601 in UTC, without a fraction."""
     return from_ms(slot * 1000).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -176,7 +176,7 @@ def _unix_ms(number: int) -> int:
 
 
 def _in_zone(local: datetime, name: str) -> datetime:
-    """A time on the clocks of a zone; where they are set, an hour may not be or come twice."""
+    """Returns a time in a zone; where clocks are set, an hour may be absent or repeated."""
     # Only here: few name a zone.
     from zoneinfo import ZoneInfo  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Streams from peers: who dials is judged, and read until it ends."""
+"""Accepts streams from peers: checks who connects, and reads each stream to its end."""
 
 import contextlib
 import threading
@@ -42,7 +42,7 @@ _log = get_logger(__name__)
 
 
 class Acceptor:
-    """Serves the streams of all peers, each on a thread of its own."""
+    """Serves the streams of all peers, each on its own thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Acceptor:
         *,
         data_bytes: int,
     ) -> None:
-        """Nobody came yet.
+        """Begins without connections.
 
         Args:
             me: this node.
@@ -68,7 +68,7 @@ class Acceptor:
         self._strangers: set[PeerRefusal] = set()
 
     def serve(self, channel: Channel, greeted: Callable[[], None]) -> None:
-        """One connection, from its first byte to its end, which is left to the caller.
+        """Serves one connection from its first byte to its end; the caller closes it.
 
         Args:
             channel: whoever dialled.
@@ -110,7 +110,7 @@ class Acceptor:
             peer.went(stream, end)
 
     def _hello(self, channel: Channel, incoming: Incoming) -> Hello | None:
-        """What is said first; None: it is not said, or by no node."""
+        """Reads the first message; None if it does not come, or comes from no node."""
         try:
             began = incoming.take(len(PREFACE))
             data = incoming.message() if began == PREFACE else None
@@ -155,7 +155,7 @@ class Acceptor:
 
 
 def _next(peer: Peer, incoming: Incoming) -> bytes | None:
-    """The next message; None: the stream has ended, or the peer hangs."""
+    """Reads the next message; None if the stream has ended or the peer hangs."""
     try:
         return incoming.message()
     except BlockingIOError:
@@ -167,7 +167,7 @@ def _next(peer: Peer, incoming: Incoming) -> bytes | None:
 
 
 def _answer(channel: Channel, answer: PeerIdentity | PeerRefusal) -> None:
-    """All that ever goes back; if it cannot, whoever waits for it sees the end."""
+    """Sends the only answer on the connection; if that fails, the peer sees the end."""
     data = encode_answer(answer)
     with contextlib.suppress(OSError):
         channel.socket.sendall(b"".join((PREFACE, head_of([data]), data)))

@@ -1,4 +1,4 @@
-"""A stream to a peer: opened, kept open, and opened anew for as long as the node lives.
+"""Keeps a stream to a peer open: dials again for as long as the node lives.
 
 Its thread sleeps while all goes well: whoever has a message sends it (outbox.py). It wakes when the
 kernel has room again for what waits, when nothing was said for a second, and when the stream ends.
@@ -39,7 +39,7 @@ _HTTP: Final = b"\x04\0\0\0\0"
 
 
 class Dialler:
-    """One stream to one peer, with a thread of its own."""
+    """One stream to one peer, with its own thread."""
 
     def __init__(self, peer: Peer, stream: Stream, *, hello: bytes, max_bytes: int) -> None:
         """Does nothing yet.
@@ -66,14 +66,14 @@ class Dialler:
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the stream; nothing is waited for."""
+        """Ends the stream without waiting."""
         with self._lock:
             self._ended.set()
             if self._channel is not None:
                 self._channel.end()
 
     def join(self) -> None:
-        """Waits until it has ended: for some seconds, as whoever looks up a name cannot be told."""
+        """Waits some seconds for the end; a thread that resolves a name cannot be interrupted."""
         if self._thread.is_alive():
             self._thread.join(_JOIN_S)
 
@@ -90,7 +90,7 @@ class Dialler:
             self._ended.wait(pause_s)
 
     def _converse(self) -> None:
-        """Opens the stream and stays with it until it ends.
+        """Opens the stream and serves it until it ends.
 
         Raises:
             OSError: it could not be opened.
@@ -140,7 +140,7 @@ class Dialler:
 
 
 def _stay(channel: Channel, outbox: Outbox, room: int) -> None:
-    """Sends what waits as soon as it may, until the stream ends: nothing comes on it any more."""
+    """Sends waiting messages as soon as possible, until the stream ends."""
     poll, number = select.poll(), channel.socket.fileno()
     poll.register(room, select.POLLIN)
     ping_s = sockets.PING_S
@@ -166,7 +166,7 @@ def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:
 
 
 class _RefusedError(Exception):
-    """One of the two did not want the stream."""
+    """One of the two nodes refused the stream."""
 
     def __init__(self, refusal: PeerRefusal) -> None:
         super().__init__(refusal.text)

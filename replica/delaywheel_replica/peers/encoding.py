@@ -1,4 +1,4 @@
-"""The protocol's messages as bytes: protobuf, as delaywheel_proto/v1/peer.proto says.
+"""Encodes the protocol's messages as protobuf, as delaywheel_proto/v1/peer.proto says.
 
 A bundle of frames is a few columns and one buffer, which goes behind the rest by itself, in
 protobuf's own wire format: through generated code it would be copied twice. Whoever reads it cannot
@@ -57,7 +57,7 @@ _wheel_beat = lru_cache(maxsize=4_096)(WheelBeat)
 
 
 def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
-    """A ToPeer that holds the message.
+    """Encodes a message as a ToPeer.
 
     Raises:
         ValueError: a number is beyond 64 bits, or below 0 where none may be.
@@ -107,7 +107,7 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
 
 
 def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
-    """The same, in parts to be sent one behind the other: no byte of a frame is copied.
+    """Encodes a message in parts to be sent consecutively, without copying any frame.
 
     Raises:
         ValueError: as of `encode`.
@@ -116,7 +116,7 @@ def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
 
 
 def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each message
-    """Reads what `encode` wrote.
+    """Decodes what `encode` wrote.
 
     Raises:
         MalformedError: it is something else.
@@ -248,7 +248,7 @@ def _read_reached(told: pb.Reached) -> Reached:
 
 
 def _read_lacking(told: pb.WheelBeat) -> SeqSet:
-    """A node of before tells the first frames alone: those behind them are not known to be held."""
+    """Reads missing frames; older releases report only the first of them."""
     spans = told.lacking_spans
     if len(spans) % 2:
         raise MalformedError(f"{told.wheel} lacks half a span")
@@ -277,7 +277,7 @@ def _read_office(told: pb.Office) -> Office:
 
 
 def _read_lacks(told: pb.Lacks) -> Lacks:
-    """A node of before names each frame; they follow one another."""
+    """Reads frames that a peer lacks; older releases list each, all consecutive."""
     first_seq, last_seq = told.first_seq, told.last_seq
     if not first_seq and told.seqs:
         first_seq, last_seq = SeqSet.of(told.seqs).spans[0]
@@ -364,7 +364,7 @@ def _read_frames(told: pb.Frames) -> Frames:
 
 
 def _varint(number: int) -> bytes:
-    """Seven bits a byte, the lowest first, as protobuf writes numbers and lengths.
+    """Encodes a varint.
 
     Raises:
         ValueError: below 0, or more than 64 bits.

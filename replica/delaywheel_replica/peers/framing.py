@@ -1,4 +1,4 @@
-"""Messages on a connection: eight bytes that say what this is, then each after its length.
+"""Frames messages on a connection: an eight-byte preamble, then length-prefixed messages.
 
 | bytes | |
 |---|---|
@@ -33,7 +33,7 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 def head_of(parts: Sequence[Part]) -> bytes:
-    """What goes before a message that consists of these parts.
+    """Returns the prefix of a message that consists of these parts.
 
     Raises:
         ValueError: 4 GiB or more are no message.
@@ -45,13 +45,13 @@ def head_of(parts: Sequence[Part]) -> bytes:
 
 
 class Incoming:
-    """What comes on one connection, read by one thread.
+    """The incoming side of one connection, read by one thread.
 
     Of a message it holds what came: the longest one twice, for as long as it is put together.
     """
 
     def __init__(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
-        """Nothing was read yet.
+        """Begins with nothing read.
 
         Args:
             receive_into: waits for bytes, writes them there, returns how many; 0: there are no
@@ -64,19 +64,19 @@ class Incoming:
         self._start = self._end = 0
 
     def go_on(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
-        """From now on, with what was read already: see the arguments of the same name."""
+        """Sets timeouts and limits from here on; see the arguments of the same names."""
         self._receive_into = receive_into
         self._most_bytes = most_bytes
 
     def take(self, count: int) -> bytes | None:
-        """So many bytes, `BUFFER_BYTES` at most; None: they do not come any more."""
+        """Returns so many bytes, at most `BUFFER_BYTES`; None if they never come."""
         while self._end - self._start < count:
             if not self._receive():
                 return None
         return self._taken(count)
 
     def message(self) -> bytes | None:
-        """The next message, empty for a ping; None: it does not come any more.
+        """Returns the next message, empty for a ping; None if it never comes.
 
         Raises:
             MalformedError: it is said to be longer than any may be.
@@ -110,7 +110,7 @@ class Incoming:
         return bytes(self._view[start : self._start])
 
     def _receive(self) -> int:
-        """Reads what there is behind what was not taken yet."""
+        """Receives what is available, behind what was not taken yet."""
         waiting = self._end - self._start
         if self._start:
             self._view[:waiting] = self._view[self._start : self._end]

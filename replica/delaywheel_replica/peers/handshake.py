@@ -1,4 +1,4 @@
-"""Who a node says it is, and whether two nodes may talk.
+"""The handshake: who a node claims to be, and whether two nodes may connect.
 
 Both ends judge: who is dialled by what the Hello says, who dials by what the Welcome says.
 
@@ -39,7 +39,7 @@ _STREAMS: Final = {pb.Hello.Stream.Value(stream.name): stream for stream in Stre
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """What a node says of itself before anything else.
+    """What a node reports of itself before anything else.
 
     Attributes:
         cluster_id: of which cluster.
@@ -69,17 +69,17 @@ class PeerIdentity:
     reads_to: int = NEWEST_READ
 
     def reads(self, written: int) -> bool:
-        """Whether it reads frames of this version."""
+        """Whether the node reads frames of this version."""
         return self.reads_from <= written <= self.reads_to
 
     @property
     def frames(self) -> str:
-        """What it writes and reads, for people."""
+        """The frame versions that the node writes and reads, for people."""
         return f"written as {self.format}, read as {self.reads_from} to {self.reads_to},"
 
 
 def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) -> PeerRefusal | None:
-    """Whether the two may talk; None: they may.
+    """Returns why the two may not connect; None if they may.
 
     Args:
         mine: this node.
@@ -107,7 +107,7 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 
 
 def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
-    """In what two nodes that may talk differ, in the words of both; None: in nothing."""
+    """Returns how the settings of two nodes differ that may connect; None if they do not."""
     differing = [name for name in _differing(mine, theirs) if name in ROLLED]
     said = [_said(mine, theirs, differing)] if differing else []
     if mine.format != theirs.format:
@@ -124,7 +124,7 @@ def _refuse_settings(mine: PeerIdentity, theirs: PeerIdentity) -> PeerRefusal | 
 
 
 def _is_one_within_other(mine: PeerIdentity, theirs: PeerIdentity) -> bool:
-    """Nodes join or leave, not both at once: whoever names a wrong node differs in both ways."""
+    """Whether nodes only join or only leave; a mistaken name shows as a difference both ways."""
     own, others = (set(each.settings.get(MEMBERS, "").split(",")) for each in (mine, theirs))
     return own <= others or others <= own
 
@@ -142,13 +142,13 @@ def _said(mine: PeerIdentity, theirs: PeerIdentity, names: Iterable[str]) -> str
 
 
 def wrong_node(reached: str, wanted: str) -> PeerRefusal:
-    """An address leads to another node than its name says."""
+    """Returns the refusal for an address that leads to another node than expected."""
     text = f"the address that is dialled as {wanted} leads to {reached}"
     return PeerRefusal(PeerReason.WRONG_NODE, text)
 
 
 def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
-    """Whether a second process has the id of a node that is connected; None: it may be heard.
+    """Returns whether a second process uses a connected node's id; None if it may connect.
 
     A storage alone proves nothing, as folders can be copied.
 
@@ -191,14 +191,14 @@ class Hello:
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """As a ToPeer."""
+    """Encodes the first message as a ToPeer."""
     stream = pb.Hello.UNKNOWN if hello.stream is None else pb.Hello.Stream.Value(hello.stream.name)
     told = pb.Hello(identity=_identity(hello.identity), to=hello.to, stream=stream)
     return pb.ToPeer(hello=told).SerializeToString()
 
 
 def decode_hello(data: bytes) -> Hello:
-    """Reads what `encode_hello` wrote.
+    """Decodes what `encode_hello` wrote.
 
     Raises:
         MalformedError: it is no Hello.
@@ -214,7 +214,7 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
-    """The only message that goes back on a connection: who was reached, or why not."""
+    """Encodes the only message sent back on a connection: who was reached, or a refusal."""
     if isinstance(answer, PeerIdentity):
         return pb.Answer(welcome=_identity(answer)).SerializeToString()
     refusal = pb.Refusal(reason=answer.reason.value, text=answer.told or answer.text)
@@ -222,7 +222,7 @@ def encode_answer(answer: PeerIdentity | PeerRefusal) -> bytes:
 
 
 def decode_answer(data: bytes) -> PeerIdentity | PeerRefusal:
-    """Reads what `encode_answer` wrote.
+    """Decodes what `encode_answer` wrote.
 
     Raises:
         MalformedError: it is something else, or a reason that this version does not know.
@@ -281,6 +281,6 @@ def _read_identity(told: pb.Identity) -> PeerIdentity:
 def _differ(
     mine: PeerIdentity, theirs: PeerIdentity, name: str, own: object, others: object
 ) -> str:
-    """Both nodes say it in the same words: each logs it once, whoever refuses first."""
+    """Words a difference; both nodes log the same words, whichever refuses first."""
     said = sorted([(mine.node, own), (theirs.node or "the other", others)], key=lambda at: at[0])
     return f"{name} is " + ", ".join(f"{value} at {node}" for node, value in said)

@@ -1,4 +1,4 @@
-"""The port for peers: who dials gets a thread, and there are so many at most.
+"""The port for peers: a bounded number of connections, each with its own thread.
 
 Anybody may dial. Whoever has not said Hello gives way to those who come after it, the oldest
 first: a node says it at once, so nobody keeps the others out by saying nothing.
@@ -23,14 +23,14 @@ Serve = Callable[[Channel, Callable[[], None]], None]
 
 
 class Listener:
-    """Takes connections, and serves each on a thread of its own.
+    """Accepts connections, and serves each on its own thread.
 
     The threads are daemons: at its end the interpreter waits for others, which wait for their
     peers, and a server whose main thread failed would stay, say nothing, and never be started anew.
     """
 
     def __init__(self, serve: Serve, *, peers: int) -> None:
-        """Listens to nobody yet.
+        """Begins without listening.
 
         Args:
             serve: serves a connection to its end, and calls what it is given when that turned out
@@ -60,7 +60,7 @@ class Listener:
         return f"{address.rpartition(':')[0]}:{self._socket.getsockname()[1]}"
 
     def stop(self) -> None:
-        """Ends all connections, and waits for those who serve them."""
+        """Ends all connections, and waits for their threads."""
         self._ended.set()
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -121,7 +121,7 @@ class Listener:
             del self._threads[channel]
 
     def _failed(self, error: str) -> None:
-        """Goes on after a while; each failure is told once until there is another one."""
+        """Pauses after a failure; logs each failure once until another one occurs."""
         if error != self._told:
             self._told = error
             _log.warning("connection of a peer not taken", error=error)

@@ -35,7 +35,7 @@ _FRAME_BYTES: Final = "transaction_bytes"
 
 
 class PeerListenError(Exception):
-    """The address for peers cannot be listened on."""
+    """The address for peers cannot be used to listen."""
 
 
 class PeerNetwork:
@@ -50,7 +50,7 @@ class PeerNetwork:
         on_disconnected: Callable[[str], None],
         data_queue_bytes: int = DATA_QUEUE_BYTES,
     ) -> None:
-        """Nothing listens yet and nobody is dialled.
+        """Begins without listening or dialling.
 
         Args:
             me: what this node says of itself.
@@ -93,7 +93,7 @@ class PeerNetwork:
         self._last_frames: tuple[Frames, Sequence[Part]] | None = None
 
     def start(self, listen: str) -> str:
-        """Listens on host:port, dials everybody; returns the bound host:port.
+        """Listens on host:port and dials all peers; returns the bound host:port.
 
         Raises:
             PeerListenError: the address cannot be listened on.
@@ -107,7 +107,7 @@ class PeerNetwork:
         return bound
 
     def send(self, peer: str, message: PeerMessage) -> None:
-        """Sends, or drops; any thread, never blocks. Messages must not change any more.
+        """Sends or drops a message; for any thread, never blocks. The message must not change.
 
         Raises:
             KeyError: this is none of the other members.
@@ -129,11 +129,11 @@ class PeerNetwork:
         to.send(stream, (last[1],), is_beat=True)
 
     def states(self) -> dict[str, PeerState]:
-        """Every other member."""
+        """Returns the connection state of every other member."""
         return {node: peer.state() for node, peer in self._peers.items()}
 
     def stop(self) -> None:
-        """Ends all streams; nothing is called any more once this returned.
+        """Ends all streams; no callback is called after this returns.
 
         It waits for calls of `on_message` that run: hold no lock that they want, be none of them.
         """

@@ -1,4 +1,4 @@
-"""What is sent on one stream: at once, by whoever sends it, where the kernel takes it.
+"""The sending side of a stream: messages go out at once as far as the kernel takes them.
 
 What it does not take waits: bounded in bytes, in order, of beats only the newest, until the
 stream's own thread sees that there is room (dialling.py). Messages are level-triggered: what is
@@ -38,7 +38,7 @@ class Tally:
 
 @dataclass(slots=True)
 class _Message:
-    """One on its way.
+    """One message being sent.
 
     Attributes:
         number: of its place among the others.
@@ -52,12 +52,12 @@ class _Message:
 
 
 class Outbox:
-    """Messages of one connection, sent by any thread; none of them waits."""
+    """Outgoing messages of one connection; any thread may send, none of them waits."""
 
     def __init__(
         self, channel: Channel, max_bytes: int, tally: Tally, *, wake: Callable[[], object]
     ) -> None:
-        """Empty.
+        """Begins empty.
 
         Args:
             channel: where to; nobody else sends on it.
@@ -84,7 +84,7 @@ class Outbox:
         return bool(self._waiting) or self._beat is not None
 
     def put(self, parts: Sequence[Part], *, is_beat: bool) -> None:
-        """Sends a message, or keeps it, or drops it. A beat takes the place of one that waits.
+        """Sends, queues or drops a message. A heartbeat replaces one that waits.
 
         Its place in the order is the end: it says what was true after all that went before.
         """
@@ -102,12 +102,12 @@ class Outbox:
             self._keep((head, *parts), length_bytes, is_beat=is_beat)
 
     def flush(self) -> None:
-        """Sends what waits, as far as there is room."""
+        """Sends waiting messages as far as there is room."""
         with self._lock:
             self._flush()
 
     def ping(self, idle_s: float) -> float:
-        """Says that the node lives, if nothing was said for so long; how long until it should."""
+        """Sends a ping if nothing was sent for long; returns how long until the next is due."""
         with self._lock:
             left_s = self._sent_s + idle_s - time.monotonic()
             if left_s > 0:
@@ -117,11 +117,11 @@ class Outbox:
             return idle_s
 
     def end(self) -> None:
-        """Ends the connection: its thread sees it."""
+        """Ends the connection, which its thread will notice."""
         self._channel.end()
 
     def close(self) -> None:
-        """Drops what still waits, and whatever comes; nothing is sent any more."""
+        """Drops waiting and later messages; nothing is sent any more."""
         with self._lock:
             self._close()
 
@@ -164,7 +164,7 @@ class Outbox:
         return beat
 
     def _write(self, buffers: Sequence[Part]) -> int:
-        """How much the kernel took; nothing, too, where the connection broke."""
+        """Returns how much the kernel took; 0 also if the connection broke."""
         try:
             count = self._channel.socket.sendmsg(buffers[:_MOST_BUFFERS], (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -197,7 +197,7 @@ class Outbox:
 
 
 def _without(count: int, buffers: Sequence[Part]) -> list[Part]:
-    """What is left of them behind so many bytes."""
+    """Returns what is left of these parts after so many bytes."""
     left: list[Part] = []
     for buffer in buffers:
         if count < len(buffer):

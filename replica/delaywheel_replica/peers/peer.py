@@ -1,4 +1,4 @@
-"""One peer: the two streams to it, the two from it, and what is known of it.
+"""One peer: two streams to it, two from it, and its state.
 
 | event | told to the server |
 |---|---|
@@ -45,7 +45,7 @@ Cancel = Callable[[], object]
 
 
 class Peer:
-    """One of the other members; used by all threads.
+    """One of the other members. For any thread.
 
     Attributes:
         node: its id.
@@ -60,7 +60,7 @@ class Peer:
         address: str,
         on_disconnected: Callable[[str], None],
     ) -> None:
-        """Not connected.
+        """Begins unconnected.
 
         Args:
             me: this node.
@@ -88,26 +88,26 @@ class Peer:
     # --- messages
 
     def takes(self, stream: Stream) -> bool:
-        """Whether what is sent now has a chance; what has none is counted as dropped."""
+        """Whether a message sent now may arrive; others are counted as dropped."""
         if stream in self._out:
             return True
         self.tallies[Way.OUT, stream].dropped += 1
         return False
 
     def send(self, stream: Stream, parts: Sequence[Part], *, is_beat: bool) -> None:
-        """Sends a message, or drops it."""
+        """Sends or drops a message."""
         outbox = self._out.get(stream)
         if outbox is not None:
             outbox.put(parts, is_beat=is_beat)
 
     def heard(self) -> None:
-        """A message came: a break from now on is worth a word."""
+        """Notes a message, after which a break is worth reporting."""
         self._is_heard = True
 
     # --- streams that this node opens
 
     def welcomed(self, stream: Stream, theirs: PeerIdentity, outbox: Outbox) -> PeerRefusal | None:
-        """The peer lets a stream be opened; returns why this node does not want it."""
+        """Checks a peer that accepted a stream; returns why this node refuses it."""
         if theirs.node != self.node:
             return wrong_node(theirs.node, self.node)
         with self._lock:
@@ -119,7 +119,7 @@ class Peer:
         return None
 
     def left(self, stream: Stream, outbox: Outbox) -> None:
-        """A stream to the peer ended, or was never welcomed."""
+        """Notes that a stream to the peer ended, or was never accepted."""
         with self._lock:
             if self._out.get(stream) is not outbox:
                 return
@@ -130,7 +130,7 @@ class Peer:
     # --- streams that the peer opens
 
     def came(self, stream: Stream, theirs: PeerIdentity, cancel: Cancel) -> PeerRefusal | None:
-        """The peer opens a stream; returns why this node does not want it.
+        """Checks a peer that opens a stream; returns why this node refuses it.
 
         Args:
             stream: which one.
@@ -151,7 +151,7 @@ class Peer:
         return None
 
     def went(self, stream: Stream, cancel: Cancel) -> None:
-        """A stream from the peer ended."""
+        """Notes that a stream from the peer ended."""
         with self._lock:
             if self._in.get(stream) is not cancel:
                 return
@@ -163,7 +163,7 @@ class Peer:
         self._tell(told)
 
     def end(self) -> None:
-        """Ends all streams: who is silent on one hangs, and does not read on the others."""
+        """Ends all streams: a peer that is silent on one hangs on all."""
         with self._lock:
             ends = [*self._in.values(), *(outbox.end for outbox in self._out.values())]
         for end in ends:
@@ -172,7 +172,7 @@ class Peer:
     # --- states
 
     def refused(self, way: Way, stream: Stream, refusal: PeerRefusal) -> None:
-        """One side refused the other; logged when it is news."""
+        """Notes that one side refused the other; logs it when it is new."""
         with self._lock:
             self._refusals[way, stream] = refusal, time.monotonic()
             self._changed()
@@ -186,7 +186,7 @@ class Peer:
             )
 
     def state(self) -> PeerState:
-        """How things stand."""
+        """Returns the state of the connection."""
         with self._lock:
             self._changed()
             identity = self._identity
@@ -219,7 +219,7 @@ class Peer:
     # --- with the lock held
 
     def _other_process(self, theirs: PeerIdentity) -> PeerRefusal | None:
-        """Two that replaced each other's streams would both believe to be the node.
+        """Refuses a second process with the same id: two could replace each other for ever.
 
         A machine that died and was booted anew waits until its old connection is found to be dead,
         see options.py: three seconds, which a boot takes as well.
@@ -237,7 +237,7 @@ class Peer:
         self._changed()
 
     def _compare(self, theirs: PeerIdentity) -> None:
-        """Whoever changes the settings of all nodes one by one sees when the last one has them."""
+        """Compares settings, so that the log shows when a rolling change is complete."""
         was, self._rolling = self._rolling, rolling(self._me, theirs)
         if self._rolling == was:
             return
@@ -247,7 +247,7 @@ class Peer:
             _log.warning("peer settings differ", peer=self.node, text=self._rolling)
 
     def _broke(self) -> bool:
-        """Returns whether the server is to be told."""
+        """Notes a break; returns whether to report it to the server."""
         told, self._is_heard = self._is_heard, False
         self._breaks += told
         self._changed()
@@ -269,7 +269,7 @@ class Peer:
         self._shown, self._since_ms = now, _wall_ms()
 
     def _fresh_refusal(self) -> PeerRefusal | None:
-        """Always the same one of several, whichever came first.
+        """Returns one refusal of several, always the same one, whatever their order.
 
         The peer's words come before ours: it knows what it has against this node.
         """

@@ -1,4 +1,4 @@
-"""How sockets between nodes are set up. Times in seconds, lengths in bytes.
+"""Sets up sockets between nodes. Times in seconds, lengths in bytes.
 
 A peer that hangs (stopped, or its machine is cut off) keeps its connections. So each node says
 something on each connection that it opened, at least every `PING_S`, and ends the one on which it
@@ -37,7 +37,7 @@ CONTROL_BYTES: Final = 8 << 20
 
 
 def data_bytes(frame_bytes: int) -> int:
-    """Of one message on a data stream, at most.
+    """Returns the greatest length of one message on a data stream.
 
     It is held in memory: so that follows from the settings, and is no more than it must be.
 
@@ -48,7 +48,7 @@ def data_bytes(frame_bytes: int) -> int:
 
 
 class Channel:
-    """One connection: any thread may end it, and the one that reads from it closes it.
+    """One connection: any thread may end it, only its reading thread closes it.
 
     Attributes:
         socket: the connection's.
@@ -62,7 +62,7 @@ class Channel:
         self._is_closed = False
 
     def until(self, deadline_s: float) -> Callable[[memoryview], int]:
-        """What reads from it by a moment of the monotonic clock, or raises TimeoutError."""
+        """Returns a receive function that raises TimeoutError at a monotonic moment."""
 
         def receive_into(view: memoryview) -> int:
             left_s = deadline_s - time.monotonic()
@@ -74,7 +74,7 @@ class Channel:
         return receive_into
 
     def unless_silent(self) -> Callable[[memoryview], int]:
-        """What reads from it, and raises BlockingIOError when nothing comes for too long.
+        """Returns a receive function that raises BlockingIOError after too long a silence.
 
         It is the kernel that waits: with Python's own time-out each read is two calls of it.
         """
@@ -84,18 +84,18 @@ class Channel:
         return self.socket.recv_into
 
     def is_control(self) -> None:
-        """Little is to wait in it."""
+        """Makes the socket's buffers small, so that little waits in it."""
         for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             self.socket.setsockopt(socket.SOL_SOCKET, buffer, _CONTROL_WINDOW_BYTES)
 
     def end(self) -> None:
-        """Whoever waits at either end sees it; any thread."""
+        """Shuts the connection down, which both ends notice; for any thread."""
         with self._lock, contextlib.suppress(OSError):
             if not self._is_closed:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Its number is free for others after that: no thread may use the socket any more."""
+        """Closes the socket; no thread may use it any more, since its number may be reused."""
         with self._lock:
             self._is_closed = True
             self.socket.close()

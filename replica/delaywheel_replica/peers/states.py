@@ -1,11 +1,11 @@
-"""What is known of the connection to each peer, for the operator and for the server."""
+"""What is known of the connection to each peer, for operators and the server."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class Connection(StrEnum):
-    """How things stand with one peer.
+    """The state of the connection to one peer.
 
     CONNECTED: all four streams are up, two each way. REFUSED: one side refused the other by
     name; it is tried again slowly. CONNECTING: anything else.
@@ -17,14 +17,14 @@ class Connection(StrEnum):
 
 
 class Stream(StrEnum):
-    """What one node tells another: two connections, so that no frame stands before a beat."""
+    """The two kinds of connections, separate so that no frame delays a heartbeat."""
 
     CONTROL = "Control"
     DATA = "Data"
 
 
 class Way(StrEnum):
-    """Who opened a stream."""
+    """Which node opened a stream."""
 
     OUT = "out"
     IN = "in"
@@ -46,7 +46,7 @@ class PeerReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerRefusal:
-    """Why, for programs and for people.
+    """Why a peer is refused, for programs and people.
 
     Attributes:
         reason: for programs.
@@ -62,7 +62,7 @@ class PeerRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Since the network was made. Bytes are those of encoded messages.
+    """Counts since the network was made. Bytes are those of encoded messages.
 
     Attributes:
         sent: messages given to the kernel as a whole.
@@ -92,7 +92,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class PeerState:
-    """One peer.
+    """The state of one peer.
 
     Attributes:
         connection: how things stand.

@@ -1,4 +1,4 @@
-"""A defect ends its process, so that a node is never half alive.
+"""Ends the process at a defect, so that a node is never half alive.
 
 The supervisor starts the process again.
 
@@ -23,12 +23,12 @@ _log = get_logger(__name__)
 
 
 def end_with_any_thread() -> None:
-    """From now on an exception that ends a thread ends the process with 1, after a line of log."""
+    """Has an exception that ends any thread end the process, with code 1 and a log line."""
     threading.excepthook = _end_process
 
 
 def fatal(call: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The same call, but what it raises ends the process with 1, after a line of log."""
+    """Wraps a function so that its exceptions end the process, with exit code 1 and a log line."""
 
     @wraps(call)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:

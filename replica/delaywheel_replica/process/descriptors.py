@@ -7,7 +7,7 @@ _WANTED: Final = 65_536
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit as far as the hard one allows, or as we need; what it is then."""
+    """Raises the soft limit towards what is needed, within the hard one; returns the result."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(hard, _WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -52,7 +52,7 @@ EXIT_ORPHANED: Final = 111
 
 
 def exit_with_supervisor() -> None:
-    """From now on this process ends at once when its supervisor does, however that happens.
+    """Has this process end at once when its supervisor does, however that happens.
 
     A thread that sleeps in the kernel: it works even while the main thread is stuck. Whatever
     is written stays written, so there is nothing to tidy up first.
@@ -62,14 +62,14 @@ def exit_with_supervisor() -> None:
 
 
 def tell_ready(address: str) -> None:
-    """Tells the supervisor, if there is one, where this server takes calls."""
+    """Reports to the supervisor, if there is one, where this server takes calls."""
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), f"{address}\n".encode())
 
 
 def reloaded() -> dict[str, Any] | None:
-    """What of the settings was reloaded last; None: nothing, or there is no supervisor."""
+    """Returns the settings reloaded last; None if there are none, or no supervisor."""
     descriptor = os.environ.get(SETTINGS_FD_VARIABLE)
     content = b"" if descriptor is None else os.pread(int(descriptor), 1 << 20, 0)
     try:
@@ -79,12 +79,12 @@ def reloaded() -> dict[str, Any] | None:
 
 
 def take_hangups() -> None:
-    """Lets SIGHUP through, once somebody is there for it: the supervisor has it wait till then."""
+    """Enables SIGHUP, which the supervisor holds back until the process can handle it."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def server_row_fd() -> int | None:
-    """The descriptor of the server's row; None: there is no supervisor, so it lies on the disk."""
+    """Returns the descriptor of the server's row; None without a supervisor: it is on disk."""
     descriptor = os.environ.get(ROW_FD_VARIABLE)
     return None if descriptor is None else int(descriptor)
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 @contextmanager
 def _hidden(package: str) -> Iterator[None]:
-    """Whoever imports it meanwhile takes it that it is not installed."""
+    """Makes a module appear as not installed while it is imported."""
     before = sys.modules.get(package)
     sys.modules[package] = None  # type: ignore[assignment]  # how the import system is told so
     try:
@@ -41,7 +41,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> None:
-    """Makes every log line of this process look alike and say which process it is."""
+    """Gives all log lines of this process one format, with the process's name."""
     shared: list[structlog.typing.Processor] = [
         _names(process),
         structlog.processors.add_log_level,
@@ -77,12 +77,12 @@ def set_up_logging(process: str, *, log_format: LogFormat, level: LogLevel) -> N
 
 
 def set_level(level: LogLevel) -> None:
-    """From now on this process logs what is of this level or above."""
+    """Sets the level from which this process logs."""
     logging.getLogger().setLevel(level.upper())
 
 
 def _names(process: str) -> structlog.typing.Processor:
-    """Adds the process's name; bound context would be one thread's own."""
+    """Adds the process's name, which bound context would do for one thread only."""
 
     def add(
         _logger: WrappedLogger, _method: str, event: structlog.typing.EventDict

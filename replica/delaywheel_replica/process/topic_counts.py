@@ -1,4 +1,4 @@
-"""How many messages were of which topic: counted by batches, for few enough topics to be shown.
+"""Counts messages by topic, in batches, for a bounded number of topics.
 
 Invariant: the counts of all topics, `OTHERS` among them, add up to everything that was counted.
 The first `TOPICS_AT_MOST` topics have a count of their own for as long as the process lives, so
@@ -20,7 +20,7 @@ class TopicCounts:
     """Counts messages by topic. One thread counts; any may read."""
 
     def __init__(self, *, most: int = TOPICS_AT_MOST) -> None:
-        """Nothing is counted.
+        """Begins at zero.
 
         Args:
             most: so many topics are counted by themselves.
@@ -49,5 +49,5 @@ class TopicCounts:
         counts[topic] = counts.get(topic, 0) + messages
 
     def read(self) -> dict[str, int]:
-        """As counted until now, by topic."""
+        """Returns the counts so far, by topic."""
         return self._counts.copy()

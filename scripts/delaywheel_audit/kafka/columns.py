@@ -59,7 +59,7 @@ _Read: TypeAlias = Callable[[Column], Column]
 
 
 class _Form(NamedTuple):
-    """How delaywheel writes a header."""
+    """The form in which delaywheel writes a header."""
 
     pattern: str
     read: _Read
@@ -105,14 +105,14 @@ _OWN = {
 
 
 class _OwnHeader(NamedTuple):
-    """One of our headers, of all messages."""
+    """One of our headers, over all messages."""
 
     values: Column
     malformed: _Mask
 
 
 class _Messages:
-    """Columns of some messages of one partition, each made when asked for."""
+    """Columns of messages of one partition, each built on first use."""
 
     def __init__(self, messages: Sequence[Message], topic: str, partition: int) -> None:
         self._messages = messages
@@ -121,7 +121,7 @@ class _Messages:
         self._own: dict[str, _OwnHeader] = {}
 
     def column(self, name: str) -> Column:
-        """One of `FIELDS`."""
+        """Returns one of `FIELDS`."""
         return _MAKERS[name](self)
 
     def topics(self) -> Column:
@@ -152,13 +152,13 @@ class _Messages:
 
     @cached_property
     def headers(self) -> Any:
-        """The column; a `pa.ListArray`."""
+        """Returns the headers as a `pa.ListArray`."""
         given: Any = pa.array(list(map(Message.headers, self._messages)), _HEADERS)
         # Kafka does not know null headers, only that there are none.
         return pa.ListArray.from_arrays(given.offsets, given.values, type=_HEADERS)
 
     def own(self, name: str) -> _OwnHeader:
-        """One of our headers, read."""
+        """Returns the parsed values of one of our headers."""
         if name not in self._own:
             self._own[name] = self._read_own(name)
         return self._own[name]
@@ -173,7 +173,7 @@ class _Messages:
 
     @cached_property
     def _rows(self) -> npt.NDArray[np.int64]:
-        """Of each header, the message that it is of."""
+        """Returns, for each header, the row of its message."""
         rows: npt.NDArray[np.int64] = pc.list_parent_indices(self.headers).to_numpy()
         return rows
 
@@ -225,7 +225,7 @@ _MAKERS: dict[str, Callable[[_Messages], Column]] = {
 
 
 def schema_of(columns: Iterable[str] | None) -> pa.Schema:
-    """The Arrow schema of these columns; None: of all.
+    """Returns the Arrow schema of these columns; None: of all.
 
     Raises:
         KafkaSourceError: OPTION_INVALID, for a name that is no column.
@@ -239,7 +239,7 @@ def schema_of(columns: Iterable[str] | None) -> pa.Schema:
 def batch_of(
     messages: Sequence[Message], *, topic: str, partition: int, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """The messages as a batch of the columns that the schema names."""
+    """Returns the messages as a batch with the columns of the schema."""
     made = _Messages(messages, topic, partition)
     arrays = [made.column(name) for name in schema.names]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

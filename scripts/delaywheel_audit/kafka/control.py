@@ -1,4 +1,4 @@
-"""What the cluster says is done: read from its control topic, before anything else."""
+"""What the cluster reports as done, read from its control topic before anything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 60.0
 
 
 class ControlMissingError(Exception):
-    """The control topic is not there, cannot be read, or says nothing of progress."""
+    """The control topic is missing, unreadable, or has no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Done:
 
     @classmethod
     def of(cls, state: ControlState) -> Done:
-        """What the control topic says.
+        """Reads the state of the control topic.
 
         Raises:
             ControlMissingError: it has no progress record.
@@ -65,13 +65,13 @@ class Done:
         )
 
     def was_given(self, wheel: str) -> bool:
-        """Whether there ever was such a wheel."""
+        """Whether such a wheel ever existed."""
         name = WheelId.parse(wheel)
         return name.number <= self.numbers.get(name.node, 0)
 
 
 def _split(progress: Progress, wheel: WheelId) -> int:
-    """Messages of one frame may be on both sides of the position: the ledger cannot tell them."""
+    """Handles a frame split by the position, whose messages the ledger cannot tell apart."""
     position = progress.position
     if position is None:
         return 0

@@ -1,4 +1,4 @@
-"""What can go wrong when Kafka is read, by name.
+"""Errors of reading Kafka, by name.
 
 A text is `REASON: what happened and what to do`. Spark wraps what a source raises into exceptions
 of its own, tracebacks and all; `reason_of` finds the name again.
@@ -39,7 +39,7 @@ class Reason(StrEnum):
 
 
 class KafkaSourceError(Exception):
-    """Kafka could not be read as it was asked for.
+    """Kafka could not be read as requested.
 
     Attributes:
         reason: Stable; see `Reason`.
@@ -59,7 +59,7 @@ _TOLD = re.compile(r"KafkaSourceError: ([A-Z_]+): (.*)")
 
 
 def reason_of(error: BaseException) -> KafkaSourceError | None:
-    """The source's own error inside one of Spark's; None if there is none."""
+    """Returns our own error inside one of Spark's; None if there is none."""
     if isinstance(error, KafkaSourceError):
         return error
     for name, message in reversed(_TOLD.findall(str(error))):
@@ -132,7 +132,7 @@ _PASSING = frozenset(
 
 
 def final_reason(error: KafkaError) -> Reason | None:
-    """What this is when waiting does not help; None: it may pass."""
+    """Returns the reason if waiting does not help; None if the error may pass."""
     code = error.code()
     if code in REFUSALS:
         return REFUSALS[code]

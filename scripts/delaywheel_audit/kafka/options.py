@@ -1,4 +1,4 @@
-"""What a read of Kafka may be told, checked before anything is asked of Kafka."""
+"""Options of reading Kafka, checked before Kafka is contacted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_TEXT = re.compile(r"\w+_cb|logger|on_\w+")
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a Kafka client setting may be shown to nobody."""
+    """Whether the value of a Kafka client setting must not be shown."""
     return _SECRET.search(name.lower()) is not None
 
 
@@ -45,16 +45,16 @@ OURS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How Kafka is reached; its secrets are in no text that this package makes."""
+    """How to reach Kafka; no text made by this package contains its secrets."""
 
     values: Mapping[str, str] = field(repr=False)
 
     def admin(self) -> dict[str, Any]:
-        """Settings of a client that asks about topics; what it has to say is in our errors."""
+        """Returns the settings of a client that asks about topics."""
         return {"log_level": 0, **self.values}
 
     def consumer(self) -> dict[str, Any]:
-        """Settings of a client that reads committed records from where it is told to."""
+        """Returns the settings of a client that reads committed records from given offsets."""
         return {
             "log_level": 0,
             "check.crcs": True,
@@ -79,7 +79,7 @@ class ClientSettings:
         }
 
     def masked(self, text: str) -> str:
-        """The text without any value of a secret setting."""
+        """Returns the text without any secret value."""
         secrets = {value for name, value in self.values.items() if is_secret(name) and value}
         for secret in sorted(secrets, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
@@ -88,7 +88,7 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """One read.
+    """The options of one read.
 
     Attributes:
         client: How Kafka is reached.
@@ -118,7 +118,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Reads and checks options, as Spark gives them.
+        """Parses and checks options given by Spark.
 
         Raises:
             KafkaSourceError: OPTION_INVALID or SETTINGS_UNREADABLE.
@@ -162,7 +162,7 @@ class SourceOptions:
 
 
 class _Given:
-    """Options by their names, which Spark hands over in lower case."""
+    """Options by name; Spark lowers their case."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value for name, value in dict(options).items()}
@@ -192,7 +192,7 @@ class _Given:
         return int(text)
 
     def names(self, name: str) -> tuple[str, ...] | None:
-        """A comma-separated list, or one in JSON."""
+        """Parses a comma-separated or JSON list."""
         text = self.text(name)
         if text is None:
             return None
@@ -222,7 +222,7 @@ class _Given:
 
 
 def invalid(message: str) -> KafkaSourceError:
-    """An option that cannot be followed."""
+    """Returns the error for an invalid option."""
     return KafkaSourceError(Reason.OPTION_INVALID, message)
 
 
@@ -234,7 +234,7 @@ def _compiles(pattern: str) -> None:
 
 
 def _of_the_service(file: Path) -> dict[str, str]:
-    """The Kafka client settings of a node's settings file and environment."""
+    """Returns the Kafka settings of a node's settings file and environment."""
     try:
         # Only here: a reader without such a file needs nothing of the service.
         from delaywheel_replica.config_sources import (  # noqa: PLC0415

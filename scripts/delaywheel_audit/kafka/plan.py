@@ -1,4 +1,4 @@
-"""What is read: for each partition a range of offsets, fixed once, before the first record is read.
+"""Fixes what is read before the first record: a range of offsets for each partition.
 
 A range ends at the last stable offset at most: below it every transaction is decided, for ever.
 So a task that Spark runs again reads the same records, and several reads of one plan agree.
@@ -76,7 +76,7 @@ class Plan:
         return {t.name: {r.partition: r.end for r in t.ranges} for t in self.topics}
 
     def told(self) -> list[str]:
-        """What a person should know about it, a line each."""
+        """Returns notes about the plan for people, a line each."""
         lines = [f"topic {name} is not there: counted as empty" for name in self.missing]
         for topic in self.topics:
             lines += [
@@ -94,7 +94,7 @@ class Plan:
         return lines
 
     def slices(self, *, records: int | None, size: int) -> list[Slice]:
-        """Cuts the ranges for Spark's tasks.
+        """Divides the ranges into Spark's tasks.
 
         Args:
             records: Offsets in one; None: by size.
@@ -110,7 +110,7 @@ class Plan:
         ]
 
     def to_json(self) -> str:
-        """For the option `ranges`: reads with it read exactly this."""
+        """Returns a JSON document for the option `ranges`, which makes a read repeat this plan."""
         return json.dumps(
             {
                 topic.name: {
@@ -127,7 +127,7 @@ class Plan:
 
 
 def _cut(range_: Range, offsets: int) -> Iterator[tuple[int, int]]:
-    """Pieces of equal length, none longer than `offsets`."""
+    """Yields pieces of equal length, none longer than `offsets`."""
     length = range_.end - range_.start
     pieces = -(-length // offsets)
     for number in range(pieces):
@@ -209,7 +209,7 @@ def _or(offset: int | None, otherwise: int) -> int:
 
 
 def _given(text: str, kafka: KafkaQuestions) -> Plan:
-    """A plan made before, held against what Kafka has now."""
+    """Checks an earlier plan against what Kafka has now."""
     topics = _parsed(text)
     found = kafka.describe([topic.name for topic in topics])
     for topic in topics:
@@ -246,7 +246,7 @@ def _check_range(place: Place, range_: Range, low: int, stable: int) -> None:
 
 
 def check_topic(name: str, planned_id: str | None, now: TopicNow | None) -> None:
-    """Raises unless the topic is still the one of the plan."""
+    """Raises unless the topic is still the planned one."""
     if now is None:
         raise KafkaSourceError(
             Reason.TOPIC_GONE,
@@ -263,7 +263,7 @@ def check_topic(name: str, planned_id: str | None, now: TopicNow | None) -> None
 def offsets_gone(
     topic: str, partition: int, *, wanted: int, end: int, low: int
 ) -> KafkaSourceError:
-    """Records of the range were deleted before they were read."""
+    """Returns the error for records that were deleted before they were read."""
     return KafkaSourceError(
         Reason.OFFSETS_GONE,
         f"{topic} [{partition}]: offsets {wanted} to {min(low, end)} of a range that ends at {end} "
@@ -273,7 +273,7 @@ def offsets_gone(
 
 
 def _parsed(text: str) -> tuple[TopicPlan, ...]:
-    """What `Plan.to_json` wrote, or somebody by hand: id and record_bytes may be absent."""
+    """Parses what `Plan.to_json` or a person wrote; id and record_bytes may be absent."""
     try:
         return tuple(_topic_plan(name, told) for name, told in json.loads(text).items())
     except (ValueError, TypeError, KeyError, AttributeError) as error:

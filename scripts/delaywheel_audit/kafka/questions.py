@@ -1,4 +1,4 @@
-"""What Kafka is asked about topics: answered in bounded time, or an error by name."""
+"""Asks Kafka about topics: answers come in bounded time, or errors by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 @dataclass(frozen=True, slots=True)
 class TopicNow:
-    """A topic, as Kafka has it at this moment."""
+    """A topic's present state in Kafka."""
 
     topic_id: str | None
     """None: from before Kafka gave topics ids."""
@@ -54,7 +54,7 @@ class TopicNow:
 
 
 class Heard:
-    """What a client said by itself, beside its answers."""
+    """What a client reported on its own, beside its answers."""
 
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
@@ -62,7 +62,7 @@ class Heard:
         self._final: KafkaSourceError | None = None
 
     def listen(self, error: KafkaError) -> None:
-        """The client's `error_cb`."""
+        """Takes an error; for the client's `error_cb`."""
         if self._last is None or error.code() not in _VAGUE:
             self._last = error
         reason = REFUSALS.get(error.code())
@@ -70,17 +70,17 @@ class Heard:
             self._final = self.as_error(reason, error)
 
     def check(self) -> None:
-        """Raises what no waiting mends."""
+        """Raises errors that waiting does not help."""
         if self._final is not None:
             raise self._final
 
     def as_error(self, reason: Reason, error: KafkaError, *, about: str = "") -> KafkaSourceError:
-        """The client's words under our name."""
+        """Returns the client's error under our name."""
         told = self._client.masked(error.str())
         return KafkaSourceError(reason, f"{about}{': ' * bool(about)}{told} ({error.name()})")
 
     def away(self, timeout_s: float) -> KafkaSourceError:
-        """Nothing came for too long."""
+        """Returns the error for a lack of answers."""
         where = self._client.values["bootstrap.servers"]
         last = f"; the last it said: {self._client.masked(self._last.str())}" if self._last else ""
         return KafkaSourceError(
@@ -92,7 +92,7 @@ class Heard:
 
 
 def made(client: ClientSettings, make: Callable[[], Any]) -> Any:
-    """A Kafka client; the library alone knows all settings and their values."""
+    """Creates a Kafka client; only the library knows all settings and their values."""
     try:
         return make()
     except (KafkaException, TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ class KafkaQuestions:
         self._admin: AdminClient = made(client, lambda: AdminClient(settings))
 
     def describe(self, names: Collection[str]) -> dict[str, TopicNow | None]:
-        """What the topics are now; None: there is none of that name."""
+        """Returns the topics' present states; None for absent ones."""
 
         def ask(left: list[str], timeout_s: float) -> Mapping[str, Future[Any]]:
             return self._admin.describe_topics(TopicCollection(left), request_timeout=timeout_s)
@@ -124,7 +124,7 @@ class KafkaQuestions:
         return found
 
     def names_matching(self, pattern: str) -> list[str]:
-        """The topics whose whole names match, Kafka's own not among them."""
+        """Returns the topics whose whole names match, except for Kafka's own."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -138,19 +138,19 @@ class KafkaQuestions:
             return sorted(n for n in topics if wanted.fullmatch(n) and not n.startswith("__"))
 
     def earliest(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The first offset that is still there."""
+        """Returns the first existing offsets."""
         return self._offsets(places, _spec("earliest"), IsolationLevel.READ_UNCOMMITTED)
 
     def stable_ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Where the first transaction begins that has not ended; else the end."""
+        """Returns where the first unfinished transaction begins, or else the end."""
         return self._offsets(places, _spec("latest"), IsolationLevel.READ_COMMITTED)
 
     def log_ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        """The ends, records of open transactions before them."""
+        """Returns the ends, including records of open transactions."""
         return self._offsets(places, _spec("latest"), IsolationLevel.READ_UNCOMMITTED)
 
     def first_since(self, places: Iterable[Place], timestamp_ms: int) -> dict[Place, int | None]:
-        """The first offset with this timestamp or a later one; None: there is none."""
+        """Returns the first offset with this timestamp or a later one; None if there is none."""
         spec = _spec("for_timestamp", timestamp_ms)
         found = self._offsets(places, spec, IsolationLevel.READ_COMMITTED)
         return {place: None if offset < 0 else offset for place, offset in found.items()}
@@ -175,7 +175,7 @@ class KafkaQuestions:
         *,
         final_codes: Collection[int] = (),
     ) -> dict[_Key, Any]:
-        """Answers to all; an error is one if its code is among `final_codes`."""
+        """Returns answers to all; an error with one of `final_codes` counts as an answer."""
         left = list(keys)
         began = time.monotonic()
         answers: dict[_Key, Any] = {}
@@ -196,7 +196,7 @@ class KafkaQuestions:
         return answers
 
     def _done(self, futures: Mapping[_Key, Future[Any]]) -> Mapping[_Key, Future[Any]]:
-        """Waits; the client bounds how long. What it says meanwhile may end the waiting."""
+        """Waits as long as the client allows; errors that it reports may end the wait."""
         while wait(futures.values(), timeout=_PAUSE_S).not_done:
             self._admin.poll(0)
             self._heard.check()

@@ -1,4 +1,4 @@
-"""Reading a range of one partition, whole or not at all.
+"""Reads a range of one partition, completely or not at all.
 
 Under read_committed the end of a range need not show as a record: the last offsets may be markers
 of transactions, aborted records, or nothing any more after compaction. So a range is at its end
@@ -52,7 +52,7 @@ def read_slice(
     batch_records: int = BATCH_RECORDS,
     batch_bytes: int = BATCH_BYTES,
 ) -> Iterator[list[Message]]:
-    """The committed records of a slice, in order, in lists of bounded size.
+    """Yields the committed records of a slice, in order, in lists of bounded size.
 
     Made where it is called: no client of Kafka survives a fork, or goes from process to process.
 
@@ -88,7 +88,7 @@ class _SliceReader:
         self._consumer: Consumer = made(client, lambda: Consumer(settings))
 
     def close(self) -> None:
-        """Lets go of the connections."""
+        """Closes the connections."""
         self._consumer.close()
 
     def read(self, batch_records: int, batch_bytes: int) -> Iterator[list[Message]]:
@@ -109,7 +109,7 @@ class _SliceReader:
             yield batch
 
     def _take(self, count: int) -> list[Message]:
-        """What has come, `count` at most; moves the position."""
+        """Takes up to `count` arrived records; moves the position."""
         # Waits for one only, then takes what is there: so the client's queue bounds what is taken.
         got = self._consumer.consume(1, _WAIT_S)
         if not got:
@@ -127,7 +127,7 @@ class _SliceReader:
         return taken
 
     def _within(self, messages: list[Message]) -> list[Message]:
-        """Those of the slice; they come in the order of their offsets."""
+        """Returns records within the slice; they arrive in order of offsets."""
         if not messages:
             return messages
         first, last = _offset(messages[0]), _offset(messages[-1])
@@ -158,7 +158,7 @@ class _SliceReader:
             raise self._heard.as_error(reason, error, about=self._about)
 
     def _wait_on(self) -> None:
-        """Nothing came: time-outs, and whether there is still something to come."""
+        """Handles a poll without records: checks timeouts and whether more is to come."""
         if self._fetched_to == self._position == self._piece.start:
             self._heard.check()  # later, a broker that restarts may refuse for a moment
         now = time.monotonic()
@@ -171,7 +171,7 @@ class _SliceReader:
             self._looked_at = time.monotonic()
 
     def _silent(self) -> KafkaSourceError:
-        """Why it goes no further, though the topic is there."""
+        """Returns why reading does not advance although the topic exists."""
         _, end = self._watermarks()
         if end < self._piece.end:
             return self._not_there(end)
@@ -183,7 +183,7 @@ class _SliceReader:
         )
 
     def _judge_range(self, error: KafkaError) -> None:
-        """The offset is not in the partition: was it deleted, or never there?"""
+        """Decides whether an offset outside the partition was deleted or never existed."""
         self._look()
         low, end = self._watermarks()
         if low > self._position:
@@ -213,7 +213,7 @@ class _SliceReader:
         return low, end
 
     def _look(self) -> int:
-        """How many partitions the topic has now; raises if it is not the planned one any more."""
+        """Returns the topic's number of partitions; raises if it is no longer the planned topic."""
         piece = self._piece
         left_s = max(1.0, self._progress_at + self._timeout_s - time.monotonic())
         questions = KafkaQuestions(self._client, timeout_s=left_s)
@@ -222,7 +222,7 @@ class _SliceReader:
         return 0 if now is None else len(now.partitions)
 
     def _confirm(self) -> None:
-        """All was read; of the topic that was planned, for ids do not come back."""
+        """Confirms that everything was read from the planned topic, since ids are never reused."""
         self._progress_at = time.monotonic()
         partitions = self._look()
         if partitions > self._piece.partitions:
@@ -232,7 +232,7 @@ class _SliceReader:
             )
 
     def _on_stats(self, text: str) -> None:
-        """Fetching goes on, also where nothing is committed."""
+        """Takes statistics, which show progress even where nothing is committed."""
         topics = json.loads(text).get("topics", {})
         partitions = topics.get(self._piece.topic, {}).get("partitions", {})
         fetched_to = partitions.get(str(self._piece.partition), {}).get("next_offset", -1)
@@ -246,7 +246,7 @@ class _SliceReader:
 
 
 def weigh(client: ClientSettings, plan: Plan) -> Plan:
-    """The plan, with what its records weigh: from a few in the middle of each topic."""
+    """Adds record sizes to the plan, sampled from the middle of each topic."""
     topics = {topic.name: topic for topic in plan.topics}
     middles = {name: middle for name, t in topics.items() if (middle := _middle(t)) is not None}
     if not middles:
@@ -274,7 +274,7 @@ def _middle(topic: TopicPlan) -> TopicPartition | None:
 
 
 def _means(consumer: Consumer, middles: dict[str, TopicPartition]) -> dict[str, int]:
-    """Mean bytes of a record; topics that show none in time are left out."""
+    """Returns the mean size of records; topics without samples in time are left out."""
     sizes: dict[str, list[int]] = {name: [] for name in middles}
     open_ = set(middles)
     deadline = time.monotonic() + _SAMPLE_S

@@ -110,15 +110,15 @@ class KafkaSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `spark.read.format` takes."""
+        """Returns the name for `spark.read.format`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns that were asked for."""
+        """Returns the requested columns."""
         return from_arrow_schema(schema_of(SourceOptions.of(self.options).columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of these columns."""
+        """Returns a reader of these columns."""
         return KafkaReader(SourceOptions.of(self.options), _arrow(schema))
 
 
@@ -130,7 +130,7 @@ class KafkaReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """What each task reads."""
+        """Returns what each task reads."""
         found = planned(self._options)
         for line in found.told():
             _log.warning("%s", line)
@@ -140,7 +140,7 @@ class KafkaReader(DataSourceReader):
         return [InputPartition(piece) for piece in slices]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task."""
+        """Yields the records of one task."""
         piece: Slice | None = partition.value
         if piece is None:  # nothing was planned, and Spark wants one task all the same
             return
@@ -151,7 +151,7 @@ class KafkaReader(DataSourceReader):
 
 
 def _arrow(schema: StructType) -> pa.Schema:
-    """The schema that Spark wants, if it can be had."""
+    """Returns the schema that Spark wants, if it can be provided."""
     wanted = to_arrow_schema(schema, timezone="UTC")
     for field in wanted:
         if FIELDS.get(field.name) != field.type:
@@ -161,7 +161,7 @@ def _arrow(schema: StructType) -> pa.Schema:
 
 
 def all_columns() -> StructType:
-    """All columns of the source."""
+    """Returns all columns of the source."""
     return from_arrow_schema(schema_of(None))
 
 
@@ -175,7 +175,7 @@ def planned(options: SourceOptions) -> Plan:
 
 
 def pin(options: Mapping[str, str]) -> Plan:
-    """What a read with these options would read now; `Plan.to_json` is for the option `ranges`.
+    """Returns what a read with these options would read now, for the option `ranges`.
 
     Args:
         options: As for `spark.read`.
@@ -187,7 +187,7 @@ def pin(options: Mapping[str, str]) -> Plan:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the format known to a session."""
+    """Registers the format with a session."""
     spark.dataSource.register(KafkaSource)
 
 
@@ -204,7 +204,7 @@ def ship_package(spark: SparkSession) -> Path:
 
 
 def archive_in(folder: Path) -> Path:
-    """This package as a file that Python imports from."""
+    """Packs this package into a file that Python can import from."""
     package = Path(__file__).parents[1]
     archive = folder / f"{package.name}.zip"
     with zipfile.ZipFile(archive, "w") as zipped:

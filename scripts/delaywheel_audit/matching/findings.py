@@ -1,4 +1,4 @@
-"""The kinds of findings: what each means, and what to do about it."""
+"""The kinds of findings: their meanings, and what to do about them."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 
 
 def is_error(kind: str) -> bool:
-    """Whether the books do not balance with it; what a newer release finds is one."""
+    """Whether the books do not balance because of it; unknown kinds count as errors."""
     return kind not in KINDS or KINDS[kind].is_error

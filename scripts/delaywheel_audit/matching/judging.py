@@ -1,4 +1,4 @@
-"""What became of each message: every acceptance gets one fate, every copy in Kafka a reason."""
+"""Judges each message: every acceptance gets one fate, every copy in Kafka a reason."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _NUMBERS = "node string, last_number long"
 
 
 def judged(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
-    """Messages with their fates as counts: columns as in the table `buckets`, and more."""
+    """Returns messages with their fates as counts: the columns of `buckets`, and more."""
     known = _with_strays(_with_match(messages), terms, facts)
     return with_findings(_with_fates(_with_orphans(known, terms)), terms)
 
 
 def _with_match(messages: DataFrame) -> DataFrame:
-    """Whether a copy is what an acceptance in the ledger says: same wheel, same time."""
+    """Marks copies that match an acceptance in the ledger: same wheel, same time."""
 
     def same(copy: str, row: str) -> Column:
         wheel = F.col(f"{copy}.wheel").eqNullSafe(F.col(f"{row}.wheel"))
@@ -37,7 +37,7 @@ def _with_match(messages: DataFrame) -> DataFrame:
 
 
 def _with_strays(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
-    """Of a copy that no row of the ledger speaks of: why not.
+    """Explains copies without any row in the ledger.
 
     `stray` is `unpublished` (the ledger will have it), `gap` (the ledger had it; `gap_at` says
     where it lacks it), `unexpected` (it was never accepted) or `unread` (nothing is said before
@@ -102,7 +102,7 @@ def _gap_place() -> Column:
 
 
 def _with_orphans(known: DataFrame, terms: Terms) -> DataFrame:
-    """Messages of which each acceptance was dropped as a duplicate, and none of which arrived.
+    """Marks messages all of whose acceptances were dropped as duplicates, and that never arrived.
 
     One of them is not believed: it has no outcome, so it is missing. Only by due: there all that
     a duplicate may repeat is in view.
@@ -138,7 +138,7 @@ def _with_fates(known: DataFrame) -> DataFrame:
 
 
 def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
-    """The counts that hang on the fates."""
+    """Adds counts that depend on the fates."""
     forwarded = F.col("forwarded") > 0
     copies, due = F.col("copies"), F.col("due_ms")
     at = F.col("copy.forwarded_ms")

@@ -1,4 +1,4 @@
-"""Dead letters, each with why it is one and where it lies."""
+"""Dead letters, each with its reason and place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COLUMNS = (
 
 
 def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
-    """A row for each message that is a dead letter, by the outcomes.
+    """Returns a row for each dead letter listed in the outcomes.
 
     Args:
         judged: The messages with their fates.
@@ -49,7 +49,7 @@ def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
 
 
 def _header(name: str) -> Column:
-    """The last of that name, as text."""
+    """Returns the last header of that name, as text."""
     values = F.filter("headers", lambda header: header["name"] == name)
     return F.try_element_at(values, F.lit(-1))["value"].cast("string")
 

@@ -1,4 +1,4 @@
-"""Ledger, outcomes and Kafka brought together: one row for each id and due.
+"""Joins ledger, outcomes and Kafka: one row for each id and due.
 
 Everything is aggregated before it is joined, so an id that comes a million times is one row of
 the join. Both sides are spread by (id, due) once and sorted; nothing is broadcast but what is
@@ -32,7 +32,7 @@ WHEELS = (
 
 
 def in_range(terms: Terms, due: Column, accepted: Column) -> Column:
-    """Whether a message is asked for."""
+    """Whether a message is within the requested range."""
     time = due if terms.by == "due" else accepted
     wanted = F.lit(col=True)
     if terms.from_ms is not None:
@@ -43,7 +43,7 @@ def in_range(terms: Terms, due: Column, accepted: Column) -> Column:
 
 
 def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
-    """What is known of each wheel."""
+    """Returns what is known of each wheel."""
     done = facts.done
     rows = []
     for wheel in sorted({*done.seqs, *done.closed, *facts.extents}):
@@ -72,7 +72,7 @@ def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
 
 
 def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
-    """One row for each id and due of the ledger: how often accepted, and what became of it."""
+    """Returns one row for each id and due of the ledger: how often accepted, and its outcomes."""
     wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
     if terms.topics:
         wanted = wanted & F.col("topic").isin(*terms.topics)
@@ -98,7 +98,7 @@ def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Fac
 
 
 def _capped(frames: DataFrame) -> DataFrame:
-    """Frames with no more outcomes than acceptances, so that none ends one of another frame.
+    """Limits a frame's outcomes to its acceptances, so that none counts for another frame.
 
     `surplus` is how many outcomes are too many. Of a frame that the ledger does not show (not
     published yet, or lost) only `ended_elsewhere` is kept: how many of it were ended for good.
@@ -118,7 +118,7 @@ def _capped(frames: DataFrame) -> DataFrame:
 
 
 def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
-    """Frames, with what is not done of them, and whether they were lost."""
+    """Adds to frames what is not done of them, and whether they were lost."""
     done = facts.done
     table = wheel_table(frames, facts)
     wheels = table.select("wheel", "done_seq", "split_seq")
@@ -143,7 +143,7 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
 
 
 def _lost_frames(outcomes: DataFrame, wheels: DataFrame) -> DataFrame:
-    """The lost frames of each piece of a wheel, in runs; behind what the ledger has there are none.
+    """Returns the runs of lost frames of each wheel; none lie beyond the ledger.
 
     An outcome without a last seq, as older leaders told it, is about one frame.
     """
@@ -180,12 +180,12 @@ def _by_message(frames: DataFrame) -> DataFrame:
 
 
 def forwarded_ms() -> Column:
-    """When a record was forwarded: the caller's own timestamp says nothing of that."""
+    """Returns when a record was forwarded; the caller's own timestamp does not show that."""
     return F.coalesce("dw_forwarded_ms", "timestamp_ms")
 
 
 def is_ours(kafka: DataFrame) -> DataFrame:
-    """Records with any of our headers, each with a key that joins, or one of its own."""
+    """Returns records with any of our headers, each with a key to join by, or a unique one."""
     any_of_ours = F.col("dw_malformed")
     for name in ("dw_id", "dw_due_ms", "dw_accepted_ms", "dw_wheel"):
         any_of_ours = any_of_ours | F.col(name).isNotNull()
@@ -199,7 +199,7 @@ def is_ours(kafka: DataFrame) -> DataFrame:
 
 
 def copies(kafka: DataFrame, terms: Terms) -> DataFrame:
-    """One row for each id and due in Kafka: how often it is there, and where."""
+    """Returns one row for each id and due in Kafka: how often it is there, and where."""
     # What cannot be read of the time it was for counts where it was forwarded.
     due = F.coalesce("dw_due_ms", "forwarded_ms")
     accepted = F.coalesce("dw_accepted_ms", "forwarded_ms")
@@ -208,7 +208,7 @@ def copies(kafka: DataFrame, terms: Terms) -> DataFrame:
 
 
 def by_key(ours: DataFrame) -> DataFrame:
-    """Copies of one message as one row."""
+    """Combines the copies of a message into one row."""
     copy = copy_struct()
     return (
         ours.repartition(*KEY)
@@ -223,7 +223,7 @@ def by_key(ours: DataFrame) -> DataFrame:
 
 
 def copy_struct() -> Column:
-    """All that is known of a record; the earliest is the least."""
+    """Returns all that is known of a record; the earliest sorts first."""
     by_broker = F.col("dw_forwarded_ms").isNull() & (F.col("timestamp_type") == "LOG_APPEND_TIME")
     return F.struct(
         "forwarded_ms",
@@ -240,7 +240,7 @@ def copy_struct() -> Column:
 def messages(
     ledger: DataFrame, kafka: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts
 ) -> DataFrame:
-    """Both sides of each id and due."""
+    """Joins both sides of each id and due."""
     counted = [*_SUMS, "copies"]
     joined = acceptances(ledger, outcomes, terms, facts).join(
         copies(kafka, terms), list(KEY), "full_outer"

@@ -1,4 +1,4 @@
-"""A message that is missing, and a record that nobody sent: often they are one message, changed.
+"""Pairs missing messages with stray records, which are often the same message, altered.
 
 Done only when something is missing, so only then does it cost a look at Kafka a second time: at
 all records there are, whatever their time, for the ids that are missing.
@@ -19,7 +19,7 @@ MAX_SOUGHT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What was found.
+    """The pairs that were found.
 
     Attributes:
         found: id, due_ms of a missing message, and the copy that is it.
@@ -31,7 +31,7 @@ class Pairs:
 
 
 def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
-    """Looks for the missing messages among all records of Kafka, which are read once.
+    """Searches all of Kafka's records once for the missing messages.
 
     Args:
         judged: The messages with their fates.
@@ -74,7 +74,7 @@ def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
 
 
 def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFrame:
-    """Other messages with the ids of missing ones, whose copies are not what is looked for.
+    """Returns other messages with ids of missing ones, whose copies do not count.
 
     What some acceptance has sent is no other message changed. What may be sent by one that the
     ledger does not show (`is_doubtful`) is so only where it says of itself that it is the missing
@@ -92,7 +92,7 @@ def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFra
 
 
 def _at_hand(few: DataFrame) -> DataFrame:
-    """The rows as they are kept by the executors, in place of all the steps that make them.
+    """Persists the rows on the executors, instead of recomputing them.
 
     Each step behind plans what is before it anew: of few rows that costs more than the rows.
     """
@@ -100,20 +100,20 @@ def _at_hand(few: DataFrame) -> DataFrame:
 
 
 def _place(due: str, accepted: str, wheel: str) -> Column:
-    """What names an acceptance beside its id; null where a part is. Longer than an id."""
+    """Names an acceptance beside its id; null where a part is null."""
     parts = [F.lit("of"), F.col(due).cast("string"), F.col(accepted).cast("string"), F.col(wheel)]
     between = [part for one in parts for part in (one, F.lit("/"))]
     return F.concat(*between).cast("binary")
 
 
 def _is_of(copy: str, row: str) -> Column:
-    """Whether a copy says of itself that it is this acceptance."""
+    """Whether a copy's own headers name this acceptance."""
     wheel = F.col(f"{copy}.wheel").eqNullSafe(F.col(f"{row}.wheel"))
     return wheel & F.col(f"{copy}.accepted_ms").eqNullSafe(F.col(f"{row}.accepted_at_ms"))
 
 
 def _one_to_one(candidates: DataFrame) -> Pairs:
-    """Each missing message takes one copy, and each copy is of one message."""
+    """Pairs each missing message with one copy, and each copy with one message."""
     exact_first = F.col("copy_due_ms") != F.col("wanted_due_ms")
     of_message = Window.partitionBy("id", "wanted_due_ms").orderBy(exact_first, "copy")
     of_copy = Window.partitionBy("copy.topic", "copy.partition", "copy.offset").orderBy(
@@ -140,7 +140,7 @@ def _one_to_one(candidates: DataFrame) -> Pairs:
 
 
 def with_pairs(judged: DataFrame, pairs: Pairs) -> DataFrame:
-    """The messages, where missing ones that were found are forwarded; counts are made anew."""
+    """Turns missing messages that were found into forwarded ones, and counts anew."""
     used = pairs.used.withColumn("is_used", F.lit(col=True))
     found = F.col("found_copy").isNotNull()
     is_same = _is_of("found_copy", "row") | _is_of("found_copy", "last_row")

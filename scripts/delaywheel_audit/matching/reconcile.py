@@ -75,7 +75,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What was found, not yet written.
+    """The result, before it is written.
 
     Attributes:
         buckets: The table.
@@ -96,7 +96,7 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The rows.
+    """The rows to reconcile.
 
     Attributes:
         ledger: Columns of the published files; each row once. All that was accepted in
@@ -119,7 +119,7 @@ class Inputs:
 
 
 def outcomes_schema() -> str:
-    """Of the JSON in the outcomes topic, what is needed."""
+    """Returns the needed part of the JSON schema of the outcomes topic."""
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
         " accepted_at_ms long, topic string, wheel string, seq long, last_seq long"
@@ -127,7 +127,7 @@ def outcomes_schema() -> str:
 
 
 def outcomes_of(records: DataFrame) -> DataFrame:
-    """The outcomes topic's values as columns."""
+    """Parses the outcomes topic's values into columns."""
     told = F.from_json(F.col("value").cast("string"), outcomes_schema())
     return records.select(told.alias("told")).select("told.*").withColumn("id", F.unhex("id"))
 
@@ -135,7 +135,7 @@ def outcomes_of(records: DataFrame) -> DataFrame:
 def reconcile(
     read: Callable[[Terms], Inputs], terms: Terms, facts: Facts, say: Say = lambda _: None
 ) -> Books:
-    """Brings ledger, outcomes and Kafka together.
+    """Reconciles ledger, outcomes and Kafka.
 
     Args:
         read: Gives the rows; asked once more, for all times of acceptance, if Kafka has records
@@ -177,7 +177,7 @@ def reconcile(
 def _first_look(
     read: Callable[[Terms], Inputs], terms: Terms, facts: Facts, say: Say
 ) -> tuple[Inputs, DataFrame, Row]:
-    """All with their fates, kept on disk: two tables are made of it, and Kafka is read once."""
+    """Judges all messages and persists them, since two tables use them and Kafka is read once."""
     inputs = read(terms)
     say("matching the ledger with Kafka")
     both = messages(inputs.ledger, inputs.kafka, inputs.outcomes, terms, facts)
@@ -186,7 +186,7 @@ def _first_look(
 
 
 def _keep(kept: list[DataFrame], found: DataFrame) -> Row:
-    """Keeps what more is known of all, and what it comes to."""
+    """Persists what more is known of all messages, with the totals."""
     kept.append(found.persist(StorageLevel.DISK_ONLY))
     return _totals(kept[-1])
 
@@ -198,7 +198,7 @@ def _totals(fated: DataFrame) -> Row:
 
 
 def _gaps(found: DataFrame, terms: Terms, facts: Facts) -> list[tuple[Hole, int]]:
-    """Holes that may hold something of what is asked for."""
+    """Returns holes that may contain requested messages."""
     evidence: dict[int, int] = {}
     outer: list[tuple[Hole, int]] = []
     for row in gap_counts(found).collect():

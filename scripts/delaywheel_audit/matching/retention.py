@@ -1,4 +1,4 @@
-"""What Kafka has deleted: a message of that time may have been there, nobody can say any more.
+"""What Kafka has deleted: whether messages of that time were there cannot be known.
 
 Where a partition begins above offset 0, records before that were deleted. It is written in the
 order of forwarding, so what is gone was forwarded no later than the first of our records that is
@@ -37,7 +37,7 @@ _FIRST_LOOK = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """Up to when what was forwarded may be deleted, Unix milliseconds; `END_MS`: all of it.
+    """Up to when forwarded messages may be deleted, in Unix ms; `END_MS`: all of them.
 
     Attributes:
         topics: Of each topic that lacks its begin.
@@ -48,12 +48,12 @@ class Deleted:
     outcomes_ms: int | None = None
 
     def __bool__(self) -> bool:
-        """Whether anything is."""
+        """Whether anything may be deleted."""
         return bool(self.topics) or self.outcomes_ms is not None
 
 
 def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Deleted:
-    """What is deleted of some topics.
+    """Returns what is deleted of some topics.
 
     Args:
         plan: All that is left of them.
@@ -75,7 +75,7 @@ def deleted(plan: Plan, outcomes: str, read: Callable[[Plan], DataFrame]) -> Del
 
 
 def _only(plan: Plan, places: Mapping[Place, Range], length: int | None) -> Plan:
-    """The begin of some partitions, and nothing of the others."""
+    """Returns the beginnings of some partitions only."""
 
     def of(topic: str, one: Range) -> Range:
         if (topic, one.partition) not in places:
@@ -88,7 +88,7 @@ def _only(plan: Plan, places: Mapping[Place, Range], length: int | None) -> Plan
 
 
 def _firsts(records: DataFrame, outcomes: str) -> dict[Place, int]:
-    """When the first record of ours was written that is left, of each partition that has one."""
+    """Returns when the first remaining record of ours was written, by partition."""
     told = records.where(F.col("topic") == outcomes).withColumn("forwarded_ms", forwarded_ms())
     columns = ["topic", "partition", "offset", "forwarded_ms"]
     ours = is_ours(records.where(F.col("topic") != outcomes)).select(*columns)
@@ -99,7 +99,7 @@ def _firsts(records: DataFrame, outcomes: str) -> dict[Place, int]:
 
 
 def with_deleted(fated: DataFrame, deleted: Deleted, terms: Terms) -> DataFrame:
-    """The messages, where what is missing is not verifiable if its records may be deleted."""
+    """Marks missing messages as not verifiable if their records may be deleted."""
     told_ms = -1 if deleted.outcomes_ms is None else deleted.outcomes_ms
     rows = [(topic, at_ms, _told(topic, at_ms)) for topic, at_ms in sorted(deleted.topics.items())]
     schema = "of_topic string, topic_ms long, topic_told string"

@@ -1,4 +1,4 @@
-"""What a reconciliation found, in one small document: `summary.json` beside the tables."""
+"""The result of a reconciliation in one small document: `summary.json` beside the tables."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ class Summary:
 
     @property
     def is_unproven(self) -> bool:
-        """Whether nothing is known to be wrong, but Kafka has deleted what would prove it."""
+        """Whether nothing is known to be wrong, but the proof was deleted from Kafka."""
         wrong = {kind for kind, number in self.findings.items() if number and is_error(kind)}
         return wrong == {"not_verifiable"}
 
     def to_json(self) -> str:
-        """As a JSON document for programs and people."""
+        """Returns a JSON document for programs and people."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote; fields of a newer release are left alone."""
+        """Reads what `to_json` wrote; ignores fields of newer releases."""
         document = json.loads(text)
         values = {spot.name: document[spot.name] for spot in fields(cls) if spot.name in document}
         values["kafka_ends"] = {

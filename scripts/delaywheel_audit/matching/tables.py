@@ -22,12 +22,12 @@ _COLUMNS = tuple(part.split()[0] for part in _FINDING.split(","))
 
 
 def topic_of() -> Column:
-    """Where a message was to go; of what was never accepted, where it is."""
+    """Returns a message's destination or, if it was never accepted, where it is."""
     return F.coalesce("row.topic", "copy.topic")
 
 
 def buckets(judged: DataFrame, terms: Terms) -> DataFrame:
-    """Counts, lateness and delay by topic and time."""
+    """Returns counts, lateness and delay by topic and time."""
     # A due that cannot be read is replaced by when it came.
     due = F.when(F.col("due_ms") >= 0, F.col("due_ms")).otherwise(F.col("copy.forwarded_ms"))
     accepted = F.coalesce("row.accepted_at_ms", "copy.accepted_ms", "copy.forwarded_ms")
@@ -44,7 +44,7 @@ def buckets(judged: DataFrame, terms: Terms) -> DataFrame:
 
 
 def totals(judged: DataFrame) -> DataFrame:
-    """One row: all counts, the lateness of all, and the times of acceptance that are not read."""
+    """Returns one row with all counts, the total lateness, and unread times of acceptance."""
     names = (*COUNTS, "unpublished", "unbooked", "changed")
     unread = F.when(F.col("stray") == "unread", F.col("copy.accepted_ms"))
     return judged.agg(
@@ -66,7 +66,7 @@ def _spread(name: str) -> list[Column]:
 
 
 def gap_counts(judged: DataFrame) -> DataFrame:
-    """How many copies in Kafka fall into each hole of the ledger."""
+    """Returns how many copies in Kafka fall into each hole of the ledger."""
     return (
         judged.where("stray = 'gap'")
         .groupBy("gap_at", F.col("copy.wheel").alias("wheel"))
@@ -79,14 +79,14 @@ def gap_counts(judged: DataFrame) -> DataFrame:
 
 
 def outer_hole(wheel: str, place: int, from_ms: int, to_ms: int) -> Hole:
-    """A hole that only messages in Kafka show."""
+    """Returns a hole that is visible only through messages in Kafka."""
     where = "before its first" if place == BEFORE_FIRST else "behind its last"
     why = f"messages that were forwarded are in no file of the wheel: one {where} is not there"
     return Hole(wheel, 0, None, from_ms, to_ms, why)
 
 
 def findings(judged: DataFrame) -> DataFrame:
-    """One row for each message with something to tell, and each kind of it; one scan."""
+    """Returns one row for each message and kind of finding, in one scan."""
     lost = F.struct("lost_at.*", F.col("row.topic").alias("topic"))
     differs = F.struct("differs_at.*", topic_of().alias("topic"))
     undelivered = (F.col("lost") > 0) & (F.col("forwarded") == 0) & ~F.col("elsewhere")
@@ -106,7 +106,7 @@ def findings(judged: DataFrame) -> DataFrame:
 
 
 def gap_findings(like: DataFrame, gaps: list[tuple[Hole, int]]) -> DataFrame:
-    """The findings of holes, each with how many messages of Kafka fall into it."""
+    """Returns the findings for holes, each with its number of messages in Kafka."""
     rows = []
     for hole, messages in gaps:
         seqs = f"seqs {hole.first_seq} to {hole.last_seq}: " if hole.last_seq else ""
@@ -121,7 +121,7 @@ def gap_findings(like: DataFrame, gaps: list[tuple[Hole, int]]) -> DataFrame:
 def finding(
     when: Column, kind: str, detail: Column, *, copy: str = "copy", row: Column | None = None
 ) -> Column:
-    """A row of the table as a struct; null unless the condition holds.
+    """Returns a row of the table as a struct; null unless the condition holds.
 
     Args:
         when: The condition.
@@ -169,7 +169,7 @@ def _copies_detail() -> Column:
 
 
 def _changes() -> Column:
-    """What differs between the ledger and Kafka, in words."""
+    """Describes what differs between ledger and Kafka."""
 
     def differs(name: str, was: Column, found: Column) -> Column:
         shown = F.coalesce(found.cast("string"), F.lit("not readable"))

@@ -1,4 +1,4 @@
-"""What a reconciliation is asked, and what it knows beside the rows."""
+"""The parameters of a reconciliation, and what it knows beside the rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delaywheel_audit.sources.ledger_files import END_MS, Extent, Hole
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is looked at, and how strictly.
+    """What is examined, and how strictly.
 
     Attributes:
         by: The time of a message that range and buckets go by.
@@ -41,16 +41,16 @@ class Terms:
 
     @property
     def start_ms(self) -> int:
-        """`from_ms` as a number."""
+        """Returns `from_ms` as a number."""
         return 0 if self.from_ms is None else self.from_ms
 
     @property
     def end_ms(self) -> int:
-        """`to_ms` as a number."""
+        """Returns `to_ms` as a number."""
         return END_MS if self.to_ms is None else self.to_ms
 
     def accepted_range(self) -> tuple[int, int]:
-        """Between which times the messages that are asked for were accepted; the end excluded."""
+        """Returns the range of acceptance times of the requested messages; the end is exclusive."""
         if self.by == "accepted":
             return self.start_ms, self.end_ms
         from_ms = 0 if self.span_ms is None else self.start_ms - self.span_ms
@@ -59,7 +59,7 @@ class Terms:
         return max(0, from_ms - self.clock_tolerance_ms), min(END_MS, self.end_ms + slack)
 
     def reaching_all(self) -> Terms:
-        """The same, whenever messages were accepted.
+        """Returns the same terms without a range of acceptance times.
 
         For those that are asked for by due: the settings of now may allow less than those did
         under which they were accepted.
@@ -69,7 +69,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the cluster and its ledger, from before Kafka was read.
+    """What was known of the cluster and its ledger before Kafka was read.
 
     Attributes:
         done: What the cluster said was done, before the ledger was listed.
@@ -84,7 +84,7 @@ class Facts:
     holes: Sequence[Hole] = ()
 
     def has_all_of(self, from_ms: int, to_ms: int) -> bool:
-        """Whether the ledger has all that was accepted in this time, holes between apart.
+        """Whether the ledger covers all acceptances of this time, apart from holes.
 
         It reaches from before it to behind it, or from the first seq of a wheel to its last.
         """

@@ -1,4 +1,4 @@
-"""The buckets as columns of a plot: adjacent, without holes, and not more than can be seen."""
+"""Merges buckets into columns of a plot: adjacent, without gaps, and few enough to see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Bin:
-    """One column: sums and greatest values of the buckets in it."""
+    """One column: sums and maxima of its buckets."""
 
     from_ms: int
     sums: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SUMS, 0))
@@ -28,7 +28,7 @@ class Bin:
     buckets: int = 0
 
     def take(self, row: Row) -> None:
-        """One more bucket."""
+        """Adds a bucket."""
         self.buckets += 1
         for name in SUMS:
             self.sums[name] += row.get(name) or 0
@@ -48,32 +48,32 @@ class Bins:
 
     @property
     def from_ms(self) -> int:
-        """Where the first begins."""
+        """When the first column begins."""
         return self.columns[0].from_ms
 
     @property
     def to_ms(self) -> int:
-        """Where the last ends."""
+        """When the last column ends."""
         return self.columns[-1].from_ms + self.width_ms
 
     @property
     def is_merged(self) -> bool:
-        """Whether a column is more than one bucket, by time or by topic."""
+        """Whether a column covers more than one bucket, by time or by topic."""
         return self.width_ms > self.interval_ms or any(one.buckets > 1 for one in self.columns)
 
     def place(self, ms: int) -> int | None:
-        """The number of the column in which a time lies."""
+        """Returns the number of the column for a time."""
         number = (ms - self.from_ms) // self.width_ms
         return number if 0 <= number < len(self.columns) else None
 
     def known(self, name: str) -> list[int]:
-        """The greatest values of that name, where there are any."""
+        """Returns the known maxima of that name."""
         values = (one.greatest[name] for one in self.columns)
         return [value for value in values if value is not None]
 
 
 def merge(rows: Sequence[Row], interval_ms: int, most: int) -> Bins | None:
-    """At most `most` columns, each a whole number of buckets; None where there is no bucket."""
+    """Returns at most `most` columns, each of whole buckets; None where there is no bucket."""
     if not rows:
         return None
     times = [int(row["bucket_ms"]) for row in rows]
@@ -89,7 +89,7 @@ def merge(rows: Sequence[Row], interval_ms: int, most: int) -> Bins | None:
 
 
 def total(rows: Iterable[Row]) -> Bin:
-    """All of them in one."""
+    """Returns the sum of all columns."""
     whole = Bin(0)
     for row in rows:
         whole.take(row)

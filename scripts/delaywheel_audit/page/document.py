@@ -1,4 +1,4 @@
-"""The page: its parts put together and written."""
+"""Assembles and writes the page."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _header(summary: Summary) -> Element:
 
 
 def _footer(summary: Summary) -> Element:
-    """Who made this, where and how, for whoever gets the page alone."""
+    """Returns the footer: what made the page, where and how."""
     release, host = version("delaywheel"), platform.node()
     told = [el("p", f"delaywheel {release} on {host}, {moment(summary.made_at_ms)} UTC")]
     if summary.command:
@@ -149,7 +149,7 @@ def _tile(name: str, number: int, look: str) -> Element:
 
 
 def _checks(summary: Summary) -> list[Element]:
-    """Of the forwarded: whether once, whether on time."""
+    """Returns the checks of forwarded messages: delivered once, and on time."""
     counts, lateness = summary.counts, summary.lateness
     told = [
         f"{count(counts.get(key, 0))} {key}"

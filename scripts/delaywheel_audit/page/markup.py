@@ -1,4 +1,4 @@
-"""Elements of the page: a tree that escapes whatever is put into it, written as HTML."""
+"""Elements of the page: a tree that escapes its texts and is written as HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def el(name: str, /, *children: Child, **attributes: object) -> Element:
-    """An element. `class_` is class, `aria_label` aria-label; None and False leave one out."""
+    """Makes an element; `class_` becomes class, and attributes of None or False are omitted."""
     element = ET.Element(name)
     for key, value in attributes.items():
         if value is None or value is False:
@@ -29,7 +29,7 @@ def el(name: str, /, *children: Child, **attributes: object) -> Element:
 
 
 def add(parent: Element, *children: Child) -> None:
-    """Puts children, texts among them, behind those an element has."""
+    """Appends children, including texts."""
     for child in children:
         if isinstance(child, Element):
             parent.append(child)
@@ -38,14 +38,14 @@ def add(parent: Element, *children: Child) -> None:
 
 
 def style(sheet: str) -> Element:
-    """A style sheet, which no escaping may touch."""
+    """Makes a style sheet, whose text is not escaped."""
     element = ET.Element("style")
     element.text = sheet
     return element
 
 
 def prose(text: str) -> Iterator[Child]:
-    """A sentence with `code` in backticks, as children of an element."""
+    """Makes an element's children from a sentence with `code` in backticks."""
     for number, part in enumerate(_CODE.split(text)):
         if part:
             yield el("code", part) if number % 2 else part
@@ -54,7 +54,7 @@ def prose(text: str) -> Iterator[Child]:
 def table(
     heads: Iterable[Child], rows: Iterable[Iterable[Child]], *, class_: str, caption: str
 ) -> Element:
-    """A table in a frame of its own, which scrolls where the page is narrow."""
+    """Makes a table in its own frame, which scrolls on narrow pages."""
     head = el("tr", *(el("th", name, scope="col") for name in heads))
     lines = (el("tr", *(_cell(value) for value in row)) for row in rows)
     whole = el("table", el("caption", caption), el("thead", head), el("tbody", *lines))
@@ -64,17 +64,17 @@ def table(
 
 
 def details(title: str, *parts: Child) -> Element:
-    """What is shown when it is asked for."""
+    """Makes a part that is shown on request."""
     return el("details", el("summary", title), *parts)
 
 
 def visible(text: str) -> str:
-    r"""The same, with characters that nobody can see as \x00 or \u202e."""
+    r"""Returns the text with invisible characters as \x00 or \u202e."""
     return _UNSEEN.sub(_escape, text)
 
 
 def to_html(root: Element) -> str:
-    """The document."""
+    """Writes the document as HTML."""
     return "<!DOCTYPE html>\n" + ET.tostring(root, encoding="unicode", method="html") + "\n"
 
 

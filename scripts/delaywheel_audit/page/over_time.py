@@ -28,7 +28,7 @@ def over_time(
     findings: Sequence[Mapping[str, Any]],
     interval_ms: int,
 ) -> list[Element]:
-    """The plots; none where there are no buckets."""
+    """Returns the plots; none without buckets."""
     bins = merge(buckets, interval_ms, MOST_COLUMNS)
     if bins is None:
         return []
@@ -61,7 +61,7 @@ def over_time(
 
 
 def _topic_plots(summary: Summary, buckets: Sequence[Row], interval_ms: int) -> list[Element]:
-    """Small ones, without tooltips, of the topics with the most messages."""
+    """Returns small plots, without tooltips, of the topics with the most messages."""
     of_topics: dict[str, list[Row]] = defaultdict(list)
     for row in buckets:
         of_topics[row["topic"]].append(row)
@@ -91,7 +91,7 @@ def _topic_plots(summary: Summary, buckets: Sequence[Row], interval_ms: int) -> 
 def _lanes(
     summary: Summary, bins: Bins, findings: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[int]]:
-    """Findings by column: as the buckets count them, else as far as their rows are here."""
+    """Returns findings by column, from the buckets or else from the rows at hand."""
     names = ("missing", "lost", "duplicated", "unexpected", "early", "late")
     lanes = {name: [one.sums[name] for one in bins.columns] for name in names}
     time = "due_ms" if summary.by == "due" else "accepted_at_ms"
@@ -105,7 +105,7 @@ def _lanes(
 
 
 def _parts(bins: Bins) -> list[str]:
-    """Those of which there are any."""
+    """Returns the parts that are not empty."""
     return [part for part in PARTS if any(one.sums[part] for one in bins.columns)]
 
 

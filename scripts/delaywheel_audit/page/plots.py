@@ -1,4 +1,4 @@
-"""Plots as inline SVG, as wide as there is room: texts stand beside it in HTML, never stretched."""
+"""Plots as inline SVG of any width; texts are HTML beside it, so they are not stretched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LANE = 10
 
 
 def counts_plot(bins: Bins, parts: Sequence[str], *, tooltips: bool = True) -> Element:
-    """What became of the accepted, stacked, under the line of what was accepted."""
+    """Plots what became of accepted messages, stacked below the line of acceptances."""
     stacks = [_stack(one, parts) for one in bins.columns]
     accepted = [one.sums["accepted"] for one in bins.columns]
     most = max(*accepted, *(stack[-1] for stack in stacks), 1)
@@ -38,7 +38,7 @@ def counts_plot(bins: Bins, parts: Sequence[str], *, tooltips: bool = True) -> E
 def spans_plot(
     bins: Bins, name: str, tolerance_ms: int | None = None, *, tooltips: bool = True
 ) -> Element | None:
-    """p50, p99 and max of lateness or delay; None where there is nothing to be seen."""
+    """Plots p50, p99 and max of lateness or delay; None if there is nothing to show."""
     values = [value for of in ("p50", "p99", "max") for value in bins.known(f"{name}_{of}_ms")]
     if not values:
         return None
@@ -64,7 +64,7 @@ def spans_plot(
 
 
 def lanes_plot(bins: Bins, lanes: dict[str, list[int]]) -> Element:
-    """A lane for each kind of finding, marked where there are some."""
+    """Plots one lane for each kind of finding."""
     height = _LANE * len(lanes)
     marks: list[Element] = []
     places: list[tuple[int, str]] = []
@@ -82,7 +82,7 @@ def lanes_plot(bins: Bins, lanes: dict[str, list[int]]) -> Element:
 
 
 def legend(entries: Iterable[tuple[str, Child]]) -> Element:
-    """What the looks mean: each a class of the style sheet, and a text."""
+    """Returns a legend of style classes and texts."""
     return el(
         "ul",
         *(el("li", el("i", class_=f"key {look}"), text) for look, text in entries),
@@ -99,7 +99,7 @@ def _chart(
     *,
     lanes: int = 0,
 ) -> Element:
-    """Axes around what is drawn; a column with a title shows it under the pointer."""
+    """Returns axes around a drawing; columns with titles show them on hover."""
     width = len(bins.columns)
     height = _LANE * lanes if lanes else HEIGHT
     times, step = time_ticks(bins.from_ms, bins.to_ms)
@@ -141,7 +141,7 @@ def _chart(
 
 
 def _stack(one: Bin, parts: Sequence[str]) -> list[int]:
-    """How high each layer reaches."""
+    """Returns how high each layer reaches."""
     heights, height = [], 0
     for part in parts:
         height += one.sums[part]
@@ -150,7 +150,7 @@ def _stack(one: Bin, parts: Sequence[str]) -> list[int]:
 
 
 def _steps(heights: Sequence[int]) -> str:
-    """An area with a step for each column, down to the foot."""
+    """Returns an area with a step for each column, down to the base."""
     if len(heights) <= _SPACED:
         return "".join(
             f"M{number}.08 {HEIGHT}V{y}h.84V{HEIGHT}z"
@@ -165,7 +165,7 @@ def _outline(heights: Sequence[int]) -> str:
 
 
 def _over(heights: Sequence[int]) -> str:
-    """Up or down to each height, and along it for its column; equal neighbours in one."""
+    """Returns a path along the heights of columns, joining equal neighbours."""
     parts, before = [], None
     for number, y in enumerate(heights):
         if y != before:
@@ -176,7 +176,7 @@ def _over(heights: Sequence[int]) -> str:
 
 
 def _line(heights: Sequence[int | None]) -> str:
-    """Through the middle of the columns, broken where there is nothing; a dot where alone."""
+    """Returns a line through the columns' middles, broken at gaps, with dots for single points."""
     parts, joined = [], False
     for number, y in enumerate(heights):
         if y is not None:

@@ -1,4 +1,4 @@
-"""Scales and ticks: where a value stands, and which values are written beside an axis."""
+"""Scales and ticks: positions of values, and labels of axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DAY_MARKS = tuple(10**power * DAY for power in range(10))
 
 
 def count_ticks(top: int, most: int = 5) -> list[int]:
-    """Round numbers from 0 to at least `top`, at most `most` of them above 0."""
+    """Returns round numbers from 0 to at least `top`, at most `most` of them above 0."""
     top = max(top, 1)
     step = 1
     while math.ceil(top / step) > most:
@@ -32,7 +32,7 @@ def count_ticks(top: int, most: int = 5) -> list[int]:
 
 
 def time_step(span_ms: int, most: int, multiple_of: int = 1) -> int:
-    """A step that divides a span into at most `most`: a friendly one, if it is near enough."""
+    """Returns a step that divides a span into at most `most`, preferably a familiar one."""
     needed = max(1, math.ceil(span_ms / (most * multiple_of))) * multiple_of
     friendly = (step for step in _STEPS if step >= needed and step % multiple_of == 0)
     nearest = next(friendly, needed)
@@ -40,7 +40,7 @@ def time_step(span_ms: int, most: int, multiple_of: int = 1) -> int:
 
 
 def time_ticks(from_ms: int, to_ms: int, most: int = 8) -> tuple[list[int], int]:
-    """The times to be written below an axis, and how far they are apart."""
+    """Returns the times to label on an axis, and their distance."""
     step = time_step(to_ms - from_ms, most)
     first = -(-from_ms // step) * step
     return list(range(first, to_ms, step)), step
@@ -48,24 +48,24 @@ def time_ticks(from_ms: int, to_ms: int, most: int = 8) -> tuple[list[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """From 0 upward."""
+    """A linear scale from 0."""
 
     ticks: list[int]
 
     def y(self, value: int) -> int:
-        """Where a value stands, counted from above."""
+        """Returns the position of a value, from above."""
         return HEIGHT - round(HEIGHT * value / self.ticks[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Spans of time, each mark about ten times the one below; at most 1 ms stands at the foot."""
+    """A logarithmic scale of durations, in powers of ten; 1 ms and less is at the base."""
 
     ticks: list[int]
 
     @classmethod
     def around(cls, values: list[int]) -> Spans:
-        """The scale on which all of these are seen, two marks at least."""
+        """Returns a scale that shows all of these, with at least two marks."""
         marks = [*_MARKS, *_DAY_MARKS]
         low, high = max(min(values), 1), max(*values, 1)
         first = max(number for number, mark in enumerate(marks) if mark <= low)
@@ -74,13 +74,13 @@ class Spans:
         return cls(marks[first : max(last, first + 1) + 1])
 
     def y(self, value: int) -> int:
-        """Where a value stands, counted from above."""
+        """Returns the position of a value, from above."""
         low, high = math.log(self.ticks[0]), math.log(self.ticks[-1])
         share = (math.log(max(value, 1)) - low) / (high - low)
         return HEIGHT - round(HEIGHT * min(max(share, 0.0), 1.0))
 
 
 def _next_round(step: int) -> int:
-    """1, 2, 5, 10, 20, 50 and so on."""
+    """Returns the next of 1, 2, 5, 10, 20, 50 and so on."""
     digit = int(str(step)[0])
     return step * 5 // 2 if digit == 2 else step * 2

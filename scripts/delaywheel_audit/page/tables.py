@@ -33,7 +33,7 @@ _SHOWN_SPANS = ("lateness_max_ms", "delay_max_ms")
 
 
 def topics_table(summary: Summary, rows: Sequence[Row]) -> Element:
-    """A line for each topic, those with errors first, and one for all together."""
+    """Returns a row for each topic, those with errors first, and a total."""
     of_topics: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         of_topics[row["topic"]].append(row)
@@ -61,7 +61,7 @@ def topics_table(summary: Summary, rows: Sequence[Row]) -> Element:
 
 
 def columns_table(bins: Bins) -> Element:
-    """What the plots show, as numbers; columns that are nothing but zeros are left out."""
+    """Returns the plots' data as numbers; columns of zeros are omitted."""
     names = [name for name in SUMS if any(one.sums[name] for one in bins.columns)]
     spans = [name for name in GREATEST if bins.known(name)]
     shown = [one for one in bins.columns if one.buckets]
@@ -80,7 +80,7 @@ def columns_table(bins: Bins) -> Element:
 def findings_part(
     summary: Summary, findings: Sequence[Mapping[str, Any]], output: str
 ) -> list[Element]:
-    """Each kind with what it means, what to do, and the rows there are of it."""
+    """Returns each kind of finding with its meaning, remedy and rows."""
     of_kinds: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for row in findings:
         of_kinds[row["kind"]].append(row)
@@ -124,7 +124,7 @@ def _kind_part(kind: str, number: int, rows: Sequence[Mapping[str, Any]], output
 
 
 def _findings_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Element:
-    """Columns that are empty in all rows are left out."""
+    """Returns a table of findings without columns that are empty in all rows."""
     cells: dict[str, list[Child]] = {
         "topic": [row.get("topic") and el("span", row["topic"], class_="name") for row in rows],
         "id": [row.get("id") and el("code", row["id"]) for row in rows],
@@ -160,7 +160,7 @@ def _line(name: str, whole: Bin, names: Sequence[str]) -> list[Child]:
 
 
 def _whole(summary: Summary, totals: Any) -> Bin:
-    """The summary's own numbers: it has seen all values at once, and so knows percentiles."""
+    """Returns the summary's totals, which include percentiles over all values."""
     whole = total({**one.sums, **one.greatest} for one in totals)
     whole.sums.update({name: summary.counts.get(name, whole.sums[name]) for name in SUMS})
     for of in ("p50", "p99", "max"):

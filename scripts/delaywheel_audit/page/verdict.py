@@ -1,4 +1,4 @@
-"""What a page says first: whether the books balance, in words."""
+"""The page's verdict: whether the books balance, in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delaywheel_audit.page.words import PARTS, count, kind_name, listed
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The look of the page's head, its headline, and what is said below it."""
+    """The look of the page's head, its headline, and the text below."""
 
     look: str  # good, bad, open: good so far, or nothing: there was nothing to look at
     headline: str
@@ -20,24 +20,24 @@ class Verdict:
 
 
 def found(summary: Summary) -> dict[str, int]:
-    """How many findings of each kind, in the order they are shown; none is left out."""
+    """Returns the number of findings of each kind, in order of display."""
     kinds = {kind: summary.findings.get(kind, 0) for kind in KINDS}
     return kinds | {kind: n for kind, n in summary.findings.items() if kind not in kinds}
 
 
 def equation(counts: Mapping[str, int]) -> str:
-    """What was accepted, and what became of it."""
+    """Returns the equation of acceptances and their outcomes."""
     parts = [f"{count(counts[key])} {name}" for key, name in PARTS.items() if counts.get(key)]
     return f"{count(counts.get('accepted', 0))} accepted = {' + '.join(parts) or '0'}"
 
 
 def difference(counts: Mapping[str, int]) -> int:
-    """What the parts have more than was accepted: 0, or the job itself is wrong."""
+    """Returns the excess of the outcomes over acceptances: 0, or the job itself is wrong."""
     return sum(counts.get(part, 0) for part in PARTS) - counts.get("accepted", 0)
 
 
 def verdict(summary: Summary) -> Verdict:
-    """In words."""
+    """Returns the verdict in words."""
     counts = summary.counts
     errors = _told(summary, are_errors=True)
     remarks = _remarks(summary)

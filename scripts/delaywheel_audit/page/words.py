@@ -1,4 +1,4 @@
-"""Numbers, times and spans as people read them."""
+"""Formats numbers, times and durations for people."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PARTS = {
 
 
 def count(number: int | None) -> str:
-    """A number with its thousands set apart; a dash where there is none."""
+    """Formats a number with thousands separators; None as a dash."""
     return "-" if number is None else f"{number:,}"
 
 
 def kind_name(kind: str) -> str:
-    """A kind of finding or a column, as a word."""
+    """Returns a kind of finding, or a column, as words."""
     return kind.replace("_", " ")
 
 
 def listed(parts: Sequence[str]) -> str:
-    """One, two and three."""
+    """Joins items: one, two and three."""
     return " and ".join(filter(None, (", ".join(parts[:-1]), *parts[-1:])))
 
 
 def span(ms: int | None) -> str:
-    """A span of time in the unit that suits it; a dash where there is none."""
+    """Formats a duration in a suitable unit; None as a dash."""
     if ms is None:
         return "-"
     if ms < 0:
@@ -58,7 +58,7 @@ def span(ms: int | None) -> str:
 
 
 def moment(ms: int | None) -> str:
-    """A time of day in UTC, to the millisecond; a dash where there is none."""
+    """Formats a time of day in UTC, in milliseconds; None as a dash."""
     if ms is None:
         return "-"
     when = _utc(ms)
@@ -68,13 +68,13 @@ def moment(ms: int | None) -> str:
 
 
 def short_moment(ms: int) -> str:
-    """A time in UTC without what is zero of it."""
+    """Formats a time in UTC without trailing zeros."""
     text = moment(ms)
     return text.removesuffix(".000").removesuffix(":00") if "-" in text else text
 
 
 def clock(ms: int, step_ms: int) -> str:
-    """The label of a time axis with ticks so far apart."""
+    """Formats the label of a time axis, for ticks at this distance."""
     when = _utc(ms)
     if when is None:
         return count(ms)

@@ -1,4 +1,4 @@
-"""What is written and printed holds no secret that a command line was given."""
+"""Removes secrets given on a command line from all output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from delaywheel_replica.hiding import HIDDEN, is_secret, shown
 
 
 def shown_command(arguments: Iterable[str]) -> str:
-    """A command line as it may be shown: without secret settings, and secrets in URIs."""
+    """Returns a command line without secret settings and secrets in URIs."""
     return shlex.join(["reconcile", *_shown_arguments(arguments)])
 
 
 def without_secrets(text: str, uri: str) -> str:
-    """What somebody said of a URI, as it may be shown."""
+    """Returns a text without the secrets of a URI."""
     return text.replace(uri, shown(uri))
 
 

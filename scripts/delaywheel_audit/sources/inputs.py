@@ -25,7 +25,7 @@ _OPEN_TRANSACTION_S = 30.0
 
 
 class HeldBackError(Exception):
-    """A transaction that does not end keeps records of Kafka from every reader."""
+    """An unfinished transaction holds back Kafka's records from every reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class KafkaPlace:
     client: Mapping[str, str]
 
     def options(self) -> dict[str, str]:
-        """As the source wants them."""
+        """Returns the options for the source."""
         return {f"kafka.{name}": value for name, value in self.client.items()}
 
     def pin(self, topics: Sequence[str], from_ms: int | None, to_ms: int | None) -> Plan:
-        """Fixes what is read of some topics; those that are not there count as empty."""
+        """Fixes what is read of some topics; absent ones count as empty."""
         times = {"startingTimestampMs": from_ms, "endingTimestampMs": to_ms}
         return pin(
             {
@@ -55,16 +55,16 @@ class KafkaPlace:
         )
 
     def read(self, spark: SparkSession, plan: Plan, columns: str) -> DataFrame:
-        """The records of a plan."""
+        """Reads the records of a plan."""
         reader = spark.read.format(FORMAT).options(**self.options())
         return reader.option("ranges", plan.to_json()).option("columns", columns).load()
 
     def records(self, spark: SparkSession, plan: Plan) -> DataFrame:
-        """Messages, with what our headers say of them."""
+        """Returns messages with the parsed content of our headers."""
         return self.read(spark, plan, _COLUMNS)
 
     def wait_for_transactions(self, topics: Sequence[str]) -> None:
-        """Waits until everything that is in Kafka now is decided.
+        """Waits until every transaction that is in Kafka now has ended.
 
         A progress record may be seen a moment before the messages of its own transaction: each
         partition learns of the end for itself.
@@ -99,7 +99,7 @@ class KafkaPlace:
 
 
 def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> DataFrame:
-    """The rows of these files, each once."""
+    """Reads the rows of these files, each once."""
     rows: DataFrame | None = None
     for read in listing.reads():
         part = spark.read.schema(LEDGER_SCHEMA).parquet(*folder.spark_paths(read.files))
@@ -110,6 +110,6 @@ def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> 
 
 
 def topics_in(*rows: DataFrame) -> list[str]:
-    """The topics that ledger and outcomes name: one column of each is read."""
+    """Returns the topics named by ledger and outcomes, reading one column of each."""
     found = [part.select("topic").where("topic is not null").distinct() for part in rows]
     return sorted({row["topic"] for part in found for row in part.collect()})

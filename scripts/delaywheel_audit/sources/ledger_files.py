@@ -1,4 +1,4 @@
-"""The files of a published ledger: which there are, and what their names prove.
+"""The files of a published ledger, and what their names prove.
 
 Files and gaps of a wheel follow one another without hole or overlap in seqs. So a hole between
 two names is a file that was lost; where names overlap, readers drop the rows that a file before
@@ -41,12 +41,12 @@ _ROW_BYTES: Final = 24
 
 
 class LedgerUnreadableError(Exception):
-    """The ledger, or a part of it, cannot be read as it stands."""
+    """The ledger, or part of it, cannot be read in its present state."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class LedgerFile:
-    """A file, as its path tells."""
+    """A file, as described by its path."""
 
     wheel: WheelId
     first_seq: int
@@ -58,7 +58,7 @@ class LedgerFile:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Seqs of a wheel that no file of the ledger has.
+    """Seqs of a wheel that are in no file of the ledger.
 
     Attributes:
         wheel: Whose.
@@ -83,7 +83,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What the names of one wheel cover, from end to end.
+    """The range covered by one wheel's names.
 
     Attributes:
         first_seq: The first seq of all.
@@ -100,7 +100,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRead:
-    """What is read of one or more files: the rows behind a seq.
+    """A read of one or more files: their rows after a seq.
 
     Attributes:
         files: They.
@@ -124,12 +124,12 @@ class Listing:
         self.given_up = sorted(given_up, key=lambda hole: (hole.wheel, hole.first_seq))
 
     def between(self, from_ms: int, to_ms: int) -> Listing:
-        """The files that may hold rows accepted from `from_ms` to before `to_ms`."""
+        """Returns files that may have rows accepted from `from_ms` to before `to_ms`."""
         chosen = [f for f in self.files if f.hour_ms + HOUR_MS > from_ms and f.hour_ms < to_ms]
         return Listing(chosen, self.given_up)
 
     def ends(self) -> dict[str, int]:
-        """The greatest seq that a name of each wheel tells."""
+        """Returns the greatest seq of each wheel's names."""
         ends: dict[str, int] = {}
         for file in self.files:
             ends[str(file.wheel)] = max(file.last_seq, ends.get(str(file.wheel), 0))
@@ -138,7 +138,7 @@ class Listing:
         return ends
 
     def up_to(self, ends: Mapping[str, int]) -> Listing:
-        """What ends no later than here; wheels that are not named have nothing."""
+        """Returns files that end at or before these seqs; wheels not given have none."""
         return Listing(
             [file for file in self.files if file.last_seq <= ends.get(str(file.wheel), 0)],
             [
@@ -150,11 +150,11 @@ class Listing:
 
     @property
     def rows_guess(self) -> int:
-        """How many rows there are, about."""
+        """Estimates the number of rows."""
         return sum(file.size for file in self.files) // _ROW_BYTES
 
     def reads(self) -> list[LedgerRead]:
-        """How the files are read so that each row is read once."""
+        """Returns how to read the files so that each row is read once."""
         clean: list[LedgerFile] = []
         overlapping: list[LedgerRead] = []
         for file, behind in self._with_what_is_before():
@@ -165,7 +165,7 @@ class Listing:
         return [LedgerRead(tuple(clean), 0), *overlapping] if clean else overlapping
 
     def _with_what_is_before(self) -> Iterator[tuple[LedgerFile, int]]:
-        """Each file with the greatest last seq of those before it."""
+        """Returns each file with the greatest last seq of those before it."""
         for _, files in groupby(self.files, key=lambda file: file.wheel):
             behind = 0
             for file in files:
@@ -173,7 +173,7 @@ class Listing:
                 behind = max(behind, file.last_seq)
 
     def inner_holes(self) -> list[tuple[LedgerFile, int, int, LedgerFile]]:
-        """Seqs between two files that neither a file nor a recorded gap has.
+        """Yields seqs between files that are in neither a file nor a recorded gap.
 
         Returns:
             The file before, the first and last seq that are not there, the file behind.
@@ -195,7 +195,7 @@ class Listing:
 
 
 def _less(wanted: tuple[int, int], taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What of a range of seqs the others leave."""
+    """Returns the parts of a range of seqs that others leave over."""
     left = []
     first, last = wanted
     for taken_first, taken_last in sorted(taken):
@@ -208,7 +208,7 @@ def _less(wanted: tuple[int, int], taken: Sequence[tuple[int, int]]) -> list[tup
 
 
 def parse_path(path: str, size: int = 0) -> LedgerFile | None:
-    """What a path tells; None: it is no file of a ledger."""
+    """Parses a path; None if it is no file of a ledger."""
     match = _FILE.fullmatch(path)
     if match is None:
         return None
@@ -228,7 +228,7 @@ def parse_path(path: str, size: int = 0) -> LedgerFile | None:
 
 
 class LedgerFolder:
-    """A ledger's place, on any file system of pyarrow; it is only read."""
+    """A ledger's folder on any file system of pyarrow, read-only."""
 
     def __init__(self, uri: str) -> None:
         """Finds the file system.
@@ -249,7 +249,7 @@ class LedgerFolder:
         self._folder = folder.rstrip("/")
 
     def listing(self) -> Listing:
-        """The names that are there, as if they were all seen at one moment.
+        """Returns all names, as of a single moment.
 
         While a folder is looked through, nodes publish and delete: a name may be seen and not the
         one before it. Names of a wheel come and go in order of their seqs, so a second look, no
@@ -293,7 +293,7 @@ class LedgerFolder:
         )
 
     def holes(self, listing: Listing) -> list[Hole]:
-        """Files that were lost, as far as names prove it, and recorded gaps."""
+        """Returns lost files, as far as names prove them, and recorded gaps."""
         found = [
             Hole(
                 str(before.wheel),
@@ -308,7 +308,7 @@ class LedgerFolder:
         return sorted([*found, *listing.given_up], key=lambda hole: (hole.wheel, hole.first_seq))
 
     def extents(self, listing: Listing) -> dict[str, Extent]:
-        """What each wheel's names cover."""
+        """Returns the range that each wheel's names cover."""
         found = {}
         for wheel, grouped in groupby(listing.files, key=lambda file: file.wheel):
             files = list(grouped)
@@ -334,7 +334,7 @@ class LedgerFolder:
         return found
 
     def spark_paths(self, files: Iterable[LedgerFile]) -> list[str]:
-        """Paths as Spark's own file systems name them."""
+        """Returns the paths as Spark's file systems name them."""
         scheme, separator, rest = self.uri.partition("://")
         if not separator or scheme == "file":
             return [f"file://{file.path}" for file in files]
@@ -345,7 +345,7 @@ class LedgerFolder:
         return [f"{name}://{authority}/{file.path.lstrip('/')}" for file in files]
 
     def _accepted(self, file: LedgerFile) -> tuple[int, int]:
-        """When the first and the last row of a file were accepted, from its footer."""
+        """Returns when a file's first and last rows were accepted, from its footer."""
         try:
             footer = pq.ParquetFile(file.path, filesystem=self._fs).metadata
             column = footer.schema.names.index("accepted_at_ms")
@@ -363,5 +363,5 @@ class LedgerFolder:
 
 
 def moment(ms: int) -> str:
-    """A time for people, in UTC."""
+    """Formats a time in UTC for people."""
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}Z"

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures what was asked for."""
+    """Runs the requested measurements."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     names = asked.workload or list(USUAL)

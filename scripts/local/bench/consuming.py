@@ -1,4 +1,4 @@
-"""A consumer in a process of its own that keeps of each record when it should have come, and came.
+"""A consumer process that notes when each record should have arrived, and did.
 
 Each value begins with a stamp: the due, or the time of sending, in Unix microseconds. The same
 process and the same settings serve delaywheel's topic and Kafka's own.
@@ -40,7 +40,7 @@ class Consumer(ConsumerProcess):
     def take(
         self, topic: str, count: int, timeout_s: float, watch: Callable[[], None]
     ) -> tuple[Times, Times]:
-        """The next records of a topic: stamps and arrivals, both in Unix milliseconds.
+        """Returns a topic's next records: stamps and arrivals, in Unix milliseconds.
 
         Args:
             topic: Which one.
@@ -74,7 +74,7 @@ class Consumer(ConsumerProcess):
 def _consume(
     bootstrap: str, topics: Sequence[str], partitions: int, send: Connection, stop: Connection
 ) -> None:
-    """The child: polls until the other end of `stop` is closed, also by our parent's death."""
+    """Runs the child, which polls until the other end of `stop` is closed or its parent dies."""
     import confluent_kafka as kafka  # noqa: PLC0415 - the child alone needs it
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us

@@ -1,4 +1,4 @@
-"""What is computed of measurements: spreads, ratios, lateness second by second."""
+"""Computes figures from measurements: spreads, ratios, lateness by second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Times = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Least, median and greatest of what several rounds gave."""
+    """Minimum, median and maximum over several rounds."""
 
     least: float
     median: float
@@ -24,19 +24,19 @@ class Extent:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Extent | None:
-        """Of any number of values; None of none."""
+        """Returns the extent of any number of values; None for none."""
         if not values:
             return None
         return cls(min(values), statistics.median(values), max(values))
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Extent | None:
-    """Ours to theirs, round by round; rounds in which theirs is 0 do not count."""
+    """Returns our values divided by theirs, by round; rounds with 0 of theirs are left out."""
     return Extent.of([a / b for a, b in zip(ours, theirs, strict=True) if b])
 
 
 def differences(ours: Sequence[float], theirs: Sequence[float]) -> Extent | None:
-    """Ours less theirs, round by round."""
+    """Returns our values minus theirs, by round."""
     return Extent.of([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
@@ -52,7 +52,7 @@ class Second:
 
 
 def by_second(dues_ms: Times, lateness_ms: Times) -> list[Second]:
-    """Lateness over time, in order; seconds in which nothing was due are left out."""
+    """Returns lateness over time, in order, without seconds in which nothing was due."""
     if not len(dues_ms):
         return []
     seconds = (dues_ms // 1000).astype(np.int64)

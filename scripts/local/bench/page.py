@@ -44,12 +44,12 @@ i.c3 { background: #e69f00; } i.c4 { background: #cc79a7; } i.c5 { background: #
 
 
 def write_page(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes it."""
+    """Writes the page."""
     path.write_text(to_html(page_of(document)), encoding="utf-8")
 
 
 def page_of(document: Mapping[str, Any]) -> Element:
-    """The page."""
+    """Returns the page."""
     head = el(
         "head",
         el("meta", charset="utf-8"),
@@ -134,7 +134,7 @@ def _cpu(parts: Sequence[tuple[str, Mapping[str, Any]]]) -> Element:
 
 
 def stack(used: Mapping[str, float]) -> list[float]:
-    """CPU of a second by kind of process, each process once, in the order of the legend."""
+    """Returns a second's CPU time by kind of process, in the order of the legend."""
     left, heights = dict(used), []
     for name in _GROUPS.values():
         mine = [key for key in left if name in key and not (name == "server" and "sender" in key)]
@@ -148,7 +148,7 @@ def _chart(
     ticks: Sequence[tuple[float, str]],
     drawn: Iterable[Element],
 ) -> Element:
-    """Axes, the parts of the rounds named below, and what is drawn."""
+    """Returns axes, labels of the rounds, and a drawing."""
     whole, begun, names = sum(count for _, count in parts), 0, []
     for number, (kind, count) in enumerate(parts):
         x, end = _x(whole, begun), _x(whole, begun + count)

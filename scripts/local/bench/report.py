@@ -15,7 +15,7 @@ ORIGIN_SHARE = 0.9
 
 
 def print_report(document: Mapping[str, Any]) -> None:
-    """All of it."""
+    """Prints all figures."""
     for one in document["workloads"]:
         print(f"\n=== {one['name']}, {one['nodes']} node(s): {one['told']}")
         warmth = ", ".join(f"{cost_ms:.1f}" for cost_ms in one["warmth_ms"])
@@ -80,7 +80,7 @@ def _middle(values: list[float], form: str) -> str:
 
 
 def _print_costs(parts: list[Mapping[str, Any]]) -> None:
-    """CPU and context switches by process."""
+    """Prints CPU time and context switches by process."""
     forms = {
         "cpu_share": ".1%",
         "cpu_us_a_message": ".1f",
@@ -99,7 +99,7 @@ def _print_costs(parts: list[Mapping[str, Any]]) -> None:
 
 
 def _roles(parts: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Switches a group by role, where one node wrote nearly all groups."""
+    """Prints context switches by role, where one node wrote nearly all groups."""
     told: dict[str, list[float]] = {"origin": [], "mirror": [], "SDK": []}
     for part in parts:
         groups = sum(part["groups"].values())

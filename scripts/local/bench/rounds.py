@@ -1,4 +1,4 @@
-"""Rounds: when they may begin, as many as asked for that nothing disturbed, and their order.
+"""Rounds: when they may begin, how many undisturbed ones to measure, and their order.
 
 They begin when the broker is warm: its JVM costs three times as much in its first minute. It is
 after two minutes of work, or when of two windows one after the other the later is no cheaper.
@@ -23,14 +23,14 @@ PartT = TypeVar("PartT")
 
 @dataclass(slots=True)
 class Rounds(Generic[RoundT]):
-    """Those that count, and why others did not."""
+    """The rounds that count, and why others do not."""
 
     kept: list[RoundT] = field(default_factory=list)
     void: list[str] = field(default_factory=list)
 
 
 def disturbances(cost: Cost) -> str:
-    """What must not happen in a round, if it happened; else empty."""
+    """Returns what disturbed a round; empty if nothing did."""
     counts = {
         "elections": sum(node.elections for node in cost.nodes.values()),
         "in-sync changes": sum(node.in_sync_changes for node in cost.nodes.values()),
@@ -44,7 +44,7 @@ def run_rounds(
     measure: Callable[[int], RoundT],
     disturbed: Callable[[RoundT], str],
 ) -> Rounds[RoundT]:
-    """Measures until as many rounds count as are wanted; gives up after twice as many.
+    """Measures until enough rounds count; gives up after twice as many.
 
     Args:
         wanted: At least 1.
@@ -64,7 +64,7 @@ def run_rounds(
 
 
 def in_turn(parts: Sequence[PartT], number: int) -> list[PartT]:
-    """The parts of a round in its order: another one first in each.
+    """Returns the parts of a round, with another one first each time.
 
     Example:
         >>> in_turn("abc", 1)
@@ -75,7 +75,7 @@ def in_turn(parts: Sequence[PartT], number: int) -> list[PartT]:
 
 
 def is_steady(costs_ms: list[float]) -> bool:
-    """Whether the newest window is no cheaper than the one before it, but for `ALIKE`."""
+    """Whether the last window costs no less than the one before, within `ALIKE`."""
     if len(costs_ms) < 3:  # the first one makes connections
         return False
     before, now = costs_ms[-2:]
@@ -83,7 +83,7 @@ def is_steady(costs_ms: list[float]) -> bool:
 
 
 def warm_up(measure: Callable[[float], float], say: Callable[[str], None]) -> list[float]:
-    """Works until it is warm.
+    """Works until costs are steady.
 
     Args:
         measure: Works for so many seconds; the broker's CPU milliseconds a transaction.

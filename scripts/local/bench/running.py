@@ -1,4 +1,4 @@
-"""A workload on a cluster: warmed, filled, its rounds measured, and what they come to."""
+"""Runs a workload on a cluster: warms up, fills, measures rounds, computes figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How workloads are measured.
+    """How to measure workloads.
 
     Attributes:
         rounds: That count.
@@ -41,7 +41,7 @@ class Options:
 
 
 class Runner:
-    """Measures on one stand."""
+    """Runs measurements on one stand."""
 
     def __init__(self, stand: Stand, options: Options, say: Callable[[str], None]) -> None:
         """Puts the parts together."""
@@ -50,7 +50,7 @@ class Runner:
         self._say = say
 
     def warm(self) -> list[float]:
-        """Warms everything; the broker's CPU milliseconds a transaction, window by window."""
+        """Warms everything up; returns the broker's CPU ms for each transaction, by window."""
         self._stand.do("ours", Paced(_WARM_RATE_PER_S, 2, (50, 500)))
         self._stand.do("plain", Paced(_WARM_RATE_PER_S, 2, AT_ONCE_MS))
         if not self._options.warm:
@@ -63,7 +63,7 @@ class Runner:
         return warm_up(window, self._say)
 
     def run(self, workload: Workload) -> Document:
-        """Fills the wheels, measures all rounds; the figures as JSON has them."""
+        """Fills the wheels and measures all rounds; returns the figures as JSON values."""
         filled = self._fill(workload.pending, workload.span_s) if workload.pending else []
         kind = workload.kind
         if isinstance(kind, Highest):
@@ -87,7 +87,7 @@ class Runner:
         return {"filled": filled, **measured}
 
     def _paced(self, rate_per_s: int, ahead_ms: tuple[int, int]) -> Paced:
-        """So long that everything is at that rate for as long as is asked for."""
+        """Returns a rate long enough for everything to be at it for as long as requested."""
         return Paced(rate_per_s, ahead_ms[1] / 1000 + self._options.seconds, ahead_ms)
 
     def _rounds(self, parts: list[tuple[str, Job | None]]) -> Document:
@@ -125,7 +125,7 @@ class Runner:
         return {"rounds": told, "void": done.void, "ratios": compared(told)}
 
     def _highest(self, kind: Highest) -> Document:
-        """Goes up while a rate holds; the last that did counts."""
+        """Raises the rate while it holds; the last one that held counts."""
         tried: list[Document] = []
         rate, highest = float(kind.from_per_s), 0
         holds = True
@@ -147,7 +147,7 @@ class Runner:
         return {"tried": tried, "highest_per_s": highest}
 
     def _restart(self) -> Document:
-        """The first node is killed with all its processes."""
+        """Kills the first node with all its processes."""
         cluster, times_s = self._stand.cluster, []
         for number in range(self._options.rounds):
             node = cluster.nodes[0]
@@ -163,7 +163,7 @@ class Runner:
         return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
 
     def _fill(self, pending: int, span_s: int) -> list[Document]:
-        """Has messages pending; how many a second were taken, the more there were."""
+        """Creates pending messages; returns how many a second were accepted as they grew."""
         told, done = [], 0
         how = Accept((600, span_s - 60), "raw", 4)
         while done < pending:
@@ -174,7 +174,7 @@ class Runner:
         return told
 
     def _length_bytes(self) -> float:
-        """Of the files of a node, in the middle: each has them all."""
+        """Returns the median length of a node's files; each node has them all."""
         nodes = self._stand.cluster.nodes
         files = (path for node in nodes for path in node.data.rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files) / len(nodes)
@@ -186,7 +186,7 @@ def _disturbed(parts: dict[str, Part]) -> str:
 
 
 def as_document(part: Part) -> Document:
-    """A part of a round as JSON has it."""
+    """Returns a part of a round as JSON values."""
     messages, groups = part.messages, sum(part.groups.values())
     in_one_second = len(part.over_time) == 1
     return {
@@ -212,7 +212,7 @@ def as_document(part: Part) -> Document:
 
 
 def our_cpu_share(part: Mapping[str, Any]) -> float:
-    """Of all processes of the nodes, and of the SDK; 1 is one core."""
+    """Returns the CPU share of all node and SDK processes; 1 is one core."""
     shares: Mapping[str, float] = part["cpu_share"]
     return sum(
         share
@@ -222,7 +222,7 @@ def our_cpu_share(part: Mapping[str, Any]) -> float:
 
 
 def compared(rounds: list[Document]) -> Document:
-    """Ours beside Kafka's own, over all rounds."""
+    """Compares our figures with Kafka's own, over all rounds."""
     told: Document = {}
     ours = [one["ours"] for one in rounds]
     cpu = Extent.of([our_cpu_share(one) for one in ours])
@@ -243,7 +243,7 @@ def compared(rounds: list[Document]) -> Document:
 
 
 def _rate_figure(part: Document) -> str | None:
-    """What says how fast it was; None: the rate was given."""
+    """Returns the figure for speed; None if the rate was given."""
     if part["last_s"]:
         return "last_s"
     return None if part["lateness"] else "per_s"

@@ -1,4 +1,4 @@
-"""The processes that send: delaywheel's SDK, Kafka's producer, Kafka's transactions.
+"""The sending processes: delaywheel's SDK, Kafka's producer, Kafka's transactions.
 
 Each does the same jobs in its own way, and says how it went. What a job sends is stamped with its
 due, or, where Kafka sends at once, with the time of sending (see `consuming`).
@@ -43,7 +43,7 @@ _START_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Paced:
-    """Messages at a rate, due `ahead_ms` later."""
+    """A job: messages at a rate, due `ahead_ms` later."""
 
     rate_per_s: int
     seconds: float
@@ -51,13 +51,13 @@ class Paced:
 
     @property
     def lead_s(self) -> float:
-        """From the begin on until as many messages are due as are sent; 0: that never is."""
+        """Returns seconds until as many messages are due as are sent; 0 if never."""
         return self.ahead_ms[1] / 1000 if self.seconds > self.ahead_ms[1] / 1000 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Messages that are due in the second from `from_ms` on."""
+    """A job: messages due in the second that begins at `from_ms`."""
 
     messages: int
     from_ms: int
@@ -65,7 +65,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """As many messages as are taken in a time."""
+    """A job: as many messages as are accepted in a time."""
 
     how: Accept
     seconds: float
@@ -76,7 +76,7 @@ Job = Paced | At | Bulk
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How a job went: everything was acknowledged.
+    """The result of a job in which every message was acknowledged.
 
     Attributes:
         messages: How many.
@@ -90,7 +90,7 @@ class Sent:
 
     @property
     def per_s(self) -> float:
-        """Messages a second."""
+        """The rate in messages a second."""
         return self.messages / self.seconds
 
 
@@ -98,7 +98,7 @@ class Way(Protocol):
     """How one kind of sender does jobs."""
 
     def do(self, job: Job, topic: str) -> Sent:
-        """Does one; raises if anything is not acknowledged."""
+        """Does one job; raises if any message is not acknowledged."""
 
 
 class Sender:
@@ -126,7 +126,7 @@ class Sender:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -142,11 +142,11 @@ class Sender:
         self._process.join()
 
     def begin(self, job: Job, topic: str) -> None:
-        """Has a job done; `end` waits for it."""
+        """Starts a job; `end` waits for it."""
         self._pipe.send((job, topic))
 
     def end(self) -> Sent:
-        """How the job went.
+        """Waits for the job; returns its result.
 
         Raises:
             ClusterError: it failed.
@@ -160,13 +160,13 @@ class Sender:
         return told
 
     def do(self, job: Job, topic: str) -> Sent:
-        """Has a job done and waits for it."""
+        """Does a job and waits for it."""
         self.begin(job, topic)
         return self.end()
 
 
 def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None:
-    """The child: does jobs until the other end is closed, also by our parent's death."""
+    """Runs the child, which does jobs until the other end is closed or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     way: Way = WAYS[kind](address, cadence_s)
     while True:
@@ -181,7 +181,7 @@ def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None
 
 
 def paced(rate_per_s: int, seconds: float) -> Iterator[int]:
-    """How many messages to send now, tick after tick, so that the rate is kept."""
+    """Yields how many messages to send at each tick, to keep the rate."""
     started_at = time.monotonic()
     sent, total = 0, int(rate_per_s * seconds)
     while sent < total:
@@ -193,7 +193,7 @@ def paced(rate_per_s: int, seconds: float) -> Iterator[int]:
 
 
 def value_of(stamp_us: int) -> bytes:
-    """A value with its stamp."""
+    """Returns a value that contains its stamp."""
     return STAMP.pack(stamp_us) + _FILLER
 
 
@@ -203,7 +203,7 @@ def _dues_ms(job: At) -> list[int]:
 
 
 class Ours:
-    """delaywheel's SDK; with a client for each job, that keeps to one node for half a minute."""
+    """delaywheel's SDK, with one client for each job, which stays with a node for a while."""
 
     def __init__(self, address: str, _cadence_s: float) -> None:
         self._address = address
@@ -315,7 +315,7 @@ class Ours:
 
 
 def _answer(stub: DelayWheelStub, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
-    """Of the same request, sent until it is taken: a disk may stall for some seconds."""
+    """Repeats a request until it is accepted, since a disk may stall for seconds."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 
     deadline = time.monotonic() + TIMEOUT_S
@@ -362,7 +362,7 @@ class Plain:
 
 
 class Transactional:
-    """Kafka's transactions, one each cadence, of two ids in turns: what could not be better."""
+    """Kafka's transactions, at a fixed cadence and with two ids in turn: the theoretical best."""
 
     def __init__(self, address: str, cadence_s: float) -> None:
         self._cadence_s = cadence_s

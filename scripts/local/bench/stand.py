@@ -1,4 +1,4 @@
-"""A cluster with the processes around it: three that send, one that receives, and what all use."""
+"""A cluster with its load: three senders, one receiver, and their resource usage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SETTLE_S: Final = 0.5
 
 @dataclass(slots=True)
 class Part:
-    """What one kind of sender did in a round, and what it took.
+    """What one kind of sender did in a round, and what it cost.
 
     Attributes:
         sent: How sending went.
@@ -54,7 +54,7 @@ class Part:
 
 
 class Stand:
-    """All of it; a context manager.
+    """The whole stand; a context manager.
 
     Attributes:
         cluster: Broker and nodes.
@@ -95,7 +95,7 @@ class Stand:
         self._ended.__exit__(*error)  # type: ignore[arg-type]
 
     def pids(self) -> dict[str, int]:
-        """Of all processes that run, by name: `n1 server`, `broker`, `sender ours`, `consumer`."""
+        """Returns all process ids by name: `n1 server`, `broker`, `sender ours`, `consumer`."""
         found = {
             f"{node.id} {name}": pid
             for node in self.cluster.nodes
@@ -108,7 +108,7 @@ class Stand:
         return {**found, **senders, "consumer": self._consumer.pid}
 
     def do(self, kind: str, job: Job) -> Part:
-        """Has a job done, waits for what arrives, and tells what it took.
+        """Does a job, waits for its messages to arrive, and returns the costs.
 
         Raises:
             ClusterError: something was not acknowledged, or did not arrive.
@@ -135,13 +135,13 @@ class Stand:
         return part
 
     def rest(self, seconds: float) -> Part:
-        """Does nothing for a while, and tells what that took."""
+        """Does nothing for a while, and returns the costs."""
         with self._watched() as part, self._counted(part):
             time.sleep(seconds)
         return part
 
     def _take(self, topic: str, part: Part) -> None:
-        """Waits until all that was sent is there."""
+        """Waits until all sent messages have arrived."""
         dues_ms, arrived_ms = self._consumer.take(
             topic, part.sent.messages, ARRIVAL_TIMEOUT_S, self.cluster.watch
         )
@@ -152,7 +152,7 @@ class Stand:
 
     @contextmanager
     def _watched(self) -> Iterator[Part]:
-        """All of a part: CPU second by second, and what the nodes count."""
+        """Measures a whole part: CPU by second, and the nodes' counts."""
         part = Part(Sent(0, 0.0))
         time.sleep(_SETTLE_S)
         meter = Meter(self.cluster.nodes)
@@ -164,7 +164,7 @@ class Stand:
 
     @contextmanager
     def _counted(self, part: Part) -> Iterator[None]:
-        """The time in which is counted what all processes use, and the groups that are written."""
+        """Measures all processes' usage and the written groups for a while."""
         groups, watch, began = self._groups(), Watch(self.pids()), time.monotonic()
         yield
         part.seconds, part.used = time.monotonic() - began, watch.read()

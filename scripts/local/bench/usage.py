@@ -1,4 +1,4 @@
-"""CPU time and context switches of processes, as /proc tells them."""
+"""Reads CPU time and context switches of processes from /proc."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SWITCHES = ("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a process had used when it was looked at.
+    """What a process had used at one moment.
 
     Attributes:
         cpu_s: User and system time of all threads, those that ended included.
@@ -29,7 +29,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process used in a while.
+    """What a process used during a period.
 
     Attributes:
         cpu_s: CPU time.
@@ -41,7 +41,7 @@ class Usage:
 
     @classmethod
     def between(cls, before: Look, after: Look) -> Usage:
-        """From two looks at the same process."""
+        """Returns the difference of two looks at the same process."""
         switches = sum(
             count - before.switches.get(thread, 0) for thread, count in after.switches.items()
         )
@@ -49,7 +49,7 @@ class Usage:
 
 
 def cpu_s_of(stat: str) -> float:
-    """CPU seconds from the text of /proc/<pid>/stat.
+    """Parses CPU seconds from the text of /proc/<pid>/stat.
 
     Example:
         >>> cpu_s_of("7 (a) b) S 1 7 7 0 -1 0 0 0 0 0 200 50 9 9 20 0 1") * _TICKS_PER_S
@@ -61,13 +61,13 @@ def cpu_s_of(stat: str) -> float:
 
 
 def switches_of(status: str) -> int:
-    """Context switches of a thread from the text of its /proc status, of both kinds."""
+    """Parses both kinds of context switches from the text of a thread's /proc status."""
     lines = (line.split() for line in status.splitlines() if line.startswith(_SWITCHES))
     return sum(int(number) for _, number in lines)
 
 
 def look(pid: int) -> Look | None:
-    """Looks at a process; None: there is none."""
+    """Reads a process's usage; None if it does not exist."""
     folder = Path(f"/proc/{pid}")
     try:
         cpu_s = cpu_s_of((folder / "stat").read_text())
@@ -84,7 +84,7 @@ def look(pid: int) -> Look | None:
 
 
 class Watch:
-    """What each of some processes uses, from its making on.
+    """Measures some processes' usage from its creation on.
 
     Example:
         >>> watch = Watch({"this one": os.getpid()})
@@ -97,7 +97,7 @@ class Watch:
         self._before = self._look()
 
     def read(self) -> dict[str, Usage]:
-        """Since it was made; who ended meanwhile is left out."""
+        """Returns the usage since creation, without processes that have ended."""
         return {
             name: Usage.between(self._before[name], after)
             for name, after in self._look().items()
@@ -110,7 +110,7 @@ class Watch:
 
 
 class Sampler:
-    """CPU time by process, second by second, on a thread of its own; for the `with` block.
+    """Samples CPU time by process each second, on its own thread; for a `with` block.
 
     Attributes:
         samples: Unix second in which a second of work ended, and CPU seconds by process.

@@ -1,4 +1,4 @@
-"""What can be measured, by name."""
+"""The workloads that can be measured, by name."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Messages that are all due in one second; how soon all of them are there."""
+    """Messages that are all due in one second; measures how soon all have arrived."""
 
     messages: int
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """As many messages as are taken; acknowledged messages a second."""
+    """As many messages as are accepted; measures acknowledged messages a second."""
 
     ahead_s: tuple[float, float]
     way: Way = "many"
@@ -38,7 +38,7 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Highest:
-    """The highest steady rate that holds: all sent, and a p99 of `p99_ms` at most."""
+    """Finds the highest steady rate at which all are sent, with a p99 within `p99_ms`."""
 
     from_per_s: int = 5_000
     step: float = 1.4
@@ -47,12 +47,12 @@ class Highest:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing to do."""
+    """No load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A node is killed and comes back: how long until it takes messages."""
+    """Kills a node; measures how long until it takes messages again."""
 
 
 Kind = Steady | Burst | Accept | Highest | Idle | Restart
@@ -60,7 +60,7 @@ Kind = Steady | Burst | Accept | Highest | Idle | Restart
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One of them.
+    """One workload.
 
     Attributes:
         kind: What is done in a round.

@@ -1,4 +1,4 @@
-"""What scripts/chaos does to the node that leads."""
+"""Disturbs the leading node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEADER_WITHIN_S = 60.0
 
 
 class How(StrEnum):
-    """Kinds of disturbances."""
+    """The kinds of disturbances."""
 
     NODE = "node"
     TRANSACTION = "transaction"
@@ -47,7 +47,7 @@ KILLED = {
 
 
 class Strike(NamedTuple):
-    """A disturbance that happened.
+    """A disturbance that has happened.
 
     Attributes:
         node: that led, and was disturbed.
@@ -69,14 +69,14 @@ class _Leader(NamedTuple):
 
 
 class _Stopped(NamedTuple):
-    """A leader that stands still."""
+    """A leader that is paused."""
 
     at_ms: float
     open_records: int
 
 
 class Disturber:
-    """Disturbs the leader of a cluster that is whole."""
+    """Disturbs the leader of a healthy cluster."""
 
     def __init__(self, stage: Stage, chance: random.Random) -> None:
         """Prepares."""
@@ -85,7 +85,7 @@ class Disturber:
         self._open = OpenTransactions(stage.cluster.kafka, TOPIC, PARTITIONS)
 
     def strike(self, how: How) -> Strike:
-        """Disturbs it once; returns when that is over.
+        """Disturbs the leader once; returns when that is over.
 
         Raises:
             ClusterError: nobody leads.
@@ -100,7 +100,7 @@ class Disturber:
         return Strike(leader.node.id, leader.epoch, at_ms, None)
 
     def _leader(self) -> _Leader:
-        """Who leads; waits for an election that nobody has asked for.
+        """Returns the leader; waits for an unexpected election to end.
 
         Raises:
             ClusterError: there is none that ends.
@@ -120,7 +120,7 @@ class Disturber:
         self._stage.view.note(f"kill -9: {how} of {node.id}")
 
     def _kill_in_transaction(self) -> Strike:
-        """Kills whoever leads while very many messages are being committed."""
+        """Kills the leader while very many messages are being committed."""
         for number in range(1, BURSTS + 1):
             self._wait_for_burst()
             leader = self._leader()
@@ -148,7 +148,7 @@ class Disturber:
         self._stage.wait(BURST_AHEAD_S - 0.5)
 
     def _stop_in_transaction(self, leader: Node, *, is_last: bool) -> _Stopped | None:
-        """Stops the leader with the burst's records uncommitted.
+        """Pauses the leader while a burst is uncommitted.
 
         What commits just then goes on, and is stopped again: nobody can look and kill at once.
         None: it was not caught so. If this is the last burst, it is stopped all the same.

@@ -1,4 +1,4 @@
-"""The figures of scripts/chaos: of one disturbance, of each kind of them, as a table, as JSON."""
+"""Figures of scripts/chaos: of single disturbances and by kind, as a table and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from local.stage.tally import Spread
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """One disturbance and what followed.
+    """One disturbance and its consequences.
 
     Attributes:
         how: What was done.
@@ -48,7 +48,7 @@ class Disturbance:
     cpu_busy_share: float
 
     def told(self) -> str:
-        """In one line."""
+        """Describes it in one line."""
         opened = "" if self.open_records is None else f", {self.open_records:,} records uncommitted"
         return (
             f"{self.how} of {self.node}{opened}: {self.silence_ms:,.0f} ms without forwarding "
@@ -72,7 +72,7 @@ class Summary:
 
     @classmethod
     def of(cls, how: How, done: Sequence[Disturbance]) -> Self:
-        """Summarises at least one."""
+        """Summarises one or more disturbances."""
         return cls(
             how,
             Spread.of([one.silence_ms for one in done]),
@@ -85,13 +85,13 @@ class Summary:
 
     @classmethod
     def of_each(cls, done: Sequence[Disturbance]) -> list[Self]:
-        """One of each kind that there was."""
+        """Returns one summary for each kind that occurred."""
         kinds = [(how, [one for one in done if one.how is how]) for how in How]
         return [cls.of(how, of_kind) for how, of_kind in kinds if of_kind]
 
 
 def print_summaries(summaries: Sequence[Summary]) -> None:
-    """The table of all kinds."""
+    """Prints the table of all kinds."""
     rows = [
         (
             summary.how,
@@ -117,7 +117,7 @@ def _of_spread(spread: Spread) -> tuple[float, float, float]:
 
 
 def as_json(done: Sequence[Disturbance], ended: Ended, *, is_complete: bool) -> dict[str, Any]:
-    """Everything, for programs."""
+    """Returns everything as JSON."""
     mirrors = asdict(ended.mirrors)
     mirrors["differing"] = [str(path) for path in ended.mirrors.differing]
     return {

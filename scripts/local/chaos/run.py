@@ -1,4 +1,4 @@
-"""Failovers of a real cluster under traffic, measured one by one, and every message checked.
+"""Measures failovers of a real cluster under traffic, and checks every message.
 
 The leader is disturbed again and again; each time it is waited until nothing is missing any
 more, and then a random while. The time without forwarding is the longest gap between arrivals
@@ -43,7 +43,7 @@ FIGURES_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """A while without disturbances, in milliseconds.
+    """A period without disturbances, in milliseconds.
 
     Attributes:
         spacing_ms: The usual time between arrivals.
@@ -76,7 +76,7 @@ class Chaos:
         self.disturbances: list[Disturbance] = []
 
     def run(self, hows: Sequence[How]) -> None:
-        """Disturbs once in each of these ways.
+        """Runs one disturbance of each requested kind.
 
         Raises:
             ClusterError: the cluster did not recover.
@@ -114,7 +114,7 @@ class Chaos:
         )
 
     def _calm(self) -> Calm:
-        """Lets a random while pass, and tells how messages arrive when nothing happens."""
+        """Waits for a random while, and returns how messages arrive undisturbed."""
         since_ms = time.time() * 1000
         self._stage.wait(self._chance.uniform(*self._calm_s))
         arrivals = [since_ms, *self._arrivals_ms(since_ms)]
@@ -122,7 +122,7 @@ class Chaos:
         return Calm(spacing_ms, longest_gap(arrivals).length_ms - spacing_ms)
 
     def _silence_ms(self, strike: Strike, calm: Calm) -> float:
-        """Until now: what has not ended yet counts, too."""
+        """Returns the silence until now, which counts even if it has not ended."""
         times_ms = [strike.at_ms, *self._arrivals_ms(strike.at_ms), time.time() * 1000]
         return max(0.0, longest_gap(times_ms).length_ms - calm.spacing_ms)
 
@@ -132,7 +132,7 @@ class Chaos:
         return (record.received_ms for record in records[first:])
 
     def _wait_until_whole(self, *, after_epoch: int) -> Look:
-        """Returns when nothing is missing, and somebody began to lead after this epoch."""
+        """Waits until the cluster is complete and has a leader after this epoch."""
         deadline = time.monotonic() + WHOLE_WITHIN_S
         while True:
             seen = look(self._stage.cluster.nodes)
@@ -146,7 +146,7 @@ class Chaos:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run has shown."""
+    """The results of a run."""
 
     disturbances: Sequence[Disturbance]
     ended: Ended
@@ -154,7 +154,7 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
-        """Whether the cluster always recovered, and every promise was kept."""
+        """Whether the cluster always recovered and kept every promise."""
         return self.is_complete and self.ended.is_clean
 
 
@@ -180,7 +180,7 @@ def play(stage: Stage, options: argparse.Namespace) -> Report:
 
 
 def order_of(hows: Sequence[str], kills: int, chance: random.Random) -> list[How]:
-    """So many of each kind, mixed."""
+    """Returns the disturbances in mixed order."""
     kinds = list(How) if "all" in hows else [How(name) for name in dict.fromkeys(hows)]
     mixed = [kind for kind in kinds for _ in range(kills)]
     chance.shuffle(mixed)

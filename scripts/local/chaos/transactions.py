@@ -1,4 +1,4 @@
-"""Whether a transaction is open on a topic: what is written there and not yet visible."""
+"""Detects open transactions on a topic by records that are written and not visible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIMEOUT_S = 20.0
 
 
 class OpenTransactions:
-    """Looks at the ends of a topic's partitions, as both kinds of readers see them."""
+    """Compares the ends of a topic's partitions under both isolation levels."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         """Prepares."""
@@ -18,7 +18,7 @@ class OpenTransactions:
         self._latest = {TopicPartition(topic, n): latest for n in range(partitions)}
 
     def records(self) -> int:
-        """How many records are written and neither committed nor aborted."""
+        """Returns how many records are written and neither committed nor aborted."""
         # In this order: a commit in between makes the answer too small, never too great.
         written = self._end(IsolationLevel.READ_UNCOMMITTED)
         return max(0, written - self._end(IsolationLevel.READ_COMMITTED))

@@ -1,4 +1,4 @@
-"""What a frame costs on its way from a group to a mirror's slot file, step by step.
+"""The cost of a frame from a group to a mirror's slot file, step by step.
 
     python -m local.costs.bundle_cost [--rounds N] [--folder DIR]
 
@@ -48,7 +48,7 @@ class Steps:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """What is done while this lasts."""
+        """Measures what is done within its context."""
         began_s = time.thread_time()
         yield
         took_s = time.thread_time() - began_s
@@ -56,7 +56,7 @@ class Steps:
 
 
 def columns_of(messages: int, seconds: int) -> Columns:
-    """A group of values, due at random seconds."""
+    """Returns a group of values, due at random seconds."""
     chance = np.random.default_rng(1)
     lengths = np.full(messages, VALUE_BYTES, np.int32)
     null = np.full(messages, -1, np.int32)
@@ -76,7 +76,7 @@ def columns_of(messages: int, seconds: int) -> Columns:
 
 
 def measure(folder: Path, columns: Columns, rounds: int) -> tuple[int, Steps]:
-    """Frames of a group, and what each step takes."""
+    """Returns the frames of a group, and the cost of each step."""
     disk, steps = PosixDisk(), Steps()
     members = {"a": "s", "b": "t"}
     meta = WheelMeta(WheelId("a", 1), members, 2, 604_800)
@@ -103,7 +103,7 @@ def measure(folder: Path, columns: Columns, rounds: int) -> tuple[int, Steps]:
 
 
 def main() -> None:
-    """Prints a line a shape."""
+    """Prints one line for each shape."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--folder", type=Path)

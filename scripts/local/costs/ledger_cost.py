@@ -1,4 +1,4 @@
-"""What the ledger costs on the way of an acceptance: groups written with it and without, in turns.
+"""The cost of the ledger when messages are accepted: groups with and without it, in turn.
 
     python -m local.costs.ledger_cost [--groups N] [--folder DIR]
 
@@ -38,7 +38,7 @@ _WARM_UP = 50
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one shape of groups, in microseconds a group: medians."""
+    """The cost of one shape of groups: medians in microseconds for each group."""
 
     messages: int
     seconds: int
@@ -47,7 +47,7 @@ class Cost:
 
     @property
     def ratio(self) -> float:
-        """What a group takes with the ledger, of what it takes without."""
+        """Returns the cost with the ledger relative to the cost without."""
         return self.with_us / self.without_us
 
 
@@ -63,7 +63,7 @@ class Bench:
         self._ledger = Ledger(disk, folder)
 
     def cost(self, messages: int, seconds: int, groups: int) -> Cost:
-        """Of so many groups."""
+        """Measures so many groups."""
         without_us: list[float] = []
         with_us: list[float] = []
         for number in range(groups + _WARM_UP):
@@ -84,7 +84,7 @@ class Bench:
 
 
 def group(messages: int, seconds: int) -> Columns:
-    """Messages of one topic with random ids, due at random within so many seconds."""
+    """Returns messages of one topic with random ids and random dues within so many seconds."""
     from_ms = time.time_ns() // 1_000_000_000 * 1_000 + 600_000
     chance = np.random.default_rng()
     lengths = np.full(messages, VALUE_BYTES, np.int64)
@@ -104,7 +104,7 @@ def group(messages: int, seconds: int) -> Columns:
 
 
 def main() -> None:
-    """Measures and tells."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m local.costs.ledger_cost")
     parser.add_argument("--groups", type=int, default=GROUPS, help="of each shape")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")

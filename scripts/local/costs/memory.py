@@ -1,4 +1,4 @@
-"""Anonymous memory of what accepts and of what forwards, over simulated time: it has to be flat.
+"""Anonymous memory of accepting and forwarding over simulated time: it must stay flat.
 
     python -m local.costs.memory [--seconds N] [--folder DIR]
 
@@ -46,13 +46,13 @@ MARGIN_BYTES = 5 << 20
 
 
 def anonymous_bytes() -> int:
-    """Of this process."""
+    """Returns this process's anonymous memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def traffic(second: int) -> Columns:
-    """What is accepted in one second: due in it, but for some that are late."""
+    """Yields the messages accepted in one second, most of them due in it, some late."""
     chance = np.random.default_rng(second)
     lengths = np.full(SMALL + 2, SMALL_BYTES, np.int64)
     lengths[0] = LARGE_BYTES
@@ -76,7 +76,7 @@ def traffic(second: int) -> Columns:
 
 
 def accept(folder: Path, orders: Connection) -> None:
-    """The server's part: writes a second when it is told to, and answers how far the wheel goes."""
+    """Runs the server's part: writes a second on request, and answers how far the wheel goes."""
     disk = PosixDisk()
     store = Store.open(disk, folder, node="n1", cluster_id="memory", boot_id="boot")
     ledger = Ledger(disk, folder)
@@ -94,7 +94,7 @@ def accept(folder: Path, orders: Connection) -> None:
 
 
 def forward(folder: Path, orders: Connection) -> None:
-    """The cleaner's part: takes all that is due in a second, and answers how many that were."""
+    """Runs the cleaner's part: takes all that is due in a second, and answers how many."""
     reader = DueReader(PosixDisk(), folder)
     reader.start(Progress(START_S * 1_000 - 1, None, {}, START_S - LATE_WINDOW_S))
     while (order := orders.recv()) is not None:
@@ -112,7 +112,7 @@ def forward(folder: Path, orders: Connection) -> None:
 
 
 def measure(folder: Path, seconds: int) -> list[tuple[int, int, int]]:
-    """Simulated second, bytes of the server's part, bytes of the cleaner's; at regular times."""
+    """Yields the simulated second and the memory of both parts, at regular times."""
     context = multiprocessing.get_context("spawn")
     ends, processes = [], []
     for part in (accept, forward):
@@ -130,7 +130,7 @@ def measure(folder: Path, seconds: int) -> list[tuple[int, int, int]]:
 
 
 def drive(server: Connection, cleaner: Connection, seconds: int) -> list[tuple[int, int, int]]:
-    """Has each second accepted, and then forwarded, one after the other."""
+    """Has each second accepted and then forwarded."""
     samples, accepted, forwarded = [], 0, 0
     for number in range(seconds):
         server.send(START_S + number)
@@ -147,7 +147,7 @@ def drive(server: Connection, cleaner: Connection, seconds: int) -> list[tuple[i
 
 
 def quarters(samples: list[int]) -> list[int]:
-    """The greatest of each quarter of the time."""
+    """Returns the maximum of each quarter of the time."""
     edges = [len(samples) * quarter // 4 for quarter in range(5)]
     return [max(samples[begin:end]) for begin, end in pairwise(edges)]
 
@@ -159,7 +159,7 @@ def is_flat(samples: list[int]) -> bool:
 
 
 def main() -> int:
-    """Measures and tells."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m local.costs.memory")
     parser.add_argument("--seconds", type=int, default=3_600, help="of simulated time")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")

@@ -1,4 +1,4 @@
-"""What three nodes cost at rest, and what small groups cost them: CPU and context switches.
+"""The cost of three nodes at rest and under small groups: CPU and context switches.
 
     python -m local.costs.node_cost [--rounds N] [--seconds S] [--groups-per-s N] [--messages N]
 
@@ -39,7 +39,7 @@ _FAILING_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a thread, or of some: up to now, or between two looks."""
+    """The usage of threads, as a total or a difference."""
 
     cpu_s: float = 0.0
     switches: float = 0.0
@@ -59,7 +59,7 @@ Threads = Mapping[tuple[int, str], Usage]
 
 
 def threads_of(pid: int) -> Threads:
-    """What each thread of a process has used up to now; CPU to the nanosecond where told."""
+    """Returns each thread's usage; CPU in nanoseconds where available."""
     used: dict[tuple[int, str], Usage] = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -76,7 +76,7 @@ def threads_of(pid: int) -> Threads:
 
 @contextmanager
 def used_in(nodes: Sequence[Node]) -> Iterator[dict[tuple[str, str], Usage]]:
-    """By node and process, and by node and ``process/thread``; filled in at the end."""
+    """Collects usage by node and process, and by ``process/thread``; filled in at the end."""
     pids = {
         (node.id, name): pid
         for node in nodes
@@ -121,17 +121,17 @@ def send(stub: object, groups: int, groups_per_s: float, messages: int) -> None:
 
 
 class Table:
-    """What all rounds took, each divided by its seconds or groups."""
+    """The usage of all rounds, divided by seconds or groups."""
 
     def __init__(self) -> None:
         self._rounds: list[dict[tuple[str, str], Usage]] = []
 
     def add(self, used: Mapping[tuple[str, str], Usage], units: float) -> None:
-        """One round."""
+        """Adds a round."""
         self._rounds.append({key: usage * (1 / units) for key, usage in used.items()})
 
     def lines(self, roles: Mapping[str, str], *, cpu_scale: float, detail: bool) -> Iterator[str]:
-        """A line for each process, or for each thread as well."""
+        """Returns a line for each process or thread."""
         keys = sorted({key for found in self._rounds for key in found})
         for node, name in keys:
             if "/" in name and not detail:
@@ -154,7 +154,7 @@ class Table:
 
 
 def measure(cluster: LocalCluster, options: argparse.Namespace) -> None:
-    """Prints both tables."""
+    """Measures and prints both tables."""
     import grpc  # noqa: PLC0415 - not for `--help`
 
     from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
@@ -202,7 +202,7 @@ def measure(cluster: LocalCluster, options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Measures and tells."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m local.costs.node_cost")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=30.0, help="of rest, and of traffic")

@@ -1,4 +1,4 @@
-"""How late messages become visible, and what transactions cost, by how far these are apart.
+"""How late messages become visible, and what transactions cost, by their distance.
 
     python -m local.costs.pace_cost [--rates 300,2000] [--pauses 12,25,follow] [--rounds 3]
     [--seconds S]
@@ -48,7 +48,7 @@ _STAMP = struct.Struct("<dI")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One pause at one rate: milliseconds, and CPU milliseconds of a transaction."""
+    """One pause at one rate: milliseconds, and CPU milliseconds for each transaction."""
 
     transactions: int
     commit_p50: float
@@ -58,7 +58,7 @@ class Run:
 
 
 class Leader:
-    """Two ids in turn."""
+    """A producer with two ids in turn."""
 
     def __init__(self, address: str) -> None:
         names = KafkaNames("pace")
@@ -72,7 +72,7 @@ class Leader:
         self._turn = 0
 
     def transact(self, dues: list[float], number: int) -> None:
-        """One transaction with these messages."""
+        """Commits one transaction with these messages."""
         producer = self._producers[self._turn]
         self._turn = (self._turn + 1) % IDS
         producer.begin()
@@ -82,7 +82,7 @@ class Leader:
         assert producer.commit(last, CALL_MS).verdict is Verdict.COMMITTED
 
     def run(self, rate: int, pause: str, seconds: float, number: int, broker: int) -> Run:
-        """So many messages a second, for so long."""
+        """Sends so many messages a second, for so long."""
         dues = _dues(rate, time.time() + 0.2, seconds)
         next_due = next(dues)
         pace = first_pace(CapLimits(1, 1, 1, 1))
@@ -130,7 +130,7 @@ def _cpu_s(pid: int) -> float:
 
 
 def read(address: str) -> None:
-    """The other process: prints number and lateness of what it sees, until its input ends."""
+    """Runs the reader, which prints number and lateness of messages until its input ends."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -154,7 +154,7 @@ def read(address: str) -> None:
 def measure(
     broker: KafkaBroker, cases: Iterable[tuple[int, str]], seconds: float, warm_s: float
 ) -> Iterator[tuple[int, str, Run, list[float]]]:
-    """Of each case, a rate and a pause, how it went and the lateness of its messages."""
+    """Measures each case: a rate and a pause."""
     admin = AdminClient({"bootstrap.servers": broker.address})
     topics = [NewTopic(TOPIC, PARTITIONS, 1), NewTopic(CONTROL, 1, 1)]
     for future in admin.create_topics(topics).values():
@@ -179,7 +179,7 @@ def measure(
 
 
 def main() -> None:
-    """Measures what was asked for."""
+    """Runs the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rates", default="300,2000", help="messages a second")
     parser.add_argument("--pauses", default="12,25,follow", help="milliseconds between begins")

@@ -1,4 +1,4 @@
-"""What a message between two nodes costs: 2 kB of frames there, a small answer back, in turns.
+"""The cost of a message between two nodes: 2 kB of frames and a small answer, in turn.
 
     python -m local.costs.peer_cost [--exchanges N] [--pause-ms N] [--bytes N]
 
@@ -39,25 +39,25 @@ _PATIENCE_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process up to now, or of both for one exchange."""
+    """The usage of one process, or of both for one exchange."""
 
     cpu_us: float
     switches: float
 
     @staticmethod
     def of_this_process() -> Usage:
-        """Up to now."""
+        """Returns this process's usage."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return Usage((used.ru_utime + used.ru_stime) * 1e6, used.ru_nvcsw + used.ru_nivcsw)
 
 
 def identity(node: str) -> PeerIdentity:
-    """Of a node of this measurement."""
+    """Returns the identity of a node in this measurement."""
     return PeerIdentity("cost", node, f"disk-{node}", "boot", f"{node}:1", {"members": "n1,n2"})
 
 
 def wait_connected(network: PeerNetwork) -> None:
-    """Until all streams are up."""
+    """Waits until all streams are up."""
     deadline = time.monotonic() + _PATIENCE_S
     while any(s.connection is not PeerConnection.CONNECTED for s in network.states().values()):
         if time.monotonic() > deadline:
@@ -66,7 +66,7 @@ def wait_connected(network: PeerNetwork) -> None:
 
 
 def answer(members: dict[str, str], orders: Connection) -> None:
-    """The other node: says what it used whenever it is asked, until it is told to end."""
+    """Runs the other node, which reports its usage on request until it is ended."""
 
     def hear(sender: str, message: PeerMessage) -> None:
         if isinstance(message, Frames):
@@ -81,10 +81,10 @@ def answer(members: dict[str, str], orders: Connection) -> None:
 
 
 class Asker:
-    """The node that begins."""
+    """The node that sends first."""
 
     def __init__(self, members: dict[str, str], orders: Connection, length_bytes: int) -> None:
-        """Connected when this returns."""
+        """Returns once it is connected."""
         self._orders = orders
         row = index_row(1, 0, length_bytes, 1, are_cancels=False)
         self._frames = FrameBundle.of_copies([FrameCopy(1, row, bytes(length_bytes))])
@@ -96,7 +96,7 @@ class Asker:
         wait_connected(self._network)
 
     def run(self, exchanges: int, pause_s: float, *, sends: bool) -> tuple[Usage, list[float]]:
-        """So many exchanges, or as many pauses; what one cost, and round trips in seconds."""
+        """Runs exchanges, or pauses; returns the cost of one, and round trips in seconds."""
         trips_s, before = [], self._used()
         for number in range(1, exchanges + 1):
             time.sleep(pause_s)
@@ -117,7 +117,7 @@ class Asker:
         )
 
     def stop(self) -> None:
-        """Ends both."""
+        """Stops both nodes."""
         self._orders.send("end")
         self._network.stop()
 
@@ -133,7 +133,7 @@ class Asker:
 
 
 def main() -> int:
-    """Measures and tells."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m local.costs.peer_cost")
     parser.add_argument("--exchanges", type=int, default=500)
     parser.add_argument("--pause-ms", type=float, default=7.0, help="between two exchanges")

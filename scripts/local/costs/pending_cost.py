@@ -1,4 +1,4 @@
-"""What it costs to find a second, to start, and to leave a wheel, while more and more is pending.
+"""The cost of finding a second, starting, and leaving a wheel, by what is pending.
 
     python -m local.costs.pending_cost [--pending 0,1m,10m] [--spans 2h,7d] [--folder DIR]
 
@@ -55,7 +55,7 @@ _NOW_MS = _START_SLOT * 1000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Until a message is written, and what is done behind that; in milliseconds."""
+    """Times until a message is written, and of the work behind it; in milliseconds."""
 
     cpu_ms: float
     elapsed_ms: float
@@ -63,13 +63,13 @@ class Start:
 
     @classmethod
     def least(cls, starts: Iterable[Start]) -> Start:
-        """Of several, by each figure."""
+        """Returns the minimum of each figure."""
         return cls(*map(min, zip(*map(astuple, starts), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one amount pending over one span; CPU times in milliseconds."""
+    """The costs of one amount pending over one span; CPU times in milliseconds."""
 
     pending: int
     span: str
@@ -92,7 +92,7 @@ class Folder:
         self.wheel = self._open_wheel()
 
     def fill(self, pending: int) -> None:
-        """Has so many messages pending, evenly over the span, and the seconds to be looked for."""
+        """Creates pending messages evenly over the span, and the seconds to look for."""
         for group, slots in enumerate(self._slots(-(-pending // MESSAGES_A_FRAME)), 1):
             self._append(slots, MESSAGES_A_FRAME)
             if group % _CHECKPOINT_GROUPS == 0:
@@ -103,16 +103,16 @@ class Folder:
 
     @property
     def probes(self) -> list[int]:
-        """The seconds to be looked for: one is in each of as many parts of the span."""
+        """Returns the seconds to look for: one in each of as many parts of the span."""
         return [_START_SLOT + part * self._span_seconds // PROBES for part in range(1, PROBES)]
 
     @property
     def rows(self) -> int:
-        """Of the index."""
+        """Returns the number of index rows."""
         return self.store.last_seq
 
     def finding_ms(self) -> float:
-        """Of one second, by a reader that has followed the wheel."""
+        """Measures finding one second, by a reader that has followed the wheel."""
         reader = WheelReader(self._disk, self._data, self.wheel)
         list(reader.slot_frames(_START_SLOT + self._span_seconds, 1 << 40))
         costs = []
@@ -125,7 +125,7 @@ class Folder:
         return min(costs) * 1000
 
     def leaving_ms(self) -> float:
-        """The open wheel is left, by a fork of this process; here it is open still."""
+        """Measures leaving the open wheel, in a fork of this process."""
         announced = layout.writing_path(layout.wheel_folder(self._data, self.wheel))
         content = announced.read_bytes()
         reading, writing = os.pipe()
@@ -139,7 +139,7 @@ class Folder:
         return float(os.read(reading, 100)) * 1000
 
     def start(self, boot: str) -> Start:
-        """The process ends as it is, another starts: until a message is written, then the rest."""
+        """Measures a restart: until a message is written, and the rest."""
         self.store._folder.release()  # noqa: SLF001 - as the kernel does for a process that died
         began, began_s = time.process_time(), time.perf_counter()
         self.store = self._opened(boot)
@@ -164,7 +164,7 @@ class Folder:
         return wheel
 
     def _slots(self, frames: int) -> Iterator[np.ndarray[tuple[int], np.dtype[np.int64]]]:
-        """For each group, the slots of its frames: the whole span, again and again."""
+        """Yields the slots of each group's frames: the whole span, repeatedly."""
         others = np.setdiff1d(np.arange(1, self._span_seconds), np.array(self.probes) - _START_SLOT)
         others = others[:: max(1, len(others) // max(1, frames))]  # few go over all of it, too
         while frames > 0:
@@ -210,7 +210,7 @@ def measure(pending: int, span: str, folder: Path | None = None) -> Cost:
 
 
 def show(costs: Iterator[Cost]) -> None:
-    """As a table; a row as soon as it is there."""
+    """Prints a table, row by row as they become available."""
     print(
         "CPU ms                                       "
         "      after a death          after a crash\n"
@@ -230,7 +230,7 @@ def show(costs: Iterator[Cost]) -> None:
 
 
 def main() -> None:
-    """Measures what was asked for."""
+    """Runs the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pending", default="0,1m,10m", help="messages, separated by commas")
     parser.add_argument("--spans", default="2h,7d", help="separated by commas")

@@ -1,4 +1,4 @@
-"""What a message costs the cleaner's process from its slot file to Kafka's client.
+"""The cost of a message to the cleaner, from its slot file to Kafka's client.
 
     python -m local.costs.reading_cost [--messages 2000,10000,100000] [--frames 1-8] [--folder DIR]
 
@@ -46,7 +46,7 @@ _START_SLOT = 1_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one message; CPU time in microseconds."""
+    """The cost of one message; CPU time in microseconds."""
 
     messages: int
     frames: int
@@ -57,7 +57,7 @@ class Cost:
 
 
 class _Sink:
-    """A client of Kafka with no broker: what it takes stays in its queue."""
+    """A Kafka client without a broker, whose queue keeps everything."""
 
     def __init__(self) -> None:
         self._producer = Producer(
@@ -82,7 +82,7 @@ class _Sink:
 
 
 def fill(data: Path, messages: int, frame_messages: range) -> tuple[WheelId, int]:
-    """A folder whose seconds hold so many messages each; the wheel and its frames."""
+    """Creates a folder whose seconds hold so many messages each; returns wheel and frames."""
     limits = StoreLimits(3_600, 7_200, recent_bytes=1)
     store = Store.open(PosixDisk(), data, node="n1", cluster_id="c", boot_id="boot", limits=limits)
     wheel = WheelId("n1", 1)
@@ -167,7 +167,7 @@ def _seconds(
 
 
 def main() -> None:
-    """Measures what was asked for."""
+    """Runs the requested measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--messages", default="2000,10000,100000", help="of a second")
     parser.add_argument("--frames", default="1-8", help="messages of a frame")

@@ -1,4 +1,4 @@
-"""Starting processes that end with the script that started them, whatever ends it."""
+"""Starts processes that end with the script that started them, whatever ends it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def interrupt_on_signals() -> None:
-    """SIGTERM is as Ctrl-C; and Ctrl-C counts also where a shell had it ignored (`script &`)."""
+    """Treats SIGTERM as Ctrl-C, which also works where a shell ignored it (`script &`)."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 
@@ -29,7 +29,7 @@ def interrupt_on_signals() -> None:
 def start_child(
     command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process in a session of its own: Ctrl-C does not reach it, we end it in order.
+    """Starts a process in its own session, so that Ctrl-C does not reach it.
 
     It is killed with the *thread* that started it (the kernel's parent-death signal), so start it
     from one that lives as long as the process should.
@@ -51,14 +51,14 @@ def start_child(
 
 
 def end_child(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """Asks a child to end, and kills it and its whole session if that takes too long."""
+    """Asks a child to end, and kills its whole session if that takes too long."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     await_end(process, patience_s=patience_s)
 
 
 def await_end(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """Waits for a child that was asked to end, and kills it and its session if that takes long."""
+    """Waits for a child that was asked to end, and kills its session if that takes too long."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:

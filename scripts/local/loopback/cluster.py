@@ -45,7 +45,7 @@ class ClusterError(RuntimeError):
 
 
 def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Reads `K=V` pairs: V as JSON if it is JSON, else text; `a.b.c` is key `b.c` of table `a`.
+    """Parses `K=V` pairs: V as JSON or else text; `a.b.c` is key `b.c` of table `a`.
 
     Raises:
         ValueError: A pair has no name or no equals sign.
@@ -134,7 +134,7 @@ class LocalCluster:
 
     @property
     def broker_pid(self) -> int | None:
-        """Of the broker's process; None: it is not ours."""
+        """The broker's process id; None if it was given."""
         return self._broker.pid if self._broker is not None else None
 
     def __enter__(self) -> Self:
@@ -171,7 +171,7 @@ class LocalCluster:
         self._wait_until_up()
 
     def _node_settings(self) -> dict[str, Any]:
-        """Ours, with the caller's on top, table by table."""
+        """Returns our settings overlaid with the caller's, table by table."""
         ours: dict[str, Any] = {
             "cluster_id": "local",
             "members": {node.id: node.peer_address for node in self.nodes},
@@ -198,7 +198,7 @@ class LocalCluster:
         self._tell()
 
     def wait_until_accepting(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when somebody leads and every node takes messages.
+        """Waits until there is a leader and every node takes messages.
 
         Raises:
             ClusterError: Not in this time.
@@ -207,7 +207,7 @@ class LocalCluster:
 
     @property
     def accepts(self) -> bool:
-        """Whether somebody leads, and every node takes messages."""
+        """Whether there is a leader and every node takes messages."""
         return all(map(self._is_accepting, self.nodes))
 
     def _is_accepting(self, node: Node) -> bool:
@@ -218,7 +218,7 @@ class LocalCluster:
         return sum(member.accepting for member in answer.members) == len(self.nodes)
 
     def wait_until_published(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Returns when the ledger has all that these nodes accepted, callers resting.
+        """Waits until the ledger has all that these nodes accepted; callers must be idle.
 
         Raises:
             ClusterError: Not in this time.
@@ -226,7 +226,7 @@ class LocalCluster:
         self._wait_until_all(self._has_published, "the ledger is not published", timeout_s)
 
     def _has_published(self, node: Node) -> bool:
-        """Whether a node says that all frames of its own wheels are in the ledger."""
+        """Whether a node reports all frames of its own wheels as published."""
         answer = described(node.address, details=True)
         reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
         return bool(reports) and not reports[0].ledger.lag_frames
@@ -234,7 +234,7 @@ class LocalCluster:
     def _wait_until_all(
         self, holds: Callable[[Node], bool], lacking: str, timeout_s: float
     ) -> None:
-        """Returns when something holds for every node; watches them meanwhile."""
+        """Waits until a condition holds for every node, while watching them."""
         deadline = time.monotonic() + timeout_s
         while not all(map(holds, self.nodes)):
             self.watch()
@@ -243,7 +243,7 @@ class LocalCluster:
             time.sleep(WATCH_EVERY_S)
 
     def leader(self) -> Node | None:
-        """The node that leads, as the first that answers sees it; None: nobody does."""
+        """Returns the leading node according to the first that answers; None if there is none."""
         for node in self.nodes:
             answer = described(node.address) if node.is_up else None
             if answer is not None and answer.HasField("leader"):
@@ -251,7 +251,7 @@ class LocalCluster:
         return None
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Creates a topic, unless there is one, and waits until the broker knows it.
+        """Creates a topic if it is missing, and waits until the broker knows it.
 
         Raises:
             ClusterError: Kafka does not make it.
@@ -274,7 +274,7 @@ class LocalCluster:
             time.sleep(0.05)
 
     def watch(self) -> None:
-        """Looks at every process once: restarts dead nodes, renews the ready file.
+        """Checks every process once: restarts dead nodes, updates the ready file.
 
         Raises:
             ClusterError: The broker is gone; nothing goes on without it.
@@ -294,7 +294,7 @@ class LocalCluster:
         self._told = now
 
     def close(self) -> None:
-        """Ends every node, then the broker: a node that stops cleanly hands over through Kafka."""
+        """Ends every node, then the broker, since a clean stop needs Kafka."""
         for node in self.nodes:
             node.ask_to_stop()
         for node in self.nodes:
@@ -304,7 +304,7 @@ class LocalCluster:
 
 
 def described(address: str, *, details: bool = False) -> DescribeClusterResponse | None:
-    """What a node says of the cluster, and, with details, more of itself; None: nothing."""
+    """Returns a node's description of the cluster, with details if wanted; None if it has none."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 
     from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
@@ -326,7 +326,7 @@ def _new_folder() -> Path:
 
 
 def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
-    """What to try now, as it is to be pasted into another terminal."""
+    """Returns commands to try next, ready to be pasted."""
     address = cluster.nodes[0].address
     port = int(address.rpartition(":")[2])
     lines = [f'export PATH="{Path(sys.executable).parent}:$PATH"']

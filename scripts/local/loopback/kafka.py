@@ -57,7 +57,7 @@ _claimed: set[int] = set()
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports that nobody listens on now, and that are this process's until it ends.
+    """Returns distinct ports that are free and reserved for this process.
 
     Between the choice of a port and its use a broker needs seconds to start, and a node that is
     stopped comes back to its own: what else runs beside it must not get the same one meanwhile.
@@ -71,13 +71,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def claim_port(port: int) -> bool:
-    """Has this port as one of `free_ports`; whether it is free."""
+    """Reserves this port; returns whether it was free."""
     with _claiming:
         return _claim(port)
 
 
 def _claim(port: int) -> bool:
-    """Locks a byte of a file for each port; the kernel unlocks it when the process ends."""
+    """Locks one byte of a file for each port, until the process ends."""
     if port in _claimed:
         return False
     claims = _claims()
@@ -210,15 +210,15 @@ class KafkaBroker:
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets a paused broker go on."""
+        """Resumes a paused broker."""
         os.kill(self.pid, signal.SIGCONT)
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Waits until the broker ends by itself; its exit code."""
+        """Waits until the broker ends by itself; returns its exit code."""
         return self._running().wait(timeout_s)
 
     def close(self) -> None:
-        """Stops the broker; removes its folder if it made it itself."""
+        """Stops the broker; removes its folder if the broker created it."""
         self.stop()
         if self._own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -347,7 +347,7 @@ def _answers(address: str) -> bool:
 
 
 def write_ready_file(path: Path, content: Mapping[str, object]) -> None:
-    """Replaces the file in one step: who finds it, finds it whole."""
+    """Replaces the file in one step, so that readers never see half of it."""
     half = path.with_name(path.name + ".half")
     half.write_text(json.dumps(content) + "\n")
     half.replace(path)

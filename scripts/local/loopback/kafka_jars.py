@@ -1,4 +1,4 @@
-"""What a local broker is made of: a Java runtime, Kafka's jars, and an archive of their classes.
+"""The parts of a local broker: a Java runtime, Kafka's jars, and a class archive.
 
 The jars are fetched once into the cache folder by the Ivy that PySpark ships (no Maven, no
 Docker). The archive (the JVM's application class-data sharing) is made once from them: with it a
@@ -35,7 +35,7 @@ class KafkaError(RuntimeError):
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept between runs."""
+    """Returns the folder where downloads are kept."""
     if named := os.environ.get("DELAYWHEEL_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 
 def find_java() -> str:
-    """The Java that runs the broker: `JAVA_HOME`, else the one on the path."""
+    """Returns the broker's Java: `JAVA_HOME`, or else the one on the path."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -63,7 +63,7 @@ def _java_version(java: str) -> str:
 
 
 def fetch_kafka() -> Path:
-    """The folder of Kafka's jars; downloads them at the first call."""
+    """Returns the folder of Kafka's jars; downloads them on first use."""
     jars = cache_folder() / f"kafka-{KAFKA_VERSION}"
     with _locked("kafka.lock"):
         if not jars.is_dir():
@@ -72,7 +72,7 @@ def fetch_kafka() -> Path:
 
 
 def class_archive(make: Callable[[Path], None]) -> Path | None:
-    """The archive of a broker's classes for this Java; makes it at the first call.
+    """Returns the class archive for this Java; creates it on first use.
 
     None: this Java makes no archive. A broker starts without one too, but more slowly.
 
@@ -101,7 +101,7 @@ def _locked(name: str) -> Iterator[None]:
 
 
 def _download(jars: Path, cache: Path) -> None:
-    """Fetches into a folder beside and renames it, so that half a download is never taken."""
+    """Downloads to a temporary folder and renames it, so that no partial download is used."""
     import pyspark  # noqa: PLC0415 - only for the path of its Ivy; heavy, and only needed once
 
     ivy = next(Path(pyspark.__file__).parent.glob("jars/ivy-*.jar"), None)

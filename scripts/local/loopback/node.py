@@ -1,4 +1,4 @@
-"""One node on loopback: what a user would run, `delaywheel serve` with a configuration file."""
+"""One node on loopback, run as users do: `delaywheel serve` with a configuration file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROCESSES = ("pid", "server_pid", "cleaner_pid")
 
 
 def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
-    """Sends a signal to those of the processes that live."""
+    """Sends a signal to those of the processes that are alive."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -32,7 +32,7 @@ def send_signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def to_toml(settings: Mapping[str, Any]) -> str:
-    """Settings as TOML: plain values first, then one table for each mapping."""
+    """Formats settings as TOML: plain values first, then one table for each mapping."""
     plain = {name: value for name, value in settings.items() if not isinstance(value, Mapping)}
     tables = {name: value for name, value in settings.items() if isinstance(value, Mapping)}
     lines = [f"{name} = {json.dumps(value)}" for name, value in plain.items()]
@@ -63,7 +63,7 @@ class Node:
         self._quick_deaths = 0
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Writes the configuration file; None: as if it were not set."""
+        """Writes the configuration file; None unsets a setting."""
         self.data.mkdir(parents=True, exist_ok=True)
         own = {
             "node_id": self.id,
@@ -76,7 +76,7 @@ class Node:
 
     @property
     def command(self) -> list[str]:
-        """What a user would run."""
+        """Returns the command that a user would run."""
         program = [sys.executable, "-m", "delaywheel_replica.cli.app"]
         return [*program, "serve", "--config", str(self.config)]
 
@@ -87,16 +87,16 @@ class Node:
 
     @property
     def exit_code(self) -> int | None:
-        """How the node ended; absent while it runs."""
+        """The node's exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property
     def running(self) -> bool:
-        """Whether its supervisor lives."""
+        """Whether its supervisor is alive."""
         return self._process is not None and self._process.poll() is None
 
     def row(self) -> dict[str, Any]:
-        """The node's row of the ready file: process ids are absent while there is no process."""
+        """Returns the node's row of the ready file, without ids of absent processes."""
         pids: dict[str, int | None] = dict.fromkeys(PROCESSES)
         run = self._run_file()
         if run is not None:
@@ -104,7 +104,7 @@ class Node:
         return {"id": self.id, "address": self.address, "data": str(self.data), **pids}
 
     def _run_file(self) -> dict[str, Any] | None:
-        """What the node's supervisor says of its processes, unless it is from an earlier run."""
+        """Returns the supervisor's report on its processes, unless it is from an earlier run."""
         try:
             run: dict[str, Any] = json.loads((self.data / "node.run").read_text())
         except (OSError, ValueError):
@@ -114,14 +114,14 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        """Whether both processes run and the address takes connections."""
+        """Whether both processes run and the address accepts connections."""
         run = self._run_file()
         return run is not None and all(
             run.get(name) for name in ("server_pid", "cleaner_pid", "address")
         )
 
     def restart_if_due(self) -> bool:
-        """Starts a node that died, at once if it had run for a while; whether it did."""
+        """Restarts a dead node if it is time; returns whether it did."""
         lived_s = time.monotonic() - self._started_at
         if self.running:
             if lived_s > STEADY_AFTER_S:
@@ -134,7 +134,7 @@ class Node:
         return True
 
     def pids(self, names: Iterable[str] = PROCESSES) -> list[int]:
-        """The ids of those of its processes that run."""
+        """Returns the ids of its running processes."""
         row = self.row()
         return [row[name] for name in names if row[name] is not None]
 
@@ -143,18 +143,18 @@ class Node:
         send_signal(self.pids(), signal.SIGKILL)
 
     def ask_to_stop(self) -> None:
-        """Begins a clean stop and does not wait for it."""
+        """Begins a clean stop without waiting."""
         process = self._process
         if process is not None and process is not self._asked and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             self._asked = process  # a second signal would have it killed
 
     def stop(self) -> None:
-        """Ends the node cleanly, or by force if that takes too long."""
+        """Stops the node cleanly, or by force if that takes too long."""
         if self._process is not None:
             self.ask_to_stop()
             await_end(self._process, patience_s=STOP_TIMEOUT_S)
 
     def log_tail(self) -> str:
-        """The end of what its processes printed."""
+        """Returns the end of its processes' output."""
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""

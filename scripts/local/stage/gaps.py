@@ -1,4 +1,4 @@
-"""Times in which nothing arrived, read from the times of the arrivals."""
+"""Finds times without arrivals."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Gap(NamedTuple):
 
 
 def longest_gap(times_ms: Sequence[float]) -> Gap:
-    """The longest time between one and the next; times are in order, and there is one."""
+    """Returns the longest time between consecutive arrivals; times must be sorted, not empty."""
     gaps = (Gap(after - before, after) for before, after in itertools.pairwise(times_ms))
     return max(gaps, default=Gap(0.0, times_ms[0]))
 
 
 def usual_spacing_ms(times_ms: Sequence[float]) -> float:
-    """The median time between arrivals; what came together counts as one; 0 if none is known."""
+    """Returns the median time between distinct arrivals; 0 if unknown."""
     gaps = [after - before for before, after in itertools.pairwise(times_ms) if after > before]
     return statistics.median(gaps) if gaps else 0.0

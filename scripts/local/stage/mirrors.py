@@ -1,4 +1,4 @@
-"""Whether nodes hold the same bytes: their slot files, compared one by one."""
+"""Compares nodes' slot files byte by byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from delaywheel.storage.folder.layout import wheels_folder
 
 @dataclass(frozen=True, slots=True)
 class Mirrors:
-    """What was compared.
+    """The result of a comparison.
 
     Attributes:
         nodes: how many data folders.

@@ -1,4 +1,4 @@
-"""A careful consumer in a process of its own, so that nothing else disturbs its clock.
+"""A careful consumer in its own process, so that its clock is not disturbed.
 
 It reads committed records only, stamps each with the time at which it could be read, and sends
 them in batches through a pipe. The demo checks what arrives; the benchmark reads lateness from
@@ -24,7 +24,7 @@ START_TIMEOUT_S = 60.0
 
 
 class Record(NamedTuple):
-    """One record as the consumer saw it, with the wall clock when it did."""
+    """One record, with the wall clock when the consumer saw it."""
 
     topic: str
     partition: int
@@ -35,12 +35,12 @@ class Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
 
     def header(self, name: str) -> bytes | None:
-        """The last header of this name."""
+        """Returns the last header of this name."""
         return next((value for key, value in reversed(self.headers) if key == name), None)
 
 
 class ConsumerProcess:
-    """A consumer in a process of its own, which ends with us, however we end; a context manager."""
+    """A consumer process, which ends with its parent; a context manager."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ConsumerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -105,7 +105,7 @@ class ConsumerProcess:
 
 
 class Observer(ConsumerProcess):
-    """Follows topics from their beginning in a child process.
+    """Follows topics from their beginnings in a child process.
 
     Attributes:
         records: Everything seen so far, in the order of arrival; only ever appended to.
@@ -125,7 +125,7 @@ class Observer(ConsumerProcess):
 def _consume(
     bootstrap: str, partitions: Mapping[str, int], send: Connection, stop: Connection
 ) -> None:
-    """The child: polls until the other end of `stop` is closed, also by our parent's death."""
+    """Runs the child, which polls until the other end of `stop` is closed or its parent dies."""
     from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415 - the child alone needs it
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster count, read from their metrics, and what a while cost them."""
+"""Reads the nodes' counts from their metrics, and what a period cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Samples: TypeAlias = dict[Sample, float]
 
 
 def scrape(address: str) -> Samples:
-    """All samples of a node that are told once, or once for each process."""
+    """Returns all samples of a node without labels, or with one for each process."""
     # `--help` must not need it.
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
@@ -34,7 +34,7 @@ def scrape(address: str) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class NodeCost:
-    """What one node did in a while, and what it took.
+    """What one node did in a period, and what it cost.
 
     Attributes:
         accepted: Messages that it took.
@@ -54,7 +54,7 @@ class NodeCost:
 
     @classmethod
     def between(cls, before: Samples, after: Samples) -> NodeCost:
-        """From two looks at a node."""
+        """Returns the difference of two looks at a node."""
         restarted = {
             process
             for process in PROCESSES
@@ -62,7 +62,7 @@ class NodeCost:
         }
 
         def grown(name: str, counts: str, process: str = "") -> float:
-            """By how much a counter grew; `counts` is the process that keeps it."""
+            """Returns a counter's growth; `counts` is the process that keeps it."""
             since = 0.0 if counts in restarted else before.get((name, process), 0.0)
             return after.get((name, process), 0.0) - since
 
@@ -85,7 +85,7 @@ def _started(samples: Samples, process: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a while cost all nodes.
+    """The cost of a period for all nodes.
 
     Attributes:
         nodes: By id.
@@ -97,7 +97,7 @@ class Cost:
 
 
 class Meter:
-    """Measures from its making on."""
+    """Measures from its creation on."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         """Begins."""
@@ -106,7 +106,7 @@ class Meter:
         self._cpu = CpuTime()
 
     def read(self) -> Cost:
-        """What was spent since."""
+        """Returns the cost so far."""
         after, busy_share = self._scrape(), self._cpu.busy_share()
         costs = {
             name: NodeCost.between(before, after[name]) for name, before in self._before.items()

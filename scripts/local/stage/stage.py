@@ -1,4 +1,4 @@
-"""Where the demo and scripts/chaos play: a cluster that is up, traffic, and a careful reader.
+"""The stage of demo and chaos: a running cluster, traffic, and a careful reader.
 
 The main thread runs the show (a restarted node lives as long as the thread that started it): it
 disturbs, lets the cluster restart what died and draws the view. Threads make the messages when
@@ -31,7 +31,7 @@ MIRRORS_WITHIN_S = 60.0
 
 
 class Ended(NamedTuple):
-    """How a run ended."""
+    """The result of a run."""
 
     verdict: Verdict
     mirrors: Mirrors
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 class Stage:
-    """One run on a cluster that is up; only within `staged`.
+    """One run on a running cluster; only within `staged`.
 
     Attributes:
         cluster: The nodes.
@@ -66,23 +66,23 @@ class Stage:
 
     @property
     def records(self) -> list[Record]:
-        """What the consumer has seen so far, in the order of arrival."""
+        """Returns the records that the consumer has seen, in order of arrival."""
         return self._observer.records
 
     def send(self, planned: Iterable[Planned]) -> Sending:
-        """Begins to send messages."""
+        """Starts to send messages."""
         sending = Sending(self._client, TOPIC, planned, self._tally)
         self._sendings.append(sending)
         sending.start()
         return sending
 
     def stop_sending(self) -> None:
-        """Makes no more messages."""
+        """Stops making messages."""
         for sending in self._sendings:
             sending.stop()
 
     def tick(self) -> None:
-        """Lets a moment pass, looks after the cluster and shows how it goes."""
+        """Waits a moment, looks after the cluster, and shows the state."""
         time.sleep(TICK_S)
         self.cluster.watch()
         self._sample.take(time.monotonic() - self._began_at)
@@ -92,7 +92,7 @@ class Stage:
             self._quiet_since = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Lets time pass."""
+        """Waits for a time."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self.tick()
@@ -110,7 +110,7 @@ class Stage:
         return all(sending.is_made for sending in self._sendings) and self._tally.is_settled
 
     def ended(self, *, killed_at_ms: float | None = None) -> Ended:
-        """Compares everything; what shows an error is kept."""
+        """Compares everything; keeps data that shows an error."""
         ended = Ended(self._tally.verdict(self.records, killed_at_ms=killed_at_ms), self._mirrors())
         self.cluster.keep_folder = not ended.is_clean
         if self.cluster.keep_folder:
@@ -118,7 +118,7 @@ class Stage:
         return ended
 
     def _mirrors(self) -> Mirrors:
-        """Compares slot files, as soon as they are the same or have had the time for it."""
+        """Compares slot files until they agree or time is up."""
         deadline = time.monotonic() + MIRRORS_WITHIN_S
         while True:
             mirrors = compare([node.data for node in self.cluster.nodes])

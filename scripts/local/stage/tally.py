@@ -1,4 +1,4 @@
-"""The bookkeeping of the demo: what was accepted against what a consumer received.
+"""Accounts for the demo: what was accepted against what a consumer received.
 
 Every accepted message must arrive once, not before its due, with the same bytes. What was
 refused, or whose outcome is unknown, may arrive once or not at all; it is counted apart.
@@ -23,7 +23,7 @@ Header = tuple[str, bytes | None]
 
 
 class Content(NamedTuple):
-    """What must come out as it went in."""
+    """The parts of a message that must arrive unchanged."""
 
     key: bytes | None
     value: bytes | None
@@ -32,7 +32,7 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How times in milliseconds are spread; all zero when there were none."""
+    """The distribution of times in milliseconds; all zero if there are none."""
 
     messages: int
     p50_ms: float
@@ -88,7 +88,7 @@ class Verdict:
 
 
 class Asked(NamedTuple):
-    """What the sender asked for."""
+    """What the sender requested."""
 
     due_ms: int
     content: Content
@@ -110,17 +110,17 @@ class Tally:
 
     @property
     def accepted(self) -> int:
-        """Messages acknowledged so far."""
+        """The number of messages acknowledged so far."""
         return len(self._accepted)
 
     @property
     def not_accepted(self) -> int:
-        """Messages that were refused or given up so far."""
+        """The number of messages refused or given up so far."""
         return self._not_accepted
 
     @property
     def is_settled(self) -> bool:
-        """Whether of every message that was sent it is known what became of it."""
+        """Whether the outcome of every sent message is known."""
         return self.accepted + self._not_accepted == len(self._sent)
 
     def sent(self, message_id: bytes, due_ms: int, content: Content) -> None:
@@ -128,7 +128,7 @@ class Tally:
         self._sent[message_id] = Asked(due_ms, content, time.monotonic())
 
     def acknowledged(self, message_id: bytes, due_ms: int) -> None:
-        """Notes that the service took it, and for when."""
+        """Notes an acknowledgement, and its due."""
         self._acks_ms.append((time.monotonic() - self._sent[message_id].at_s) * 1000)
         self._accepted[message_id] = due_ms
 
@@ -137,7 +137,7 @@ class Tally:
         self._not_accepted += 1
 
     def lateness_ms(self, record: Record) -> float:
-        """From the due that was asked for to the moment at which the consumer had it."""
+        """Returns the time from the requested due until the consumer had the message."""
         return record.received_ms - self._due_ms(record)
 
     def verdict(self, records: Sequence[Record], *, killed_at_ms: float | None = None) -> Verdict:
@@ -165,7 +165,7 @@ class Tally:
         return due_of(record) if asked is None else asked.due_ms
 
     def _is_altered(self, record: Record) -> bool:
-        """Whether it is a message of ours with other bytes, or another due than acknowledged."""
+        """Whether one of our messages has other bytes, or another due than acknowledged."""
         message_id = id_of(record)
         if message_id not in self._sent:
             return False
@@ -176,7 +176,7 @@ class Tally:
     def _split(
         self, records: Sequence[Record], killed_at_ms: float | None, back_ms: float
     ) -> tuple[list[float], list[float]]:
-        """Lateness in health, and of what the kill touched.
+        """Returns the lateness in health, and that of messages affected by the kill.
 
         That is what was not visible when it happened and was due before things went on: before
         the arrival that ended the longest silence after the kill.
@@ -192,7 +192,7 @@ class Tally:
 
 
 def _silence(records: Sequence[Record], killed_at_ms: float | None) -> tuple[float, float]:
-    """The longest time after the kill in which nothing arrived, and when it ended."""
+    """Returns the longest silence after the kill, and when it ended."""
     if killed_at_ms is None:
         return 0.0, 0.0
     after = (record.received_ms for record in records if record.received_ms >= killed_at_ms)
@@ -200,12 +200,12 @@ def _silence(records: Sequence[Record], killed_at_ms: float | None) -> tuple[flo
 
 
 def id_of(record: Record) -> bytes:
-    """The message's id as the service's own header tells it; empty if it is missing."""
+    """Returns the id in the service's own header; empty if it is missing."""
     return bytes.fromhex(_text(record, "dw-id"))
 
 
 def due_of(record: Record) -> int:
-    """The message's due as the service's own header tells it; 0 if it is missing."""
+    """Returns the due in the service's own header; 0 if it is missing."""
     return int(_text(record, "dw-due") or 0)
 
 
@@ -214,7 +214,7 @@ def _text(record: Record, header: str) -> str:
 
 
 def _content_of(record: Record) -> Content:
-    """What the sender gave: without the headers that the service appends, which come last."""
+    """Returns the sender's content, without the headers that the service appends."""
     given = record.headers[: -len(OWN_HEADERS)]
     if tuple(name for name, _ in record.headers[-len(OWN_HEADERS) :]) != OWN_HEADERS:
         given = record.headers

@@ -1,4 +1,4 @@
-"""Messages that are made and sent when it is time: planned ones, and a steady stream of them."""
+"""Makes and sends messages on schedule: planned ones, and a steady stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Planned(NamedTuple):
-    """A message to be made and sent at a time of the run, and its due."""
+    """A message to be made and sent at a given time of the run, with its due."""
 
     send_after_s: float
     due_after_s: float
@@ -26,7 +26,7 @@ class Planned(NamedTuple):
 
 
 def plan(messages: int, seconds: float, chance: random.Random) -> list[Planned]:
-    """Messages with random dues over these seconds, each sent a random while ahead."""
+    """Returns messages with random dues, each sent a random time ahead."""
     planned = []
     for number in range(messages):
         due_after_s = chance.uniform(1.0, max(seconds, 1.0))
@@ -36,7 +36,7 @@ def plan(messages: int, seconds: float, chance: random.Random) -> list[Planned]:
 
 
 def steady(rate_per_s: float, chance: random.Random) -> Iterator[Planned]:
-    """Dues at even distances, without end, each message sent a random while ahead of its due."""
+    """Yields messages with evenly spaced dues, each sent a random time ahead."""
     ahead: list[Planned] = []
     for number in itertools.count():
         due_after_s = LEAD_S[1] + number / rate_per_s
@@ -49,7 +49,7 @@ def steady(rate_per_s: float, chance: random.Random) -> Iterator[Planned]:
 
 
 def burst(messages: int, ahead_s: float, chance: random.Random) -> list[Planned]:
-    """Messages that are sent at once and are all due in the same millisecond."""
+    """Returns messages that are sent at once and are due in the same millisecond."""
     return [Planned(0.0, ahead_s, content_of(number, chance)) for number in range(messages)]
 
 
@@ -58,7 +58,7 @@ def _send_after_s(planned: Planned) -> float:
 
 
 def content_of(number: int, chance: random.Random) -> Content:
-    """What a message carries.
+    """Returns the content of a message.
 
     Among them is what is easily mistaken: null and empty keys, values and header values,
     headers of the same name, and bytes that are no text.
@@ -73,7 +73,7 @@ def content_of(number: int, chance: random.Random) -> Content:
 
 
 class Sending:
-    """Makes every message when it is time, and sends it in the background, from a thread."""
+    """Makes each message on schedule, and sends it in the background, from a thread."""
 
     def __init__(
         self, client: Client, topic: str, planned: Iterable[Planned], tally: Tally
@@ -96,13 +96,13 @@ class Sending:
         self.started_at = 0.0
 
     def start(self) -> None:
-        """Begins: the times of the plan count from now."""
+        """Starts; the plan's times count from now."""
         self.started_at = time.time()
         self._thread.start()
 
     @property
     def is_made(self) -> bool:
-        """Whether no more messages are made: all were, or it was stopped.
+        """Whether no more messages are made.
 
         Raises:
             Exception: What went wrong in the thread.
@@ -112,7 +112,7 @@ class Sending:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Makes no more; what was sent is still retried until it is taken or given up."""
+        """Stops making messages; sent ones are still retried."""
         self._stopped.set()
 
     def _run(self) -> None:

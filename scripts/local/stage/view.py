@@ -32,7 +32,7 @@ RECENT_S = 1.0
 
 
 class Sample:
-    """The figures of one moment.
+    """The figures at one moment.
 
     Attributes:
         elapsed_s: Since the first message.
@@ -66,16 +66,16 @@ class Sample:
 
     @property
     def delivered(self) -> int:
-        """Different messages that the consumer has seen."""
+        """The number of distinct messages that the consumer has seen."""
         return len(self._seen)
 
     @property
     def pending(self) -> int:
-        """Accepted and not yet seen by the consumer."""
+        """The number of messages accepted and not seen by the consumer yet."""
         return max(self.accepted - self.delivered, 0)
 
     def take(self, elapsed_s: float) -> None:
-        """Counts what came since the last time."""
+        """Counts what has come since the last call."""
         self.elapsed_s = elapsed_s
         running = [node for node in self._nodes if node.is_up]
         self.up = len(running)
@@ -102,7 +102,7 @@ class Sample:
 
 
 class View(Protocol):
-    """Where the demo shows what happens, within the `with` block."""
+    """Where the demo reports events, within a `with` block."""
 
     def __enter__(self) -> Self: ...
 
@@ -114,17 +114,17 @@ class View(Protocol):
     ) -> None: ...
 
     def note(self, line: str) -> None:
-        """Tells an event."""
+        """Reports an event."""
 
     def show(self, sample: Sample) -> None:
-        """Shows the figures of this moment."""
+        """Shows the present figures."""
 
     def conclude(self, text: str) -> None:
-        """Prints a text as it is; there are no more figures."""
+        """Prints a text unchanged, after the last figures."""
 
 
 class PlainView:
-    """Events, and a line of figures now and then."""
+    """Prints events, and a line of figures now and then."""
 
     def __init__(self, *, figures_every_s: float = 1.0) -> None:
         self._figures_every_s = figures_every_s
@@ -147,7 +147,7 @@ class PlainView:
         print(f"{time.monotonic() - self._started_at:6.1f} s  {line}", flush=True)
 
     def show(self, sample: Sample) -> None:
-        """Prints the figures, if the last ones were long enough ago."""
+        """Prints the figures if the last ones are old enough."""
         now = time.monotonic()
         if now - self._shown_at >= self._figures_every_s:
             self._shown_at = now
@@ -203,14 +203,14 @@ class LiveView:
         self._live.refresh()
 
     def conclude(self, text: str) -> None:
-        """Prints the text where the view was; from then on, a spinner shows that it goes on."""
+        """Prints the text in place of the view, then shows a spinner."""
         self._live.stop()
         self._console.print(text, highlight=False, markup=False)
         self._waiting.start()
 
 
 def dial_picture(sample: Sample) -> RenderableType:
-    """One bar a second, of what is in the slot files: done left of now, pending right of it."""
+    """Draws one bar for each second's content: done to the left of now, pending to the right."""
     most = max(*sample.dial, 1)
     eighths = [round(count * BAR_HEIGHT * 8 / most) for count in sample.dial]
     picture = Text()
@@ -252,7 +252,7 @@ def _figures(sample: Sample) -> RenderableType:
 
 
 def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
-    """The closing table."""
+    """Returns the closing table."""
     counts = [
         ("accepted", verdict.accepted),
         ("delivered", verdict.delivered),
@@ -294,7 +294,7 @@ def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
 
 
 def books_text(books: Books, verdict: Verdict) -> str:
-    """The reconciliation beside the consumer's own count, what is in it, and where its page is."""
+    """Returns the reconciliation beside the consumer's count, and the page's place."""
     lines = ["", f"{'':<17}{'consumer':>9}{'the books':>12}"]
     for name, by_consumer, by_books in books.compared(verdict):
         differs = "" if by_consumer == by_books else "  NOT the same"

@@ -1,4 +1,4 @@
-"""Whether nothing is missing in a cluster: all nodes take messages, agree on a leader, hold all."""
+"""Whether a cluster is complete: all nodes take messages, agree on a leader, hold everything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Look(NamedTuple):
-    """What all nodes say.
+    """What all nodes report.
 
     Attributes:
         leader: the node that leads, by the greatest epoch that is told; empty: none is.
@@ -42,7 +42,7 @@ def look(nodes: Sequence[Node]) -> Look:
 
 
 def _missing(node: str, answer: DescribeClusterResponse | None) -> list[str]:
-    """Why a node is not all that it can be."""
+    """Returns what a node is missing."""
     from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415 - not for `--help`
 
     if answer is None:

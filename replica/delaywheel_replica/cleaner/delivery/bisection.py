@@ -1,4 +1,4 @@
-"""Trial transactions: which messages does Kafka refuse?
+"""Trial transactions: finds out which messages Kafka refuses.
 
 A trial writes messages in a transaction that is always aborted, with transactional ids of its
 own, so that nothing the leader does depends on how it ends. Trials run on a thread of their own:
@@ -85,7 +85,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Findings:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         complete: Kafka answered all along; otherwise the rest is what was found until then.
@@ -107,7 +107,7 @@ class Findings:
         return bool(self.refused or self.unavailable or self.batch_bytes)
 
     def add(self, other: Findings) -> None:
-        """Takes in what was found about other topics."""
+        """Adds what was found about other topics."""
         self.complete &= other.complete
         self.refused |= other.refused
         self.unavailable |= other.unavailable
@@ -116,7 +116,7 @@ class Findings:
 
 
 class TrialProducer(Protocol):
-    """One transactional id, as trials use it; its calls block for a bounded time."""
+    """One transactional id used for trials; its calls block for a bounded time."""
 
     @property
     def abortable(self) -> bool:
@@ -129,19 +129,19 @@ class TrialProducer(Protocol):
         """Opens a transaction."""
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
-        """Hands records over; those that the client refuses are named."""
+        """Hands records over; returns those that the client refuses."""
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; whether all came."""
+        """Waits for the brokers' answers to what was written; returns whether all came."""
 
     def cause(self) -> str | None:
-        """In Kafka's words, why the transaction failed."""
+        """Why the transaction failed, in Kafka's words."""
 
     def abort(self) -> Ended:
         """Drops everything written."""
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        """Has the client look the topics up, so that it knows their partitions now."""
+        """Has the client look up topics, so that it knows their current partitions."""
 
 
 MakeProducer = Callable[[int], TrialProducer]
@@ -149,7 +149,7 @@ MakeProducer = Callable[[int], TrialProducer]
 
 
 class Bisection:
-    """Searches for what Kafka refuses, one at a time, in the background."""
+    """Searches for what Kafka refuses, one search at a time, in the background."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class Bisection:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What one lane is to search."""
+    """The work of one lane."""
 
     lane: _Lane
     rows: DueRows
@@ -223,7 +223,7 @@ class _Call:
 
 
 class _Lane:
-    """Tries one topic after another.
+    """Tests one topic after another.
 
     A producer is good until a trial with it fails. The library skips the numbers of a refused
     batch and mends that, when it notices, with an init that takes half a second. Another id has
@@ -255,7 +255,7 @@ class _Lane:
         return findings
 
     def _try(self, topic: str, rows: DueRows) -> Trial:
-        """One trial with messages of one topic."""
+        """Runs one trial with messages of one topic."""
         began = self._clock.monotonic()
         if self._producer is None:
             self._make_ready()
@@ -295,7 +295,7 @@ class _Lane:
         return Trial(Answer.AWAY)
 
     def _drop(self, *, stuck: bool) -> None:
-        """The producer's trial failed: the next one gets another.
+        """Discards a producer whose trial failed.
 
         Args:
             stuck: Its transaction could not be aborted. The next producer of its id does that, at
@@ -315,7 +315,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _TopicSearch:
-    """Looks among messages of one topic, by halves."""
+    """Searches among the messages of one topic by halving."""
 
     attempt: Callable[[str, DueRows], Trial]
     findings: Findings
@@ -324,7 +324,7 @@ class _TopicSearch:
     deadline: float
 
     def run(self, rows: DueRows) -> None:
-        """Adds to the findings what makes these messages fail."""
+        """Adds what makes these messages fail to the findings."""
         trial = self.attempt(self.topic, rows)
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])
@@ -340,7 +340,7 @@ class _TopicSearch:
                 self._narrow(rows, trial.cause)
 
     def _narrow(self, rows: DueRows, cause: str) -> None:
-        """These messages together were refused."""
+        """Halves messages that were refused together."""
         if cause.partition(":")[0] in _OF_THE_TOPIC or self.clock.monotonic() > self.deadline:
             self.findings.unavailable[self.topic] = cause
             return
@@ -361,10 +361,10 @@ class _TopicSearch:
 
 
 def place_of(message: DueMessage) -> Place:
-    """The name of one message."""
+    """Returns the name of one message."""
     return str(message.wheel), message.seq, message.row
 
 
 def sent_bytes(rows: DueRows) -> int:
-    """What these messages take in Kafka, at most."""
+    """Returns how many bytes these messages take in Kafka, at most."""
     return rows.length_bytes + len(rows) * FORWARD_ROOM_BYTES

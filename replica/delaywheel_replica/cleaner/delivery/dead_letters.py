@@ -1,4 +1,4 @@
-"""Which of the messages that are due can go to their topics, and what becomes of the others.
+"""Decides which due messages can go to their topics, and what becomes of the others.
 
 Looked at before anything is produced:
 
@@ -62,10 +62,10 @@ class TopicsPort(Protocol):
     """What Kafka is known to say about topics."""
 
     def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
-        """The topics that are known now; the others are asked for."""
+        """Returns the topics that are known now, and requests the others."""
 
     def ask(self, names: Iterable[str]) -> None:
-        """Asks Kafka anew, at once."""
+        """Asks Kafka anew, immediately."""
 
 
 class BisectionPort(Protocol):
@@ -77,7 +77,7 @@ class BisectionPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """One message that goes to the dead letters."""
+    """One message that becomes a dead letter."""
 
     message: DueMessage
     reason: DeadReason
@@ -105,7 +105,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Nothing can be forwarded now.
+    """Raised when nothing can be forwarded now.
 
     Attributes:
         why: In words.
@@ -117,43 +117,43 @@ class Hold:
 
 
 class _Questions:
-    """What Kafka was asked about topics because messages for them are due, and since when."""
+    """Topics about which Kafka was asked for due messages, and since when."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def begin(self, name: str, now: float) -> bool:
-        """A topic is asked about; whether that is new."""
+        """Notes a question about a topic; returns whether it is new."""
         is_new = name not in self._since
         self._since.setdefault(name, now)
         return is_new
 
     def is_answered(self, name: str, asked_at: float, now: float) -> bool:
-        """Whether an answer is young enough to act upon."""
+        """Whether an answer is recent enough to act on."""
         return asked_at >= min(self._since.get(name, now), now - FRESH_S)
 
     def end(self, name: str) -> None:
-        """A topic is known."""
+        """Ends the question about a topic that is now known."""
         self._since.pop(name, None)
 
     def waited_s(self, name: str, now: float) -> float | None:
-        """How long an answer has been waited for; None: none is."""
+        """Returns how long an answer has been awaited; None if none is."""
         since = self._since.get(name)
         return None if since is None else now - since
 
     def prune(self, names: set[str], now: float) -> None:
-        """Forgets old questions that nobody asks any more."""
+        """Drops old questions that are no longer asked."""
         for name, since in list(self._since.items()):
             if now - since > RECENT_S and name not in names:
                 del self._since[name]
 
     def clear(self) -> None:
-        """Asks nothing."""
+        """Drops all questions."""
         self._since.clear()
 
 
 class DeadLetters:
-    """Decides for each step; called by the leader's main thread only."""
+    """Decides for each step; called only by the leader's main thread."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class DeadLetters:
         monotonic: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
-        """Knows no trouble yet.
+        """Begins without known troubles.
 
         Args:
             topics: What Kafka says about topics.
@@ -199,11 +199,11 @@ class DeadLetters:
 
     @property
     def unavailable_topics(self) -> tuple[str, ...]:
-        """Topics that are dead-lettered until they take messages again."""
+        """The topics that are dead-lettered until they take messages again."""
         return self._troubles.given_up
 
     def begin_office(self) -> None:
-        """This node has become the leader: what it learnt as an earlier one may not hold any more.
+        """Begins a term: what this node learnt in an earlier one may no longer hold.
 
         That a transaction failed just now is kept, as a reason to look before the first one.
         """
@@ -222,18 +222,18 @@ class DeadLetters:
         self._look_up.clear()
 
     def failed(self, rows: DueRows) -> None:
-        """A transaction with these messages failed: look before the next one."""
+        """Notes that a transaction with these messages failed: culprits are searched for."""
         self._suspect = True
         self._failed_at = self._monotonic()
         self._topics.ask(rows.topic_names())
 
     def committed(self) -> None:
-        """A planned step is done: what was found guilty in it is dealt with."""
+        """Notes that a step was committed; its condemned messages are dealt with."""
         self._guilty.clear()
         self._look_up.clear()
 
     def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
-        """What to do with these messages now.
+        """Decides what to do with these messages now.
 
         Args:
             rows: What is due.
@@ -284,7 +284,7 @@ class DeadLetters:
     # --- searches and probes
 
     def _look_for_guilty(self, rows: DueRows, now: float) -> Hold | None:
-        """Starts a search when one is called for, and takes what it found."""
+        """Starts a search when one is due, and takes its findings."""
         if self._is_new:
             self._is_new = False
             overdue_s = (self._wall_ms() - int(rows.dues_ms.min())) / 1000
@@ -306,7 +306,7 @@ class DeadLetters:
         return None
 
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
-        """Tries these topics, but for those that are known to be in trouble."""
+        """Searches these topics, except those known to be in trouble."""
         names = {name for name in names if self._troubles.cause(name) is None}
         untried = rows.take(_of_topics(rows, names))
         if len(untried):
@@ -326,7 +326,7 @@ class DeadLetters:
                 self._troubles.found(name, cause, sample, now, since=since)
 
     def _take_probe(self, now: float) -> None:
-        """Lets topics back in once probes went through, and sends the next probes."""
+        """Restores topics whose probes succeeded, and sends the next probes."""
         if self._probe is not None:
             if not self._probe.done():
                 return
@@ -341,7 +341,7 @@ class DeadLetters:
     # --- topics
 
     def _look_at(self, names: set[str], now: float) -> Mapping[str, Topic]:
-        """What may be acted upon of what is known; about the others Kafka is asked."""
+        """Returns known topics that may be acted on; asks Kafka about the others."""
         found = self._topics.find(names)
         usable = {
             name: topic
@@ -359,7 +359,7 @@ class DeadLetters:
         return usable
 
     def _wait_for(self, names: set[str], now: float) -> Hold | None:
-        """Whether topics of these have to be waited for."""
+        """Whether any of these topics must be waited for."""
         asking = [name for name in names if self._waits_for_answer(self._unknown, name, now)]
         if asking:
             return self._hold("asking Kafka for", asking)
@@ -385,7 +385,7 @@ class DeadLetters:
     # --- messages
 
     def _divide(self, rows: DueRows, topics: Mapping[str, Topic], now: float) -> Plan | Hold:
-        """Parts the messages that can be forwarded from those that cannot."""
+        """Divides messages into those that can be forwarded and those that cannot."""
         unsuited = self._find_unsuited(rows, topics, now)
         if isinstance(unsuited, Hold):
             return unsuited
@@ -419,7 +419,7 @@ class DeadLetters:
     def _find_unsuited(
         self, rows: DueRows, topics: Mapping[str, Topic], now: float
     ) -> Unsuited | Hold:
-        """The rows that their topics would refuse, by what Kafka said just now.
+        """Returns the rows that their topics would refuse, by Kafka's latest answer.
 
         A topic may have got more partitions, or higher limits: Kafka is asked once more before a
         message becomes a dead letter. When it does not answer, the message is tried.
@@ -444,7 +444,7 @@ class DeadLetters:
         return {row: verdict for row, verdict in found.items() if names[row] not in doubtful}
 
     def _note_partitions(self, name: str, partitions: int) -> None:
-        """The clients learn of new partitions late, and would refuse messages for them."""
+        """Refreshes clients, which learn of new partitions late and would refuse messages."""
         if partitions > self._partitions.setdefault(name, partitions):
             self._look_up.add(name)
             self._partitions[name] = partitions
@@ -456,7 +456,7 @@ class DeadLetters:
         return min(known, self._batch_limits.get(name, _UNLIMITED))
 
     def _verdict(self, name: str, topic: Topic | None) -> tuple[DeadReason, str | None] | None:
-        """Why all messages of a topic are dead letters, if they are."""
+        """Returns why all messages of a topic are dead letters; None if they are not."""
         if topic is not None and topic.state is TopicState.MISSING:
             return DeadReason.TOPIC_MISSING, None
         if topic is not None and topic.state is TopicState.ILLEGAL:
@@ -474,7 +474,7 @@ class DeadLetters:
 
 
 def condemn(message: DueMessage, code: str) -> Condemned:
-    """A message that the client refused with this code when it was produced."""
+    """Condemns a message that the client refused with this code."""
     return Condemned(message, _reason_of(code), code)
 
 

@@ -1,4 +1,4 @@
-"""Tells the server which messages became dead letters: in small messages, whenever they fit.
+"""Reports dead letters to the server, in small messages, as the link has room.
 
 What waits is bounded: of more the oldest are never told. The server sees that by the counts, and
 says of what was done meanwhile that it does not know.
@@ -16,10 +16,10 @@ UNTOLD_AT_MOST = 20_000
 
 
 class DeadNews:
-    """What the server has not been told yet."""
+    """Dead letters that were not reported to the server yet."""
 
     def __init__(self, send: Callable[[DeadLettered], bool], *, cleaner_ms: int) -> None:
-        """Nothing is to be told.
+        """Begins with nothing to report.
 
         Args:
             send: to the server; False: the link is full.
@@ -31,12 +31,12 @@ class DeadNews:
         self._untold: list[DeadLetter] = []
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
-        """These were committed."""
+        """Adds committed dead letters."""
         self._untold.extend(letters)
         self._drop(len(self._untold) - UNTOLD_AT_MOST)
 
     def tell(self) -> None:
-        """Tells as much as the link takes."""
+        """Reports as many as the link takes."""
         while self._untold:
             letters = tuple(islice(self._untold, LETTERS_AT_MOST))
             if not self._send(DeadLettered(self._cleaner_ms, self._before, letters)):

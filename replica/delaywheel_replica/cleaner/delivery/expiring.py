@@ -1,4 +1,4 @@
-"""Which of the messages that are due have expired: their time to live was over before they went.
+"""Finds due messages that have expired: their time to live ended before they were forwarded.
 
 It counts from the timestamp that the message is to have: its caller's, else its due. Both are the
 same in every copy of a retried message, which the time of acceptance is not; and a consumer that

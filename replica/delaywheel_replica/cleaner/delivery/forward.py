@@ -1,4 +1,4 @@
-"""One transaction after the other: what is due goes out, and progress goes with it.
+"""Forwards transaction by transaction: what is due, together with the progress.
 
 begin -> messages, dead letters, outcomes -> control records -> flush -> progress, last -> commit
 
@@ -47,37 +47,37 @@ WARM_MS = 1_000
 
 
 class ReaderPort(Protocol):
-    """What is due."""
+    """The source of due messages."""
 
     def start(self, progress: Progress) -> None:
-        """Begins from a committed progress; forgets the limits."""
+        """Starts from a committed progress; forgets all limits."""
 
     @property
     def unreadable(self) -> FrameSet:
-        """Frames that something waits for."""
+        """Frames that are waited for because they cannot be read."""
 
     def look_at_lost(self, frames: FrameSet) -> Looked:
-        """What is known of frames that are to be given up, and which are not."""
+        """Returns what is known of frames to be given up, and which can be read after all."""
 
     def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
-        """Says how far each wheel may be taken, and which frames are known to be lost."""
+        """Sets how far each wheel may be taken, and which frames are lost."""
 
     def next_due_ms(self) -> int | None:
-        """The earliest due that is not done, among what is loaded."""
+        """Returns the earliest unfinished due among loaded messages."""
 
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
-        """What the next transaction takes."""
+        """Returns what the next transaction takes."""
 
     def topics_ahead(self) -> Iterable[str]:
-        """Topics of the messages that are loaded, among them those that soon are due."""
+        """Returns the topics of loaded messages, including those due soon."""
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
-        """The step was committed."""
+        """Notes that the step was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What goes out next, and how."""
+    """What is forwarded next, and how."""
 
     step: Step
     plan: Plan
@@ -85,7 +85,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Transacted:
-    """One transaction and how it ended."""
+    """One transaction and its outcome."""
 
     verdict: Verdict
     cause: str | None
@@ -100,7 +100,7 @@ class Transacted:
 
 
 class Forwarder:
-    """Forwards for one leadership: made anew with each."""
+    """Forwards during one term; each term has its own."""
 
     def __init__(
         self,
@@ -144,30 +144,30 @@ class Forwarder:
         self._next_begin = 0.0
 
     def start_forwarding(self) -> None:
-        """From now on messages go out; until then only idle commits."""
+        """Starts to forward messages; before, there are only idle commits."""
         self._forwarding = True
 
     @property
     def forwarding(self) -> bool:
-        """Whether messages go out, not only idle commits."""
+        """Whether messages are forwarded, not only idle commits made."""
         return self._forwarding
 
     @property
     def unreadable(self) -> FrameSet:
-        """Frames that are waited for: they have to be looked for at the other members."""
+        """Frames that cannot be read here and are requested from other members."""
         return self._missing | self._reader.unreadable if self._reading else self._missing
 
     @property
     def pause_s(self) -> float:
-        """How long the next transaction has to wait yet."""
+        """Returns how long the next transaction still has to wait."""
         return max(0.0, self._next_begin - self._monotonic())
 
     def next_due_ms(self) -> int | None:
-        """The earliest due that is not done, among what is loaded."""
+        """Returns the earliest unfinished due among loaded messages."""
         return self._reader.next_due_ms() if self._reading else None
 
     def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned | None:
-        """What is to go out next; None: nothing can. The reason is in `held`, if there is one.
+        """Returns what to forward next; None if nothing can be, with any reason in `held`.
 
         Args:
             now_ms: The wall clock; nothing due later goes out.
@@ -190,7 +190,7 @@ class Forwarder:
     def transact(
         self, planned: Planned | None, situation: Situation, timeout_ms: int
     ) -> Transacted:
-        """One transaction: what was planned with all duties, or the duties alone."""
+        """Runs one transaction: what was planned with all duties, or the duties alone."""
         step = None if planned is None else planned.step
         progress = self.state.progress if step is None else step.after
         todo, lost = self._duties(progress, situation)
@@ -225,7 +225,7 @@ class Forwarder:
     def _duties(
         self, progress: Progress | None, situation: Situation
     ) -> tuple[Duties, list[LostFrames]]:
-        """The duties, and what is to be told of the frames that they give up.
+        """Returns the duties, and outcomes for the frames that they give up.
 
         A frame that turns out to be readable here was repaired meanwhile: it is not given up.
         """
@@ -254,7 +254,7 @@ class Forwarder:
     def _write(
         self, number: int, planned: Planned, now_ms: int, timeout_ms: int
     ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
-        """Everything of a step; what the client itself refuses becomes a dead letter too.
+        """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
         Returns:
             What goes to its topic, what does not, and how much of what there is.
@@ -295,14 +295,14 @@ class Forwarder:
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:
-    """Whether nothing is lost with frames: all their messages were taken."""
+    """Whether no message is lost with these frames, since all of them were taken."""
     if progress is None or lost.slot == 0:
         return False
     return progress.covers_all(lost.wheel, lost.last_seq, lost.last_slot * 1000 + 999)
 
 
 def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:
-    """The rows, cut so that no batch is larger than its topic takes.
+    """Divides rows so that no batch exceeds its topic's limit.
 
     librdkafka makes batches up to its `batch.size`, whatever the topic's limit, and never splits
     one. So for the few topics with a smaller limit, what was written is sent before more of it

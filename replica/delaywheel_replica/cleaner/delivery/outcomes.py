@@ -1,4 +1,4 @@
-"""Everything that goes to Kafka about a message: itself, its dead letter, or what became of it.
+"""The records that Kafka gets for a message: itself, its dead letter, or its outcome.
 
 Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due`
 and `dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The time of the record is that of its
@@ -55,7 +55,7 @@ def _wheel_text(wheel: WheelId) -> bytes:
 
 
 def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
-    """The messages as they go to their topics.
+    """Yields the records for messages that go to their topics.
 
     Args:
         rows: in order.
@@ -106,7 +106,7 @@ def _with_headers(message: DueMessage) -> Record:
 def dead_letter(
     names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
 ) -> list[Record]:
-    """The dead letter of a message, and its outcome."""
+    """Returns the dead letter of a message, and its outcome."""
     record = _with_headers(message)
     headers: list[tuple[str, bytes | None]] = [
         *((name.replace("\0", "\u2400"), value) for name, value in record.headers),
@@ -128,7 +128,7 @@ def dead_letter(
 
 
 def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
-    """What became of messages that were done without being forwarded."""
+    """Yields outcomes of messages that are done without being forwarded."""
     for row in rows:
         outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
         if row.outcome is Outcome.DUPLICATE:
@@ -137,7 +137,7 @@ def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
 
 
 def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
-    """What became of frames that nobody can read any more: of many in a row, one record."""
+    """Yields outcomes of lost frames: one record for each range."""
     for run in runs:
         outcome = {
             "outcome": "lost",
@@ -153,7 +153,7 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
 
 
 def batch_bytes(record: Record) -> int:
-    """The size of a record batch that holds only this record, uncompressed, as Kafka counts it."""
+    """Returns how large Kafka counts an uncompressed record batch with only this record."""
     body = 1 + 1 + 1 + _sized(record.key) + _sized(record.value) + _varint(len(record.headers))
     for name, value in record.headers:
         body += _sized(name.encode()) + _sized(value)
@@ -184,6 +184,6 @@ def _sized(value: bytes | None) -> int:
 
 
 def _varint(number: int) -> int:
-    """Bytes of a zigzag varint."""
+    """Returns the length of a zigzag varint in bytes."""
     zigzag = number * 2 if number >= 0 else -number * 2 - 1
     return max(1, (zigzag.bit_length() + 6) // 7)

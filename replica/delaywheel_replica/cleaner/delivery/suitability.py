@@ -1,4 +1,4 @@
-"""Which messages their topics would refuse, as far as Kafka has told what a topic asks of them.
+"""Finds messages that their topics would refuse, as far as Kafka described the topics.
 
 Looked at for all messages of a step at once, so that nothing of it costs time when all is well.
 What Kafka did not tell is not judged here: the broker will, and trials find out.
@@ -29,7 +29,7 @@ _UNBOUNDED = 1 << 62
 def find_unsuited(
     rows: DueRows, topics: Mapping[str, Topic], *, compresses: bool, now_ms: int
 ) -> Unsuited:
-    """The rows that would be refused.
+    """Returns the rows that would be refused.
 
     Args:
         rows: What is due.
@@ -95,7 +95,7 @@ def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], now_ms: int, found:
 
 
 def _of_rows(rows: DueRows, of_topics: Mapping[str, int | None]) -> NDArray[np.int64]:
-    """For each row what its topic has; without bound for topics not named."""
+    """Returns each row's topic limit; unlimited for topics that are not named."""
     table = np.full(len(rows.topics), _UNBOUNDED, dtype=np.int64)
     for number in np.unique(rows.topic_numbers).tolist():
         value = of_topics.get(rows.topics[number])

@@ -1,4 +1,4 @@
-"""Tells the server what Kafka said of topics: all of it, in small messages, whenever they fit."""
+"""Reports what Kafka said of topics to the server, in small messages, as the link has room."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ UNLIMITED_BYTES = (1 << 31) - 1
 
 
 class TopicNews:
-    """What the server has not been told yet, with the newest answer about each topic."""
+    """The newest answer about each topic that was not reported to the server yet."""
 
     def __init__(self, send: Callable[[Topics], bool], *, creates: bool) -> None:
-        """Nothing is to be told.
+        """Begins with nothing to report.
 
         Args:
             send: to the server; False: the link is full.
@@ -26,7 +26,7 @@ class TopicNews:
         self._untold: dict[str, Topic] = {}
 
     def tell(self, news: Mapping[str, Topic]) -> None:
-        """Tells this, and what found the link full before."""
+        """Reports these answers, after those that earlier found the link full."""
         self._untold.update(news)
         if not self._untold:
             return

@@ -1,4 +1,4 @@
-"""What Kafka says about the topics that messages go to: asked ahead, off the thread that forwards.
+"""What Kafka says about destination topics: asked in advance, off the forwarding thread.
 
 Nobody waits here for Kafka: `find` answers from memory, and whoever runs `run` (a thread), or
 `round` (a simulation), asks Kafka for what is missing or old. Asking never creates a topic.
@@ -65,7 +65,7 @@ class TopicState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a topic asks of each message.
+    """A topic's requirements for each message.
 
     Attributes:
         max_message_bytes: The greatest batch it takes.
@@ -112,7 +112,7 @@ class Topic:
 
     @property
     def confirmed(self) -> bool:
-        """Whether this answer may be acted upon."""
+        """Whether this answer may be acted on."""
         if self.state is not TopicState.MISSING or self.missing_since is None:
             return True
         return self.asked_at - self.missing_since >= CONFIRM_MISSING_S
@@ -120,7 +120,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class CreateTopics:
-    """How missing topics are made, if the operator wants that."""
+    """How to create missing topics, if the operator wants that."""
 
     partitions: int
     replication_factor: int | None
@@ -128,25 +128,25 @@ class CreateTopics:
 
 
 class TopicAdmin(Protocol):
-    """Kafka's answers about topics; all calls block, for a bounded time."""
+    """Kafka's answers about topics; calls block for a bounded time."""
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
-        """Of each topic what Kafka says now; those that it does not answer for are left out.
+        """Returns Kafka's present description of each topic; topics without an answer are absent.
 
         Raises:
             KafkaAway: it answers for none.
         """
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
-        """What each topic asks of messages; None: we may not know."""
+        """Returns each topic's limits; None if this node may not read them."""
 
     def create(self, names: Sequence[str], how: CreateTopics) -> None:
-        """Makes topics, as far as possible."""
+        """Creates topics, as far as possible."""
 
 
 @dataclass(slots=True)
 class _Name:
-    """One name that is asked for.
+    """One topic name and the questions about it.
 
     Attributes:
         used_at: When somebody last wanted to know.
@@ -163,18 +163,18 @@ class _Name:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for an answer."""
+        """Whether an answer is waited for."""
         return self.anew_at is not None or self.topic is None or not self.topic.confirmed
 
     def due_at(self) -> float:
-        """When Kafka is to be asked next."""
+        """Returns when to ask Kafka next."""
         if self.anew_at is not None and self.tried_at < self.anew_at:
             return self.anew_at
         unconfirmed = self.topic is not None and not self.topic.confirmed
         return self.tried_at + (CONFIRM_MISSING_S if unconfirmed else REFRESH_S)
 
     def learn(self, topic: Topic) -> bool:
-        """Takes an answer; whether it is news."""
+        """Takes an answer; returns whether it is new."""
         before, self.topic = self.topic, topic
         answers = self.anew_at is not None and topic.asked_at >= self.anew_at
         if answers:
@@ -183,7 +183,7 @@ class _Name:
 
 
 class KnownTopics:
-    """Answers about topics, kept fresh in the background."""
+    """Answers about topics, refreshed in the background."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class KnownTopics:
         on_wanted: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Knows nothing yet, and asks nothing before `run` or `round`.
+        """Begins without answers; asks nothing before `run` or `round`.
 
         Args:
             admin: Kafka.
@@ -218,7 +218,7 @@ class KnownTopics:
     # --- for the thread that forwards
 
     def find(self, names: Iterable[str]) -> dict[str, Topic]:
-        """The topics that are known now; the others are asked for, for messages are due."""
+        """Returns the topics that are known now, and requests the others, which messages need."""
         now = self._monotonic()
         found = {}
         wanted = False
@@ -237,7 +237,7 @@ class KnownTopics:
         return found
 
     def ask(self, names: Iterable[str]) -> None:
-        """Asks Kafka anew, at once: what is known of these topics does not do."""
+        """Asks Kafka anew, immediately, since the known answers do not suffice."""
         now = self._monotonic()
         with self._changed:
             for name in names:
@@ -246,7 +246,7 @@ class KnownTopics:
         self._want()
 
     def ask_for_caller(self, name: str) -> None:
-        """Asks Kafka for a name that a caller gave; too many at a time are left unanswered."""
+        """Asks Kafka for a name from a caller; when there are too many, leaves it unanswered."""
         now = self._monotonic()
         with self._changed:
             if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
@@ -255,7 +255,7 @@ class KnownTopics:
         self._want()
 
     def news(self) -> Mapping[str, Topic]:
-        """Answers that changed since the last call, and those that somebody asked for."""
+        """Returns answers that changed since the last call, and those that were requested."""
         with self._changed:
             news, self._news = self._news, {}
         return {name: topic for name, topic in news.items() if topic.confirmed}
@@ -269,7 +269,7 @@ class KnownTopics:
     # --- for the thread that asks
 
     def run(self) -> None:
-        """Asks, round after round, until it is closed."""
+        """Asks round after round until closed."""
         while True:
             pause_s = self.round()
             with self._changed:
@@ -279,7 +279,7 @@ class KnownTopics:
                     return
 
     def round(self) -> float:
-        """Asks for all that is to be asked for now; returns for how long there is nothing."""
+        """Asks for everything that is due; returns how long nothing will be."""
         with self._changed:
             self._forget()
         while not self._closing:
@@ -311,7 +311,7 @@ class KnownTopics:
                 del self._used[name]
 
     def _next(self) -> tuple[list[str], float]:
-        """What to ask for now, the most urgent kind only; and else when there will be something."""
+        """Returns what to ask now, the most urgent kind only; or when there will be something."""
         now = self._monotonic()
         in_use = {
             name: known
@@ -349,7 +349,7 @@ class KnownTopics:
         return [known for known in kinds if known is not None]
 
     def _needs_limits(self, name: str, told: Described, now: float) -> bool:
-        """Whether to ask for its limits as well.
+        """Whether to ask for the topic's limits as well.
 
         Where replicas are missing, `min.insync.replicas` decides: an operator may lower it.
         """
@@ -388,7 +388,7 @@ def _joined(
     limits: Mapping[str, Limits | None],
     asked_at: float,
 ) -> Topic:
-    """What is known of a topic after an answer."""
+    """Returns what is known of a topic after an answer."""
     if told.state is TopicState.MISSING:
         since = None if before is None else before.missing_since
         return Topic(told.state, asked_at, missing_since=asked_at if since is None else since)
@@ -405,5 +405,5 @@ def _joined(
 
 
 def _told(topic: Topic) -> tuple[Any, ...]:
-    """What of an answer is worth news."""
+    """Returns the part of an answer that is reported."""
     return topic.state, topic.partitions, topic.limits, topic.confirmed

@@ -1,4 +1,4 @@
-"""Topics that take nothing, and how long the messages for others wait because of them.
+"""Topics in trouble, which take nothing, and how long they may delay other topics.
 
 | a topic is in trouble | because | it is over when |
 |---|---|---|
@@ -47,7 +47,7 @@ TAKES_NOTHING = (TopicState.LEADERLESS, TopicState.SHRUNK, TopicState.DENIED)
 
 
 class Allowance:
-    """How long others may still be held up for topics in trouble, by all of them together."""
+    """How long topics in trouble, all together, may still hold up others."""
 
     def __init__(self, now: float) -> None:
         self._left_s = PATIENCE_S
@@ -55,7 +55,7 @@ class Allowance:
         self._holding = False
 
     def pass_time(self, now: float) -> None:
-        """Takes account of the time since the last call, in which nothing went out, or did."""
+        """Accounts for the time since the last call, during which others were held up or not."""
         passed_s, self._at = max(0.0, now - self._at), now
         if self._holding:
             self._left_s = max(0.0, self._left_s - passed_s)
@@ -68,13 +68,13 @@ class Allowance:
         return self._left_s > 0 if self._holding else self._left_s >= LEAST_HOLD_S
 
     def hold(self, *, holding: bool) -> None:
-        """Says whether they are, from now on."""
+        """Sets whether others are held up from now on."""
         self._holding = holding
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """A topic that takes nothing, or lately did not.
+    """A topic that takes nothing, or recently did not.
 
     Attributes:
         since: When its trouble began, as if all spells were one.
@@ -100,18 +100,18 @@ class _Trouble:
 
     @property
     def is_over(self) -> bool:
-        """Whether the topic is well."""
+        """Whether the topic works again."""
         return self.ended_at is not None
 
 
 class Troubles:
-    """All topics in trouble, as one leader knows them."""
+    """All topics in trouble, as known to one leader."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Trouble] = {}
 
     def begin_office(self, now: float) -> bool:
-        """Forgets what an earlier office learnt; whether it knew topics that took nothing."""
+        """Forgets what was learnt in an earlier term; returns whether any topic took nothing."""
         suspects = False
         for trouble in self._of.values():
             if trouble.is_over:
@@ -122,7 +122,7 @@ class Troubles:
         return suspects
 
     def look(self, topics: Mapping[str, Topic], now: float) -> None:
-        """Takes in what Kafka says of topics that messages need now or soon."""
+        """Takes what Kafka says of topics that are needed now or soon."""
         for name, topic in topics.items():
             trouble = self._of.get(name)
             if topic.state in TAKES_NOTHING:
@@ -135,18 +135,18 @@ class Troubles:
                     trouble.told, trouble.probe_at, trouble.pause_s = False, now, FIRST_PROBE_S
 
     def found(self, name: str, cause: str, sample: DueRows, now: float, since: float) -> None:
-        """A search found that a topic takes nothing, when that was tried."""
+        """Notes that a search found a topic to take nothing."""
         trouble = self._begin(name, cause, now, since=since)
         trouble.cause, trouble.sample, trouble.confirmed = cause, sample_of(sample), False
         trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
 
     def cause(self, name: str) -> str | None:
-        """Why a topic takes nothing; None: as far as is known, it does."""
+        """Returns why a topic takes nothing; None if, as far as is known, it works."""
         trouble = self._of.get(name)
         return None if trouble is None or trouble.is_over else trouble.cause
 
     def has_patience(self, name: str, now: float) -> bool:
-        """Whether a topic is in trouble and may be waited for."""
+        """Whether a topic is in trouble and may still be waited for."""
         trouble = self._of.get(name)
         if trouble is None or trouble.is_over or trouble.given_up:
             return False
@@ -154,24 +154,24 @@ class Troubles:
         return now - trouble.since < PATIENCE_S or not is_proven
 
     def give_up(self, name: str) -> None:
-        """From now on its messages are dead letters, until it is well."""
+        """Turns a topic's messages into dead letters until it works again."""
         self._of[name].given_up = True
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """Topics whose messages are dead letters."""
+        """The topics whose messages become dead letters."""
         return tuple(
             sorted(n for n, trouble in self._of.items() if trouble.given_up and not trouble.is_over)
         )
 
     def probes(self, now: float) -> DueRows | None:
-        """What to try now, to see which topics are well again; None: nothing."""
+        """Returns what to try, to see which topics work again; None if nothing."""
         due = [t for t in self._of.values() if t.sample is not None and t.probe_at <= now]
         samples = [t.sample for t in due if t.sample is not None]
         return join_rows(samples, samples[-1].wheels) if samples else None
 
     def probed(self, passed: Iterable[str], failed: Iterable[str], now: float) -> None:
-        """How probes ended."""
+        """Takes the results of probes."""
         for name in passed:
             self._end(name, now)
         for name in failed:
@@ -182,7 +182,7 @@ class Troubles:
                 trouble.probe_at = now + min(trouble.pause_s, LAST_PROBE_S)
 
     def prune(self, now: float) -> None:
-        """Forgets what is over for long, or needed by nobody."""
+        """Forgets troubles that are long over, or whose topics are no longer needed."""
         for name, trouble in list(self._of.items()):
             ended_at = trouble.ended_at
             is_past = ended_at is not None and now - ended_at > RECENT_S
@@ -210,7 +210,7 @@ class Troubles:
 
 
 def sample_of(rows: DueRows) -> DueRows:
-    """The least of one topic's messages by which a partition can be tried: its key alone.
+    """Returns the smallest message that tests a topic's partition: only its key.
 
     It keeps no map of a slot file alive, and is small whatever callers send.
     """

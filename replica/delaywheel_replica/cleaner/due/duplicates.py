@@ -1,4 +1,4 @@
-"""Equal keys among many messages, and equal bytes. No loop over small messages.
+"""Finds equal keys and equal bytes among many messages, without loops over small ones.
 
 A key is (id, due). Keys are compared through a 64-bit mix of them: equal mixes are suspects,
 which are then compared as they are, so a caller who makes mixes collide gains nothing but a
@@ -31,7 +31,7 @@ _SAME_IN_A_COPY = ("topic", "partition", "timestamp_ms", "key_length", "value_le
 def mix_keys(
     due_ms: NDArray[np.int64], id_low: NDArray[np.uint64], id_high: NDArray[np.uint64]
 ) -> NDArray[np.uint64]:
-    """64 well-spread bits of each key."""
+    """Returns 64 well-spread bits of each key."""
     mixed = id_low * _ODD_1
     mixed ^= mixed >> _HALF
     mixed += id_high
@@ -46,7 +46,7 @@ def mix_keys(
 def spread_ranges(
     first: NDArray[np.intp], end: NDArray[np.intp]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """All (range number, member) pairs of the half-open ranges [first[i], end[i])."""
+    """Returns all (range number, member) pairs of the half-open ranges [first[i], end[i])."""
     lengths = end - first
     numbers = np.repeat(np.arange(len(first)), lengths)
     before = np.cumsum(lengths) - lengths
@@ -55,7 +55,7 @@ def spread_ranges(
 
 
 def equal_neighbours(sorted_values: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """For each of the sorted values: is it there more than once?"""
+    """Marks sorted values that occur more than once."""
     repeated = np.zeros(len(sorted_values), np.bool_)
     same = sorted_values[1:] == sorted_values[:-1]
     repeated[1:] = same
@@ -64,7 +64,7 @@ def equal_neighbours(sorted_values: NDArray[np.uint64]) -> NDArray[np.bool_]:
 
 
 def first_of_equals(records: Records, order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each record the number of the first record with the same key.
+    """Returns, for each record, the number of the first record with the same key.
 
     Args:
         records: any messages.
@@ -84,7 +84,7 @@ def first_of_equals(records: Records, order: NDArray[np.intp]) -> NDArray[np.int
 
 
 def contents_differ(left: Records, right: Records, blobs: Sequence[Blob]) -> NDArray[np.bool_]:
-    """For each pair of messages whether anything that Kafka would show of them differs."""
+    """Marks pairs of messages that would differ in Kafka in any way."""
     differ = np.zeros(len(left), np.bool_)
     for name in (*_SAME_IN_A_COPY, "headers_length"):
         differ |= left[name] != right[name]
@@ -106,7 +106,7 @@ def contents_differ(left: Records, right: Records, blobs: Sequence[Blob]) -> NDA
 
 
 def _large_differ(left: np.void, right: np.void, length_bytes: int, blobs: Sequence[Blob]) -> bool:
-    """Compare two messages' bytes piece by piece, without a copy."""
+    """Compares two messages' bytes piece by piece, without a copy."""
     one = np.frombuffer(blobs[left["blob"]], np.uint8, length_bytes, int(left["start"]))
     other = np.frombuffer(blobs[right["blob"]], np.uint8, length_bytes, int(right["start"]))
     return any(
@@ -118,7 +118,7 @@ def _large_differ(left: np.void, right: np.void, length_bytes: int, blobs: Seque
 def _bytes_differ(
     left: Records, right: Records, lengths: NDArray[np.int64], blobs: Sequence[Blob]
 ) -> NDArray[np.bool_]:
-    """Compare the blobs' bytes of pairs with the same lengths."""
+    """Compares the blobs' bytes of pairs with equal lengths."""
     unequal = _gather(left, lengths, blobs) != _gather(right, lengths, blobs)
     counted = np.concatenate(([0], np.cumsum(unequal)))
     ends = np.cumsum(lengths)
@@ -129,7 +129,7 @@ def _bytes_differ(
 def _gather(
     records: Records, lengths: NDArray[np.int64], blobs: Sequence[Blob]
 ) -> NDArray[np.uint8]:
-    """The messages' bytes one after another; loops over blobs."""
+    """Concatenates the messages' bytes; loops over blobs."""
     ends = np.cumsum(lengths)
     gathered = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
     by_blob = np.argsort(records["blob"], kind="stable")

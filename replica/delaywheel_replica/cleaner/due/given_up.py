@@ -1,4 +1,4 @@
-"""What is known of frames that are to be given up, and which of them can be read after all.
+"""Examines frames that are to be given up, some of which may be readable after all.
 
 They may be millions in a row, and a transaction waits for this: it looks at so many as do not take
 long, and the others are given up in later ones.
@@ -27,7 +27,7 @@ FRAMES_AT_ONCE: Final = 2_048
 
 
 class LostFrames(NamedTuple):
-    """Frames in a row that nobody can read any more: what of them was not done is lost."""
+    """A range of frames that no node can read; messages in it that were not done are lost."""
 
     wheel: WheelId
     seq: int
@@ -42,13 +42,13 @@ class LostFrames(NamedTuple):
 
     @property
     def frames(self) -> int:
-        """How many they are."""
+        """The number of frames."""
         return self.last_seq - self.seq + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found out.
+    """The result of examining frames.
 
     Attributes:
         lost: by wheel and seq; those in a row that have a place one by one.
@@ -60,7 +60,7 @@ class Looked:
 
 
 def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
-    """Looks at frames that are to be given up.
+    """Examines frames that are to be given up.
 
     Args:
         disk: where the data folder lies.
@@ -73,7 +73,7 @@ def look_at(disk: Disk, data: Path, frames: FrameSet) -> Looked:
 
 
 def joined(lost: Iterable[LostFrames]) -> Iterator[LostFrames]:
-    """Those that follow one another, for the same reason, as one."""
+    """Merges adjacent frames with the same reason."""
     before: LostFrames | None = None
     for each in lost:
         if before is not None and _follows(each, before):
@@ -105,7 +105,7 @@ class _Looking:
         self.lost: list[LostFrames] = []
 
     def look(self, wheel: WheelId, seqs: SeqSet) -> SeqSet:
-        """Returns those that are kept."""
+        """Returns the frames that are kept."""
         reader = WheelReader(self._disk, self._data, wheel)
         try:
             last_seq = reader.last_seq()

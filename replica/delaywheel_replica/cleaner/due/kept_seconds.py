@@ -1,4 +1,4 @@
-"""The seconds that are in memory, in their order, and how much they hold.
+"""The seconds in memory, in order, and how much they hold.
 
 A second weighs what it was read with: its records, and the bytes of its messages. Those that are
 past (see window.py) are freed by three bounds, newest kept first, for late frames mostly want
@@ -17,14 +17,14 @@ from delaywheel_replica.cleaner.due.seconds import Second
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much of seconds may be in memory."""
+    """A bound on the seconds in memory."""
 
     seconds: int
     messages: int
     length_bytes: int
 
     def is_reached(self, seconds: Iterable[Second]) -> bool:
-        """Whether some seconds together hold as much as this, in any respect."""
+        """Whether these seconds together reach any of the bounds."""
         load = _Load(self)
         for second in seconds:
             load.add(second)
@@ -34,7 +34,7 @@ class Bound:
 
 
 class _Load:
-    """What some seconds hold together."""
+    """How much some seconds hold together."""
 
     def __init__(self, bound: Bound) -> None:
         self._bound = bound
@@ -69,26 +69,26 @@ class KeptSeconds:
         return self.from_slot(0)
 
     def get(self, slot: int) -> Second | None:
-        """The second of this slot."""
+        """Returns the second of this slot."""
         return self._seconds.get(slot)
 
     def put(self, second: Second) -> None:
-        """Keep a second; there is none of its slot."""
+        """Adds a second; its slot must be absent."""
         insort(self._slots, second.slot)
         self._seconds[second.slot] = second
 
     def clear(self) -> None:
-        """Free all."""
+        """Frees all seconds."""
         self._slots.clear()
         self._seconds.clear()
 
     def from_slot(self, first: int) -> Iterator[Second]:
-        """The seconds from this slot on, in order."""
+        """Returns the seconds from this slot on, in order."""
         for place in range(bisect_left(self._slots, first), len(self._slots)):
             yield self._seconds[self._slots[place]]
 
     def free_past(self, first: int, floor: int, bound: Bound, pinned: AbstractSet[int]) -> None:
-        """Free seconds before slot `first` that are below the floor, or older than the bound says.
+        """Frees seconds before slot `first` that are below the floor or exceed the bound.
 
         The newest one stays in any case, and those `pinned`.
         """

@@ -1,4 +1,4 @@
-"""Reading whole seconds from all wheels, ahead of time, beside the forwarding.
+"""Reads whole seconds from all wheels, in advance and beside the forwarding.
 
 One second at a time is read, on a thread of its own: the checksums and sorts that a big second
 costs let go of the interpreter's lock, so the second that is due now goes on meanwhile.
@@ -49,7 +49,7 @@ def load_second(
     *,
     hurried: bool,
 ) -> Loaded:
-    """Read the frames of one slot up to `seqs`, in the order of wheel and seq.
+    """Reads the frames of one slot up to `seqs`, in order of wheel and seq.
 
     A frame of which only is known that it was there may be of this slot: then it is not whole.
 
@@ -78,7 +78,7 @@ def load_second(
 
 
 def _without(batch: FrameBatch, seqs: SeqSet) -> FrameBatch:
-    """A batch without some of its frames."""
+    """Returns a batch without some of its frames."""
     if not seqs:
         return batch
     return batch.take(np.array([seq not in seqs for seq in batch.seqs.tolist()], np.bool_))
@@ -99,7 +99,7 @@ class Loader:
 
     @property
     def slot(self) -> int | None:
-        """The second being loaded, or loaded and not yet taken."""
+        """The second that is being loaded, or is loaded and not yet taken."""
         return self._slot
 
     def begin(
@@ -111,7 +111,7 @@ class Loader:
         *,
         hurried: bool,
     ) -> None:
-        """Start to load a second up to these seqs, `lost` ones apart.
+        """Starts to load a second up to these seqs, except `lost` frames.
 
         The last one must have been taken. What is due already is hurried.
         """
@@ -131,13 +131,13 @@ class Loader:
             self._future = self._executor.submit(load_second, *arguments, hurried=hurried)
 
     def peek(self) -> Loaded | None:
-        """The second that was begun, once it is there."""
+        """Returns the loaded second; None until it is ready."""
         if self._slot is None or not self._future.done():
             return None
         return self._future.result()
 
     def take(self, wait_s: float) -> Loaded | None:
-        """The second that was begun, once it is there; waits so long for it. It may not remain."""
+        """Returns and removes the loaded second, waiting this long at most."""
         if self._slot is not None and wait_s:
             wait_for_futures([self._future], wait_s)
         loaded = self.peek()
@@ -146,18 +146,18 @@ class Loader:
         return loaded
 
     def read_anew(self) -> None:
-        """Keep nothing of what was read: frames were put in their places meanwhile."""
+        """Discards cached reads, since frames were repaired meanwhile."""
         assert self._slot is None
         self._open_readers(frozenset())
 
     def drop(self) -> None:
-        """Forget the second being loaded, when it is there."""
+        """Discards the second that is being loaded, once it is ready."""
         if self._slot is not None:
             wait_for_futures([self._future])
             self._forget()
 
     def close(self) -> None:
-        """End the thread."""
+        """Ends the thread."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
         self._open_readers(frozenset())
@@ -167,7 +167,7 @@ class Loader:
         self._future = Future()  # the old one would keep its second in memory
 
     def _open_readers(self, wheels: AbstractSet[WheelId]) -> None:
-        """Have readers of these wheels: our own, for a reader is for one thread."""
+        """Opens separate readers of these wheels, since a reader belongs to one thread."""
         for wheel in self._readers.keys() - wheels:
             self._readers.pop(wheel).close()
         for wheel in wheels - self._readers.keys():

@@ -1,4 +1,4 @@
-"""What is due, read from the node's wheels: the entrance to this part of the cleaner."""
+"""Reads what is due from the node's wheels: the entrance to this room."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK_AGAIN_MS = 100
 
 
 class DueReader:
-    """Reads what is due from the node's wheels. One thread calls it.
+    """Reads what is due from the node's wheels. For one thread.
 
     Call `start` after each election with the committed progress, `update` when limits move,
     `next_step` after each update, when `next_due_ms` falls due and at least every 100 ms (it
@@ -48,7 +48,7 @@ class DueReader:
         self._looked_ms: int | None = None
 
     def start(self, progress: Progress) -> None:
-        """Begin from a committed progress; forgets everything loaded and every limit."""
+        """Starts from a committed progress; forgets everything loaded and every limit."""
         self._progress = progress
         self._step = None
         self._limits = {}
@@ -58,15 +58,15 @@ class DueReader:
 
     @property
     def unreadable(self) -> FrameSet:
-        """Frames that something waits for: the first of each wheel and second."""
+        """The frames that are waited for: the first of each wheel and second."""
         return FrameSet([*self._tail.unreadable(), *self._window.unreadable()])
 
     def look_at_lost(self, frames: FrameSet) -> Looked:
-        """What the index says of frames that are to be given up, and which can be read."""
+        """Returns the index rows of frames to be given up, and which frames can be read."""
         return look_at(self._disk, self._data, frames)
 
     def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
-        """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
+        """Sets how far each registered wheel may enter V (HW, or T), and all lost frames.
 
         Until the limits cover V, every step is empty: a leader rests until it holds V.
         """
@@ -80,7 +80,7 @@ class DueReader:
             self._looked_ms = None
 
     def next_due_ms(self) -> int | None:
-        """The earliest due beyond progress among what is loaded, for the caller's timer.
+        """Returns the earliest unfinished due among loaded messages, for the caller's timer.
 
         One that is past says that a step waits already. None also while the second that is due
         is being loaded.
@@ -90,7 +90,7 @@ class DueReader:
         return self._window.next_due_ms(self._progress.due_ms)
 
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
-        """What the next transaction takes, never beyond `now_ms`.
+        """Returns what the next transaction takes, never beyond `now_ms`.
 
         Args:
             now_ms: the leader's clock.
@@ -109,12 +109,12 @@ class DueReader:
         return self._step
 
     def topics_ahead(self) -> Iterator[str]:
-        """Topics of the messages that are loaded, among them those that soon are due."""
+        """Returns the topics of loaded messages, including those due soon."""
         for second in self._window.present():
             yield from second.topics
 
     def done(self, step: Step, committed: Progress | None = None) -> None:
-        """The step was committed.
+        """Notes that the step was committed.
 
         Args:
             step: the last one made.
@@ -132,7 +132,7 @@ class DueReader:
         self._window.advance(progress, self._tail.late_slots())
 
     def close(self) -> None:
-        """End the preload thread and close files."""
+        """Ends the preload thread and closes files."""
         self._window.close()
         self._tail.close()
 
@@ -144,7 +144,7 @@ class DueReader:
             self._window.look_again(self._tail.readers, self._tail.lost)
 
     def _may_move(self, now_ms: int) -> bool:
-        """Whether the clock has passed w, and this node holds everything in V."""
+        """Whether the clock has passed w and this node holds everything in V."""
         progress = self._progress
         next_ms = progress.due_ms if progress.position is None else progress.due_ms + 1
         return now_ms >= next_ms and all(
@@ -152,7 +152,7 @@ class DueReader:
         )
 
     def _read(self, now_ms: int, wait_s: float) -> None:
-        """Load seconds and admit frames; V rests while p is set, and so does the tail."""
+        """Loads seconds and admits frames; while p is set, V and the tail rest."""
         window, tail, progress = self._window, self._tail, self._progress
         while True:
             if progress.position is None:

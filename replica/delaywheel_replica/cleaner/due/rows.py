@@ -1,4 +1,4 @@
-"""What a step hands to the producer: messages in columns, made into objects one by one.
+"""What a step gives to the producer: messages in columns, made into objects one by one.
 
 A second holds its messages as records of one numpy type (`RECORD`), the blobs stay in the
 maps of the slot files. A step's rows are a copy of some of those records; only iterating over
@@ -61,7 +61,7 @@ Content: TypeAlias = tuple[
 
 
 class DueMessage(NamedTuple):
-    """One message to be forwarded, as it came in."""
+    """One message to forward, as it was accepted."""
 
     topic: str
     partition: int  # ABSENT: left to the partitioner
@@ -79,7 +79,7 @@ class DueMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Messages of a step, in the order due, wheel, seq, row."""
+    """Messages of a step, in order of due, wheel, seq and row."""
 
     records: Records
     topics: Sequence[str]
@@ -92,27 +92,27 @@ class DueRows:
 
     @property
     def length_bytes(self) -> int:
-        """Bytes of keys, values and headers of all rows."""
+        """The total length of keys, values and headers."""
         return int(self.lengths_bytes.sum())
 
     @property
     def lengths_bytes(self) -> NDArray[np.int64]:
-        """Bytes of key, value and headers of each row."""
+        """The length of key, value and headers of each row."""
         return record_lengths_bytes(self.records)
 
     @property
     def topic_numbers(self) -> NDArray[np.int32]:
-        """For each row the index of its topic in `topics`."""
+        """The index in `topics` of each row's topic."""
         return self.records["topic"]
 
     @property
     def partitions(self) -> NDArray[np.int32]:
-        """For each row the partition asked for, or ABSENT."""
+        """The requested partition of each row, or ABSENT."""
         return self.records["partition"]
 
     @property
     def dues_ms(self) -> NDArray[np.int64]:
-        """For each row its due."""
+        """The due of each row."""
         return self.records["due_ms"]
 
     def topic_names(self) -> set[str]:
@@ -120,11 +120,11 @@ class DueRows:
         return {self.topics[number] for number in np.unique(self.topic_numbers).tolist()}
 
     def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> DueRows:
-        """Some of the rows, for instance one half, or those of one topic."""
+        """Returns some of the rows, for instance one half, or those of one topic."""
         return DueRows(self.records[rows], self.topics, self.wheels, self.blobs)
 
     def contents(self) -> Iterator[Content]:
-        """What Kafka gets of each message, copied."""
+        """Copies what Kafka gets of each message."""
         records = self.records
         starts, key_lengths, value_lengths = (
             records[name] for name in ("start", "key_length", "value_length")
@@ -152,7 +152,7 @@ class DueRows:
             )
 
     def headers(self) -> Iterator[list[tuple[str, bytes | None]]]:
-        """The headers of each message, copied."""
+        """Copies the headers of each message."""
         records, blobs = self.records, self.blobs
         begins = records["start"] + np.maximum(records["key_length"], 0)
         begins += np.maximum(records["value_length"], 0)
@@ -221,7 +221,7 @@ class DroppedRows:
 
 
 def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
-    """Bytes of key, value and headers of each record; null counts as nothing."""
+    """Returns the length of key, value and headers of each record; null counts as 0."""
     lengths: NDArray[np.int64] = np.maximum(records["key_length"], 0).astype(np.int64)
     lengths += np.maximum(records["value_length"], 0)
     lengths += records["headers_length"]
@@ -229,7 +229,7 @@ def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
 
 
 def join_rows(parts: Sequence[DueRows], wheels: Sequence[WheelId]) -> DueRows:
-    """Rows of several seconds, one after another."""
+    """Concatenates rows of several seconds."""
     if len(parts) == 1:
         return parts[0]
     records = np.empty(sum(len(part) for part in parts), RECORD)

@@ -1,4 +1,4 @@
-"""Sorted runs over the messages of one second, merged as they grow.
+"""Sorted runs over one second's messages, merged as they grow.
 
 A second may hold a million messages when a frame of three arrives for it: sorting all again
 would cost more than the rest of the transaction. So each addition is a run of its own, sorted
@@ -26,7 +26,7 @@ NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 
 
 class WheelNumbers:
-    """Small numbers for wheels, given in the order they are met, and their rank by name."""
+    """Numbers for wheels in order of first use, and their rank by name."""
 
     def __init__(self) -> None:
         self.names: list[WheelId] = []
@@ -34,7 +34,7 @@ class WheelNumbers:
         self._numbers: dict[WheelId, int] = {}
 
     def add(self, wheel: WheelId) -> int:
-        """The number of a wheel; given now if it has none."""
+        """Returns the number of a wheel, assigned on first use."""
         number = self._numbers.get(wheel)
         if number is None:
             number = self._numbers[wheel] = len(self.names)
@@ -46,12 +46,12 @@ class WheelNumbers:
         return self.names[number]
 
     def sort(self, records: Records, *first: NDArray[np.generic]) -> NDArray[np.intp]:
-        """The order of messages by position; `first` are keys that weigh more, heaviest last."""
+        """Returns the order of messages by position; `first` are more significant keys."""
         ranks = self.ranks[records["wheel"]]
         return np.lexsort((records["row"], records["seq"], ranks, *first))
 
     def up_to(self, records: Records, position: Position) -> NDArray[np.bool_]:
-        """Which messages lie up to this position, in the order of positions."""
+        """Marks messages that lie up to this position."""
         rank = self.ranks[self.add(position.wheel)]
         ranks, seqs = self.ranks[records["wheel"]], records["seq"]
         in_frame = (seqs == position.seq) & (records["row"] <= position.row)
@@ -60,7 +60,7 @@ class WheelNumbers:
         return up_to
 
     def position(self, record: np.void) -> Position:
-        """Where one message lies."""
+        """Returns the position of one message."""
         return Position(self.names[int(record["wheel"])], int(record["seq"]), int(record["row"]))
 
 
@@ -80,7 +80,7 @@ class Run:
 
 
 class Runs:
-    """All messages of one second, as few sorted runs."""
+    """All messages of one second, in as few sorted runs as possible."""
 
     def __init__(self, slot: int, wheels: WheelNumbers) -> None:
         self._start_ms = slot * 1000
@@ -88,7 +88,7 @@ class Runs:
         self._runs: list[Run] = []
 
     def add(self, records: Records, begin: int) -> None:
-        """Take in `records[begin:]`, which lie in the order of position.
+        """Adds `records[begin:]`, which must be in order of position.
 
         Marks messages whose mix was there before, or comes twice, on both sides as suspect.
         """
@@ -120,7 +120,7 @@ class Runs:
     def after(
         self, records: Records, due_ms: int, position: Position | None, upto_ms: int, limit: int
     ) -> NDArray[np.intp]:
-        """The first `limit` rows beyond (due, position) and due by `upto_ms`, in order.
+        """Returns the first `limit` rows beyond (due, position) and due by `upto_ms`, in order.
 
         Args:
             records: all messages of the second.
@@ -148,7 +148,7 @@ class Runs:
         return rows[self._wheels.sort(chosen, chosen["due_ms"])[:limit]]
 
     def next_due_ms(self, due_ms: int) -> int | None:
-        """The earliest due beyond `due_ms`."""
+        """Returns the earliest due beyond `due_ms`."""
         begin = self._offset(due_ms + 1)
         earliest = None
         for run in self._runs:
@@ -159,7 +159,7 @@ class Runs:
         return None if earliest is None else self._start_ms + earliest
 
     def with_mixes(self, mixes: NDArray[np.uint64]) -> NDArray[np.intp]:
-        """The rows of all messages with one of these mixes, ascending."""
+        """Returns the rows of all messages with one of these mixes, ascending."""
         wanted = np.unique(mixes)
         found = [run.mix_rows[_equal_ranges(run.mixes, wanted)[1]] for run in self._runs]
         return np.sort(np.concatenate(found)) if found else NO_ROWS
@@ -208,7 +208,7 @@ class Runs:
 def _equal_ranges(
     ascending: NDArray[np.uint64], wanted: NDArray[np.uint64]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pairs (number in `wanted`, place in `ascending`) of equal values."""
+    """Returns pairs (number in `wanted`, place in `ascending`) of equal values."""
     first = ascending.searchsorted(wanted)
     if not (ascending.take(first, mode="clip") == wanted).any():
         return NO_ROWS, NO_ROWS

@@ -1,4 +1,4 @@
-"""One second's messages and cancels, as far as they have been admitted, and what becomes of each.
+"""One second's admitted messages and cancels, and the outcome of each.
 
 A `Second` holds exactly the frames of its slot up to a bound per wheel that its owner keeps
 (what is *admitted*). Of the messages that a step takes it says which are to be forwarded:
@@ -59,7 +59,7 @@ _KEY = ("due_ms", "id_low", "id_high")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between which states a step lies; arrays by wheel number."""
+    """The two states between which a step lies; arrays by wheel number."""
 
     due_ms: int  # w before the step
     seqs_before: NDArray[np.int64]  # V before
@@ -88,11 +88,11 @@ class Second:
 
     @property
     def topics(self) -> Sequence[str]:
-        """Of all its messages."""
+        """The topics of all its messages."""
         return self._topics
 
     def add(self, batches: Iterable[FrameBatch]) -> None:
-        """Take in frames of this slot, in the order of wheel and seq, of each kind by itself."""
+        """Adds frames of this slot, in order of wheel and seq, each kind separately."""
         begin = self._count
         cancels = []
         for batch in batches:
@@ -111,35 +111,35 @@ class Second:
     def due(
         self, after_ms: int, position: Position | None, upto_ms: int, limit: int
     ) -> NDArray[np.intp]:
-        """The first `limit` rows beyond a state of progress and due by `upto_ms`, in order."""
+        """Returns the first `limit` rows beyond a progress and due by `upto_ms`, in order."""
         return self._runs.after(self._records[: self._count], after_ms, position, upto_ms, limit)
 
     def due_between(self, begin: int, end: int, upto_ms: int) -> NDArray[np.intp]:
-        """Of the rows [begin, end), in the order they were added, those due by `upto_ms`."""
+        """Returns those of the rows [begin, end) that are due by `upto_ms`."""
         due: NDArray[np.intp] = np.flatnonzero(self._records["due_ms"][begin:end] <= upto_ms)
         return due + begin
 
     def next_due_ms(self, after_ms: int) -> int | None:
-        """The earliest due beyond `after_ms`."""
+        """Returns the earliest due beyond `after_ms`."""
         return self._runs.next_due_ms(after_ms)
 
     def in_order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """These rows in the order of due and position."""
+        """Returns these rows in order of due and position."""
         records = self.records(rows)
         return rows[self._wheels.sort(records, records["due_ms"])]
 
     def records(self, rows: NDArray[np.intp]) -> Records:
-        """Copies of some rows' records."""
+        """Copies the records of some rows."""
         return self._records.take(rows)
 
     def messages(self, records: Records) -> DueRows:
-        """Some records of this second, ready to be made into messages."""
+        """Returns some records, ready to be made into messages."""
         return DueRows(records, self._topics, self._wheels.names, self._blobs)
 
     def outcomes(
         self, rows: NDArray[np.intp], records: Records, bounds: Bounds
     ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """What becomes of rows that a step takes, and which duplicates differ in content."""
+        """Returns the outcomes of rows that a step takes, and duplicates that differ in content."""
         outcomes = np.full(len(rows), FORWARDED, np.uint8)
         differ = np.zeros(len(rows), np.bool_)
         if len(self._cancels):
@@ -156,7 +156,7 @@ class Second:
         return outcomes, differ
 
     def _originals(self, rows: NDArray[np.intp], bounds: Bounds) -> NDArray[np.intp]:
-        """For each row the one that stands for its key among frames <= V'."""
+        """Returns, for each row, the one that represents its key among frames <= V'."""
         members = self._runs.with_mixes(self._records["mix"][rows])
         records = self.records(members)
         inside = records["seq"] <= bounds.seqs_after[records["wheel"]]
@@ -171,7 +171,7 @@ class Second:
         return chosen
 
     def _cancelled(self, records: Records, bounds: Bounds) -> NDArray[np.intp]:
-        """Which of the messages a cancel with seq <= V' names."""
+        """Marks messages that a cancel with seq <= V' names."""
         mixes = self._cancels["mix"]
         first = mixes.searchsorted(records["mix"])
         end = mixes.searchsorted(records["mix"], side="right")
@@ -184,7 +184,7 @@ class Second:
         return cancelled
 
     def _was_done_ahead(self, records: Records) -> NDArray[np.bool_]:
-        """Which of the messages were done ahead of w."""
+        """Marks messages that were done ahead of w."""
         found = np.zeros(len(records), np.bool_)
         for done in self._ahead:
             seqs = np.array([done.seq(wheel) for wheel in self._wheels.names], np.int64)
@@ -210,7 +210,7 @@ class Second:
             records[name] = getattr(columns, column)
 
     def _room(self, rows: int) -> Records:
-        """The next `rows` records, to be filled in."""
+        """Returns the next `rows` records, to be filled in."""
         begin, end = self._count, self._count + rows
         if end > len(self._records):
             grown = np.empty(max(end, 2 * len(self._records)), RECORD)
@@ -220,7 +220,7 @@ class Second:
         return self._records[begin:end]
 
     def _topics_of(self, columns: Columns) -> NDArray[np.int32]:
-        """This second's number of each message's topic."""
+        """Returns this second's number of each message's topic."""
         numbers = []
         for topic in columns.topics:
             number = self._topic_numbers.setdefault(topic, len(self._topics))

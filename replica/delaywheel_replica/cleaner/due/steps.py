@@ -1,4 +1,4 @@
-"""Which messages the next transaction takes: from one progress to the next.
+"""Cuts the next transaction: the messages between one progress and the next.
 
 Progress is (w, p, V): done is every message in frames <= V with due <= w, and of millisecond
 w + 1 those up to position p. A step is one of
@@ -57,7 +57,7 @@ class Step:
     """More is due than this step takes: ask again at once after `done`."""
 
     def __bool__(self) -> bool:
-        """Whether it holds anything: without, a commit would only move progress."""
+        """Whether it holds anything; if not, a commit would only move progress."""
         return bool(len(self.messages) or len(self.dropped))
 
 
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
 
 
 class Draft:
-    """A step while it is filled."""
+    """A step that is being filled."""
 
     def __init__(
         self, progress: Progress, wheels: WheelNumbers, cap_messages: int, cap_bytes: int
@@ -87,11 +87,11 @@ class Draft:
 
     @property
     def is_empty(self) -> bool:
-        """No message was taken."""
+        """Whether no message was taken."""
         return not self._parts
 
     def take_late(self, tail: Tail) -> bool:
-        """Move V as far as the late messages fit; False: not to all that is admitted."""
+        """Moves V as far as the late messages fit; False if not to everything admitted."""
         seqs = dict(self._before.seqs)
         seqs.update((wheel, seq) for wheel, seq in tail.admitted.items() if seq)
         taken: dict[int, tuple[Second, list[NDArray[np.intp]]]] = {}
@@ -113,7 +113,7 @@ class Draft:
         return not self._full
 
     def take_due(self, window: Window, now_ms: int) -> None:
-        """Move w as far as whole milliseconds fit, or split the first."""
+        """Moves w as far as whole milliseconds fit, or splits the first one."""
         end_ms = min(now_ms, window.loaded_to_ms())
         for second in window.present():
             if second.slot * 1000 > end_ms:
@@ -124,7 +124,7 @@ class Draft:
         self._due_ms = max(self._due_ms, end_ms)
 
     def finish(self, window: Window, position: Position) -> None:
-        """Go on in the millisecond that is split."""
+        """Continues in the millisecond that is split."""
         due_ms = self._before.due_ms + 1
         if window.loaded_to_ms() < due_ms:
             return
@@ -143,7 +143,7 @@ class Draft:
         self._full = True  # V rested meanwhile
 
     def step(self, now_ms: int) -> Step:
-        """The step as it was filled."""
+        """Returns the filled step."""
         before = self._before
         after = before.moved(self._due_ms, self._position, self._seqs)
         bounds = Bounds(before.due_ms, self._by_number(before), self._by_number(after))
@@ -165,7 +165,7 @@ class Draft:
         )
 
     def _take_milliseconds(self, second: Second, rows: NDArray[np.intp]) -> bool:
-        """Take the whole milliseconds that fit; False: not all did, and w is set."""
+        """Takes whole milliseconds that fit; False if not all did, and w is set."""
         records = second.records(rows)
         end = self._fitting(records, at_least=1 if self.is_empty else 0)
         if end == len(rows):
@@ -185,12 +185,12 @@ class Draft:
         return False
 
     def _split(self, records: Records, end: int) -> None:
-        """Leave off within a millisecond, before records[end]."""
+        """Stops within a millisecond, before records[end]."""
         self._position = self._wheels.position(records[end - 1])
         self._full = True
 
     def _fitting(self, records: Records, *, at_least: int) -> int:
-        """How many of the first records there is room for."""
+        """Returns how many of the first records fit."""
         ends = np.cumsum(record_lengths_bytes(records))
         fitting = min(int(ends.searchsorted(self._room_bytes, side="right")), self._room_messages)
         return min(max(fitting, at_least), len(records))
@@ -204,7 +204,7 @@ class Draft:
         self._room_bytes -= int(record_lengths_bytes(records).sum())
 
     def _by_number(self, progress: Progress) -> NDArray[np.int64]:
-        """V as an array by wheel number."""
+        """Returns V as an array by wheel number."""
         return np.array([progress.seq(wheel) for wheel in self._wheels.names], np.int64)
 
 

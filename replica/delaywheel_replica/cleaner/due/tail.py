@@ -1,4 +1,4 @@
-"""New frames, found by following the wheels' indexes.
+"""Finds new frames by following the wheels' indexes.
 
 What is *admitted* of a wheel is a seq A >= V: every frame up to A is accounted for, in one of
 three ways. A step may lead to V' = A; it may not lead beyond.
@@ -58,7 +58,7 @@ class LateFrame(NamedTuple):
 
 
 class Tail:
-    """What is admitted of each wheel."""
+    """How far each wheel is admitted."""
 
     def __init__(self, disk: Disk, data: Path, window: Window) -> None:
         self._disk = disk
@@ -73,14 +73,14 @@ class Tail:
         self.lost = NO_FRAMES
 
     def start(self, progress: Progress) -> None:
-        """Begin anew: admitted is what progress covers."""
+        """Starts anew: admitted is what progress covers."""
         self.admitted = dict(progress.seqs)
         self.late.clear()
         self._awaited.clear()
         self._late_messages = self._late_bytes = 0
 
     def follow(self, wheel: WheelId) -> None:
-        """Read this wheel's index from now on."""
+        """Follows this wheel's index from now on."""
         if wheel not in self.readers:
             self.readers[wheel] = WheelReader(
                 self._disk, self._data, wheel, opened=self._open_indexes
@@ -88,7 +88,7 @@ class Tail:
         self.admitted.setdefault(wheel, 0)
 
     def forget(self, wheel: WheelId) -> None:
-        """This wheel is unregistered."""
+        """Stops following an unregistered wheel."""
         self.admitted.pop(wheel, None)
         self._awaited.pop(wheel, None)
         reader = self.readers.pop(wheel, None)
@@ -96,7 +96,7 @@ class Tail:
             reader.close()
 
     def admit(self, limits: Mapping[WheelId, int], progress: Progress) -> None:
-        """Admit new frames, up to the limit of each wheel."""
+        """Admits new frames, up to each wheel's limit."""
         for wheel, limit in limits.items():
             while (
                 self.admitted[wheel] < limit
@@ -111,14 +111,14 @@ class Tail:
             yield from awaited.told()
 
     def look_again(self, *, floor: int) -> None:
-        """See whether wheels can go on that rest in front of what could not be read."""
+        """Checks whether wheels can continue that rest in front of an unreadable frame."""
         for wheel, awaited in list(self._awaited.items()):
             awaited.look_again(self.readers, self.lost, floor=floor)
             if (wheel, self.admitted[wheel] + 1) not in awaited:
                 del self._awaited[wheel]
 
     def drop_taken(self, progress: Progress) -> None:
-        """Progress stands here now: what it covers is late no more."""
+        """Takes a new progress, whose messages are no longer late."""
         for wheel, late in self.late.items():
             while late and late[0].seq <= progress.seq(wheel):
                 taken = late.popleft()
@@ -126,16 +126,16 @@ class Tail:
                 self._late_bytes -= taken.length_bytes
 
     def close(self) -> None:
-        """Close the indexes."""
+        """Closes the indexes."""
         for reader in self.readers.values():
             reader.close()
 
     def late_slots(self) -> set[int]:
-        """Slots of late frames."""
+        """The slots of late frames."""
         return {frame.second.slot for frames in self.late.values() for frame in frames}
 
     def _admit_some(self, wheel: WheelId, limit: int, progress: Progress) -> bool:
-        """Admit the frames of some index rows; False: no more for now."""
+        """Admits the frames of some index rows; False if no more can be admitted for now."""
         first = self.admitted[wheel] + 1
         rows = self.readers[wheel].rows(first, min(limit, first + _ROWS_AT_ONCE - 1))
         if not len(rows):
@@ -163,7 +163,7 @@ class Tail:
         return end == len(rows)
 
     def _pass_lost(self, wheel: WheelId, limit: int) -> bool:
-        """Admit what is lost and has no row here; False: there is nothing of it."""
+        """Admits lost frames that have no row here; False if there are none."""
         before = self.admitted[wheel]
         self.admitted[wheel] = min(limit, self.lost.seqs(wheel).end_from(before))
         return self.admitted[wheel] > before
@@ -171,7 +171,7 @@ class Tail:
     def _touched(
         self, wheel: WheelId, first: int, rows: NDArray[np.void], progress: Progress
     ) -> NDArray[np.intp]:
-        """Which of the rows from seq `first` on are for past or covered slots."""
+        """Marks rows from seq `first` on that are for past or covered slots."""
         slots = rows["slot"]
         # The second of w may lie beyond what is covered, just after a start.
         edge = max(self._window.covered_to, progress.due_ms // 1000)
@@ -179,7 +179,7 @@ class Tail:
         return self._not_lost(wheel, first, np.flatnonzero(touched))
 
     def _not_lost(self, wheel: WheelId, first: int, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Which of some rows speak of frames that are not given up."""
+        """Marks rows whose frames are not given up."""
         lost = self.lost.seqs(wheel)
         if not (lost and len(numbers)):
             return numbers
@@ -188,7 +188,7 @@ class Tail:
     def _first_to_wait(
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress
     ) -> int:
-        """The first row that cannot be admitted yet, or how many rows there are."""
+        """Returns the first row that cannot be admitted yet, or the number of rows."""
         late = numbers[rows["slot"][numbers] <= progress.due_ms // 1000]
         if not len(late):
             return len(rows)
@@ -206,7 +206,7 @@ class Tail:
     def _read(
         self, wheel: WheelId, first: int, rows: NDArray[np.void], numbers: NDArray[np.intp]
     ) -> tuple[dict[int, list[FrameBatch]], list[int]]:
-        """Read the frames of some rows, by slot; also the rows of those that cannot be."""
+        """Reads the frames of some rows by slot, and the rows of unreadable ones."""
         batches: dict[int, list[FrameBatch]] = {}
         unreadable: list[int] = []
         slots = rows["slot"][numbers]
@@ -223,7 +223,7 @@ class Tail:
     def _admit_frames(
         self, slot: int, batches: list[FrameBatch], progress: Progress
     ) -> list[LateFrame]:
-        """Admit frames of one past or covered slot; those that are late are returned."""
+        """Admits frames of one past or covered slot; returns the late ones."""
         second = self._window.open(slot)
         if second is None:
             self._window.put_aside(slot, batches)

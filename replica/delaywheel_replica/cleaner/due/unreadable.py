@@ -1,4 +1,4 @@
-"""Frames that cannot be read here: what they are part of waits, and they are looked at again.
+"""Frames that cannot be read here: their slots or wheels wait, and they are tried again.
 
 | a frame that | waits for it |
 |---|---|
@@ -24,7 +24,7 @@ LOOKED_AT_FRAMES = 100
 
 
 class Awaited:
-    """Some frames that are waited for together."""
+    """Frames that are waited for together."""
 
     def __init__(self, frames: Iterable[FrameName]) -> None:
         self._frames = FrameSet.of(frames)
@@ -36,13 +36,13 @@ class Awaited:
         return frame in self._frames
 
     def told(self) -> Iterable[FrameRange]:
-        """The first of them: others are told when those are there."""
+        """The first of them; others are reported once those are there."""
         return islice(self._frames.ranges(), TOLD_RANGES)
 
     def look_again(
         self, readers: Mapping[WheelId, WheelReader], lost: FrameSet, *, floor: int
     ) -> None:
-        """Wait no more for those that are lost, can be read, or are of slots below the floor."""
+        """Stops waiting for frames that are lost, readable, or below the floor."""
         left = self._frames - lost
         looked_at = islice(left, LOOKED_AT_FRAMES)
         readable = [
@@ -54,7 +54,7 @@ class Awaited:
 
 
 def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
-    """Of a wheel that is registered no more, or ends before, nothing is waited for.
+    """Whether a frame is readable, or its wheel is unregistered or ends before it.
 
     Nor is the content of what turns out to be finished, once its row was put in its place.
     """

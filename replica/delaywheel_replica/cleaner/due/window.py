@@ -1,4 +1,4 @@
-"""Which seconds are in memory: the one where progress stands, the next ones, some past ones.
+"""Which seconds are in memory: that of the progress, the next ones, and some past ones.
 
 With w the millisecond up to which all is done, a second is
 
@@ -59,23 +59,23 @@ def _place(batch: FrameBatch) -> tuple[WheelId, int]:
 
 
 class KnownSlots:
-    """Which seconds of the hour looked at hold anything."""
+    """Which seconds of the current hour hold anything."""
 
     def __init__(self) -> None:
         self._begin = 0
         self._marks = np.zeros(0, np.bool_)  # of the slots from _begin on
 
     def forget(self) -> None:
-        """List again."""
+        """Discards the list, so that it is read again."""
         self._marks = np.zeros(0, np.bool_)
 
     def note(self, slots: NDArray[np.int64]) -> None:
-        """Frames have come for these."""
+        """Notes slots that have received frames."""
         near = slots[(slots >= self._begin) & (slots < self._begin + len(self._marks))]
         self._marks[near - self._begin] = True
 
     def next(self, first: int, last: int, readers: Collection[WheelReader]) -> int | None:
-        """The first slot of [first, last] that holds anything."""
+        """Returns the first slot of [first, last] that holds anything."""
         while first <= last:
             if not self._begin <= first < self._begin + len(self._marks):
                 self._list(first, readers)
@@ -110,7 +110,7 @@ class Window:
         self.covered_to = -1
 
     def start(self, progress: Progress) -> None:
-        """Begin anew where progress stands; nothing is in memory."""
+        """Starts anew at a progress, with nothing in memory."""
         self._loader.drop()
         self._known.forget()
         self._seconds.clear()
@@ -122,7 +122,7 @@ class Window:
         self.covered_to = self._first - 1
 
     def advance(self, progress: Progress, pinned: AbstractSet[int]) -> None:
-        """Progress stands here now; past seconds beyond the bounds are freed, `pinned` stay."""
+        """Takes a new progress; frees past seconds beyond the bounds, except `pinned` ones."""
         self._progress = progress
         self._first = (progress.due_ms + 1) // 1000
         self.covered_to = max(self.covered_to, self._first - 1)
@@ -134,16 +134,16 @@ class Window:
         return self._seconds.from_slot(self._first)
 
     def loaded_to_ms(self) -> int:
-        """The last due up to which all that is admitted is in memory."""
+        """Returns the last due up to which everything admitted is in memory."""
         absent = [slot for slot in (self._loader.slot, *self._blocked) if slot is not None]
         return min((s for s in absent if s >= self._first), default=self.covered_to + 1) * 1000 - 1
 
     def is_waited_for(self, now_ms: int) -> bool:
-        """Whether what is being loaded is wanted now."""
+        """Whether what is being loaded is needed now."""
         return self._loader.slot is not None and self._loader.slot * 1000 <= now_ms
 
     def next_due_ms(self, due_ms: int) -> int | None:
-        """The earliest due beyond `due_ms` in memory; that itself if a late frame can go on."""
+        """Returns the earliest due beyond `due_ms` in memory, or `due_ms` for a late frame."""
         loaded = self._loader.peek()
         if loaded is not None and loaded.second.slot < self._first:
             return due_ms
@@ -154,15 +154,15 @@ class Window:
         return None
 
     def get(self, slot: int) -> Second | None:
-        """A second in memory."""
+        """Returns a second in memory."""
         return self._seconds.get(slot)
 
     def note(self, slots: NDArray[np.int64]) -> None:
-        """Frames for these slots are in the wheels."""
+        """Notes that the wheels have frames for these slots."""
         self._known.note(slots)
 
     def open(self, slot: int) -> Second | None:
-        """The second that a frame of a past or covered slot goes to; None = not yet.
+        """Returns the second for a frame of a past or covered slot; None if not yet loaded.
 
         A past second that is not in memory is loaded for it.
         """
@@ -179,7 +179,7 @@ class Window:
         return second
 
     def put_aside(self, slot: int, batches: list[FrameBatch]) -> None:
-        """Frames admitted for a second being loaded: they are added when that is there.
+        """Keeps frames admitted for a second that is being loaded, to be added afterwards.
 
         A blocked one is read with all that is admitted by then.
         """
@@ -188,7 +188,7 @@ class Window:
             self._arrived += batches
 
     def take(self, wait_s: float) -> bool:
-        """Take over the second that was loaded; False = it is not there yet, or none was begun."""
+        """Takes the loaded second; False if it is not ready, or none was started."""
         loaded = self._loader.take(wait_s)
         if loaded is None:
             return False
@@ -201,12 +201,12 @@ class Window:
         return True
 
     def unreadable(self) -> Iterator[FrameRange]:
-        """The frames that seconds are blocked by."""
+        """The frames that block seconds."""
         for awaited in self._blocked.values():
             yield from awaited.told()
 
     def look_again(self, readers: Mapping[WheelId, WheelReader], lost: FrameSet) -> None:
-        """See whether blocked seconds can be loaded now."""
+        """Checks whether blocked seconds can be loaded now."""
         for awaited in self._blocked.values():
             awaited.look_again(readers, lost, floor=self._progress.floor)
 
@@ -217,7 +217,7 @@ class Window:
         seqs: Mapping[WheelId, int],
         lost: FrameSet,
     ) -> bool:
-        """Begin to load what comes next, if nothing is being loaded.
+        """Starts to load the next second, unless one is being loaded.
 
         To be called when everything is admitted that can be: what is loaded too early, before
         the index was followed to its end, would grow without bound as the rest is admitted.
@@ -260,5 +260,5 @@ class Window:
         return found
 
     def close(self) -> None:
-        """End the thread."""
+        """Ends the thread."""
         self._loader.close()

@@ -1,4 +1,4 @@
-"""What must hold on the brokers before this node may lead: their version, and our own topics.
+"""Requirements on brokers before this node may lead: their version, and our topics.
 
 Asked at start and again whenever Kafka comes back; a refusal is a sentence for the operator and
 goes into the cleaner's row.
@@ -26,7 +26,7 @@ VERIFICATION = "transaction.partition.verification.enable"
 
 @dataclass(frozen=True, slots=True)
 class OwnTopic:
-    """A topic of ours as it is to be."""
+    """One of our topics as it should be."""
 
     name: str
     config: Mapping[str, str]
@@ -34,7 +34,7 @@ class OwnTopic:
 
 
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
-    """The three topics that a cluster needs, the control topic first."""
+    """Returns the three topics of a cluster, the control topic first."""
     names = settings.names
     room = {"max.message.bytes": str(settings.max_record_bytes)}
     control = {
@@ -56,7 +56,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
 
 
 def check_brokers(admin: AdminClient) -> None:
-    """Refuses brokers on which a late produce could hang in the log (before Kafka 3.6)."""
+    """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging."""
     nodes = admin.describe_cluster(request_timeout=CALL_S).result().nodes
     wanted = [ConfigResource(ResourceType.BROKER, str(node.id)) for node in nodes]
     for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():
@@ -87,7 +87,7 @@ def ensure_topics(
     has_wheels: bool,
     replication_factor: int | None = None,
 ) -> None:
-    """Creates what is missing of our topics, and refuses a control topic that cannot be right.
+    """Creates missing topics of ours; refuses an invalid control topic.
 
     Args:
         admin: The client to ask.
@@ -124,7 +124,7 @@ def ensure_topics(
 def control_warnings(
     name: str, *, copies: int, brokers: int, wanted: int | None, config: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """What endangers the control topic, though a node may lead on it: sentences for the operator.
+    """Returns warnings about risks to the control topic that do not prevent leading.
 
     Args:
         name: Of the topic.
@@ -162,7 +162,7 @@ def control_warnings(
 def look_over(
     admin: AdminClient, settings: KafkaSettings, *, replication_factor: int | None = None
 ) -> tuple[str, ...]:
-    """What endangers our control topic as it is now."""
+    """Checks the control topic's present configuration for risks."""
     name = settings.names.control
     brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
     described = admin.describe_topics(TopicCollection([name]), request_timeout=CALL_S)

@@ -27,7 +27,7 @@ _KNOWN: Final = (
 
 
 def client_faults(config: Config) -> Iterator[Fault]:
-    """What the client library says against the operator's settings.
+    """Returns the client library's objections to the operator's settings.
 
     Only it knows all names, values and what must go together, and that differs from one kind of
     client to the next: so one of each kind is made, as it will run. It tells the first fault alone:
@@ -58,7 +58,7 @@ def _refused(settings: KafkaSettings) -> str | None:
 
 
 def _refused_alone(servers: str, name: str, value: str) -> str | None:
-    """What is said against one setting, whatever the others are."""
+    """Returns the objection to one setting by itself."""
     try:
         AdminClient({"bootstrap.servers": servers, name: value, **_QUIET})
     except KafkaException as exception:

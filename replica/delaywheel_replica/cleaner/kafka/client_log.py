@@ -1,4 +1,4 @@
-"""What the Kafka client library says, in the node's own log: one format, no line twice a minute.
+"""Messages of the Kafka client library in the node's log: one format, repetition limited.
 
 The library writes to stderr by itself, and repeats each broken connection for every broker and
 client several times a second. Its lines are a detail of what the cleaner tells in its own words
@@ -45,7 +45,7 @@ class ClientLog(logging.Handler):
     """Takes the records of `LOGGER`."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Nothing was said yet."""
+        """Begins with nothing logged."""
         super().__init__()
         self._monotonic = monotonic
         self._guard = threading.Lock()
@@ -53,7 +53,7 @@ class ClientLog(logging.Handler):
         self._said: dict[tuple[str, str], tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Logs a line of the library, or counts it."""
+        """Logs a line of the library, or counts a repeated one."""
         kind, client, text = _parts(record)
         now = self._monotonic()
         with self._guard:
@@ -71,7 +71,7 @@ class ClientLog(logging.Handler):
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, str, str]:
-    """The library's name of the kind, which client, and the text."""
+    """Returns the library's facility, the client, and the text."""
     args = record.args if isinstance(record.args, tuple) else ()
     if len(args) != 3:
         return "", "", record.getMessage()

@@ -31,7 +31,7 @@ class KafkaClients:
         self._brokers_checked = False
 
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
-        """Makes sure that Kafka answers, has our topics, and (once) that we can lead on it.
+        """Checks that Kafka answers, has our topics and, once, that this node can lead on it.
 
         Each candidacy looks at the topics: they may be lost while this process lives.
 
@@ -59,9 +59,9 @@ class KafkaClients:
             raise KafkaAway(exception.args[0].str()) from exception
 
     def producers(self) -> LeaderProducers:
-        """The producers of a new candidacy."""
+        """Makes the producers of a new candidacy."""
         return LeaderProducers(self._settings)
 
     def control(self) -> ControlReader:
-        """A new reader of the control topic."""
+        """Makes a new reader of the control topic."""
         return ControlReader(self._settings)

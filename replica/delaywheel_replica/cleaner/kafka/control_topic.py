@@ -1,4 +1,4 @@
-"""Reading the control topic: everything committed, in order, up to the last stable offset.
+"""Reads the control topic: all committed records, in order, up to the last stable offset.
 
 Standbys follow it; a candidate reads it to its end before it trusts it; a leader reads nothing,
 because nobody else can commit while it leads.
@@ -33,7 +33,7 @@ BATCH = 1_000
 
 
 class ControlReader:
-    """Reads the control topic once, from its beginning on. One thread at a time calls it.
+    """Reads the control topic once from its beginning. For one thread at a time.
 
     Attributes:
         position: The offset of the next record to be read. Never goes back.
@@ -50,12 +50,12 @@ class ControlReader:
         self._consumer.assign([self._partition])
 
     def poll(self) -> list[StoredRecord]:
-        """What arrived since the last call; does not wait."""
+        """Returns the records that arrived since the last call, without waiting."""
         self._take(0)
         return self._hand_out()
 
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
-        """Everything up to the last stable offset of now.
+        """Returns all records up to the current last stable offset.
 
         An open transaction in the topic holds that offset back: a candidate calls this only
         after it has ended all of them by initialising every transactional id.
@@ -78,7 +78,7 @@ class ControlReader:
         return self._hand_out()
 
     def close(self) -> None:
-        """Ends the consumer.
+        """Closes the consumer.
 
         On another thread: librdkafka joins its own threads at the end, and they may be waiting
         for a broker.
@@ -101,7 +101,7 @@ class ControlReader:
 
 
 def _record(message: Message) -> StoredRecord | None:
-    """The record in a message; None for what is only news from librdkafka."""
+    """Returns the record in a message; None for librdkafka's own events."""
     error = message.error()
     if error is not None:
         code = error.code()

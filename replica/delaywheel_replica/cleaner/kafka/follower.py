@@ -1,4 +1,4 @@
-"""What the control topic says, as far as this node has read it.
+"""The state of the control topic, as far as this node has read it.
 
 The topic is compacted, and Kafka drops the record that removes a key once it is older than the
 topic's `delete.retention.ms`. A reader misses such a record only if it lies further behind than
@@ -35,11 +35,11 @@ KEPT_S = 3_600
 
 
 class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
-    """A record of ours in the control topic is not what we ever write."""
+    """One of our records in the control topic is malformed."""
 
 
 class ControlFollower:
-    """Reads the control topic and keeps its state. One thread at a time calls it.
+    """Reads the control topic and keeps its state. For one thread at a time.
 
     After an error nothing that was read is believed: the next reading begins anew. A reading that
     takes too long is gone on with by the next one, or a long topic would never be read; what it
@@ -59,7 +59,7 @@ class ControlFollower:
         *,
         anew_after_s: float = ANEW_AFTER_S,
     ) -> None:
-        """Reads nothing yet.
+        """Begins with nothing read.
 
         Args:
             kafka: Where readers come from.
@@ -81,13 +81,13 @@ class ControlFollower:
         self.marked_at_ms = -1
 
     def expect(self, token: str) -> None:
-        """A candidacy begins: from now on its marks are watched for, be they newest or not."""
+        """Begins a candidacy, whose marks are watched for, even if newer ones follow."""
         self._token = token
         self.marks = frozenset()
         self.marked_at_ms = -1
 
     def poll(self) -> bool:
-        """Takes in what arrived, without waiting; whether there was anything.
+        """Takes records that have arrived, without waiting; returns whether there were any.
 
         Before the first `read_to_end` there is nothing to follow, and nothing happens: the topic
         may not be there yet.
@@ -104,7 +104,7 @@ class ControlFollower:
         return bool(records)
 
     def read_to_end(self, timeout_s: float) -> ControlState:
-        """Reads up to the last stable offset of now.
+        """Reads up to the current last stable offset.
 
         Raises:
             ControlUnreadable: it could not be read in time.
@@ -129,18 +129,18 @@ class ControlFollower:
         return self.state
 
     def rest(self) -> None:
-        """Stops reading: while this node leads, only it can commit. `begin_anew` ends that."""
+        """Stops reading: while this node leads, only it can commit. `begin_anew` resumes."""
         self._let_go()
 
     def begin_anew(self) -> None:
-        """Forgets what was read; the next reading begins at the topic's beginning."""
+        """Forgets what was read, and starts again at the topic's beginning."""
         self._let_go()
         self._ended = False
         self.state = self._read = ControlState()
         self.offset = -1
 
     def close(self) -> None:
-        """Lets go of the reader."""
+        """Closes the reader."""
         self.begin_anew()
 
     def _take(self, records: Iterable[StoredRecord]) -> None:
@@ -154,7 +154,7 @@ class ControlFollower:
         self._heard_s = self._now_s()
 
     def _is_behind(self) -> bool:
-        """Whether so much time has passed that a record that removes a key may be gone.
+        """Whether so much time has passed that tombstones may be gone.
 
         The monotonic clock stands still while a machine is suspended, the wall clock may be set
         back: the longer time counts.

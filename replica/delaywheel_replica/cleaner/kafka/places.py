@@ -1,4 +1,4 @@
-"""Where messages went: their records are looked for in Kafka when somebody asks, and only then.
+"""Where messages went: looks for their records in Kafka, only on request.
 
 Nothing is kept of what is forwarded: delivery reports would cost each message, and be known to one
 leader alone. A record names its message (`dw-id`, `dw-due`), and its time is the one of its
@@ -52,7 +52,7 @@ class Places:
         send: Callable[[PlaceFound], bool],
         on_found: Callable[[], object],
     ) -> None:
-        """Nothing is looked for yet.
+        """Begins without requests.
 
         Args:
             settings: How to reach Kafka.
@@ -66,19 +66,19 @@ class Places:
         self._found: deque[PlaceFound] = deque()
 
     def ask(self, asked: AskPlace) -> None:
-        """Looks for a record, behind those that wait; with too many of them not at all."""
+        """Queues a search for a record; ignored when too many wait."""
         try:
             self._asked.put_nowait((time.monotonic() + SEARCH_S, asked))
         except queue.Full:
             self._found.append(PlaceFound(asked.question))
 
     def tell(self) -> None:
-        """Tells the server what was found."""
+        """Reports what was found to the server."""
         while self._found:
             self._send(self._found.popleft())
 
     def run(self) -> None:
-        """Looks, as long as the process lives."""
+        """Searches for as long as the process lives."""
         while True:
             deadline, asked = self._asked.get()
             try:
@@ -91,7 +91,7 @@ class Places:
 
 
 class _Search:
-    """One record."""
+    """The search for one record."""
 
     def __init__(self, settings: KafkaSettings, asked: AskPlace, deadline: float) -> None:
         self._settings = settings
@@ -158,7 +158,7 @@ class _Search:
 
 
 def _header(message: Message, name: str) -> bytes | None:
-    """The last of this name: ours lie behind the caller's."""
+    """Returns the last header of this name: ours follow the caller's."""
     for found, value in reversed(message.headers() or []):
         if found == name:
             return value if isinstance(value, bytes) else None

@@ -62,7 +62,7 @@ _REFUSED = frozenset(
 
 
 class TransactionalProducer:
-    """One transactional id, from its init to its end; one transaction at a time.
+    """One transactional id from init to end, with one transaction at a time.
 
     Once a call of a transaction fails, what follows is skipped, up to its `commit` or `abort`.
     """
@@ -76,7 +76,7 @@ class TransactionalProducer:
 
     @property
     def failed(self) -> bool:
-        """Whether the running transaction can no longer be committed, as far as is known."""
+        """Whether the running transaction is known to be unable to commit."""
         return self._failed is not None
 
     @property
@@ -101,7 +101,7 @@ class TransactionalProducer:
             self._failed = _ended(Call.BEGIN, _error(exception))
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
-        """Hands records over; those that the client refuses are named."""
+        """Hands records over; returns those that the client refuses."""
         refused: list[RefusedRecord] = []
         if self._failed is not None:
             return refused
@@ -132,7 +132,7 @@ class TransactionalProducer:
             self._failed = Ended(Verdict.ABORT, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
-        """Waits for the brokers' answers to what was written; whether all came."""
+        """Waits for the brokers' answers to what was written; returns whether all came."""
         if self.failed:
             return False
         try:
@@ -156,7 +156,7 @@ class TransactionalProducer:
         return Ended(self.abort().verdict, cause)
 
     def cause(self) -> str | None:
-        """In Kafka's words, why the transaction failed."""
+        """Why the transaction failed, in Kafka's words."""
         if not self._abortable:
             return None if self._failed is None else self._failed.cause
         try:
@@ -176,7 +176,7 @@ class TransactionalProducer:
         return Ended(VERDICTS[Call.ABORT, Answer.OK])
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        """Has the client look the topics up, so that it knows their partitions now."""
+        """Has the client look up topics, so that it knows their current partitions."""
         try:
             for topic in topics:
                 self._producer.list_topics(topic, timeout=timeout_ms / 1000)
@@ -185,7 +185,7 @@ class TransactionalProducer:
         return True
 
     def _produce_into_empty(self, record: Record) -> KafkaError | None:
-        """The same when nothing else waits: what finds no room now never will."""
+        """Produces when nothing else is queued: a record without room now never has any."""
         try:
             self._hand_over(record)
         except BufferError:
@@ -223,7 +223,7 @@ class TransactionalProducer:
 
 
 class LeaderProducers:
-    """The producers of all transactional ids, as `ProducersPort` wants them."""
+    """The producers of all transactional ids, implementing `ProducersPort`."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -258,12 +258,12 @@ class LeaderProducers:
         return self._producers[number].commit(last, timeout_ms)
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        """Has all clients look the topics up."""
+        """Has all clients look up the topics."""
         names = list(topics)
         return all(producer.warm(names, timeout_ms) for producer in self._producers.values())
 
     def destroy(self) -> None:
-        """Lets go of all producers.
+        """Closes all producers.
 
         On another thread: librdkafka joins its own threads at the end, and they may be waiting
         for a broker.

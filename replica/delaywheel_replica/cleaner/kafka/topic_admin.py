@@ -26,7 +26,7 @@ _STATES = {
 
 
 class KafkaTopicAdmin:
-    """Asks the brokers: `TopicAdmin` as the cleaner uses it."""
+    """Asks the brokers: `TopicAdmin` for the cleaner."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked.
@@ -37,7 +37,7 @@ class KafkaTopicAdmin:
         self._admin = AdminClient(settings.admin(), logger=LOGGER)
 
     def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
-        """Of each topic what Kafka says now; those that it does not answer for are left out."""
+        """Returns Kafka's present description of each topic; unanswered ones are absent."""
         self._admin.poll(0)  # what the client has to say meanwhile is logged
         answers = {}
         error: KafkaException | None = None
@@ -63,7 +63,7 @@ class KafkaTopicAdmin:
         return answers
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
-        """What each topic asks of messages; None: we may not know."""
+        """Returns each topic's limits; None if this node may not read them."""
         wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
         limits: dict[str, Limits | None] = {}
         for resource, future in self._admin.describe_configs(
@@ -76,7 +76,7 @@ class KafkaTopicAdmin:
         return limits
 
     def create(self, names: Sequence[str], how: CreateTopics) -> None:
-        """Makes topics, as far as possible: the next answer says which are there."""
+        """Creates topics, as far as possible: the next answer shows which exist."""
         wanted = [
             NewTopic(
                 name,

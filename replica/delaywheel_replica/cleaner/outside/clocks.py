@@ -1,4 +1,4 @@
-"""The clocks of a node, as a port: a simulation has its own."""
+"""The clocks of a node as a port, since a simulation has its own."""
 
 import time
 from typing import Protocol
@@ -8,26 +8,26 @@ class Clock(Protocol):
     """Wall clock and monotonic clock."""
 
     def wall_ms(self) -> int:
-        """Unix milliseconds."""
+        """Returns Unix milliseconds."""
 
     def monotonic_ms(self) -> int:
-        """CLOCK_MONOTONIC in milliseconds: the same clock in all processes of one machine."""
+        """Returns CLOCK_MONOTONIC in milliseconds: the same clock in all processes of a machine."""
 
     def monotonic(self) -> float:
-        """The same in seconds."""
+        """Returns CLOCK_MONOTONIC in seconds."""
 
 
 class SystemClock:
-    """The machine's."""
+    """The clocks of the machine."""
 
     def wall_ms(self) -> int:
-        """Unix milliseconds."""
+        """Returns Unix milliseconds."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        """CLOCK_MONOTONIC in milliseconds."""
+        """Returns CLOCK_MONOTONIC in milliseconds."""
         return time.monotonic_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        """CLOCK_MONOTONIC in seconds."""
+        """Returns CLOCK_MONOTONIC in seconds."""
         return time.monotonic()

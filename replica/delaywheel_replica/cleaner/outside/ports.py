@@ -1,4 +1,4 @@
-"""What the cleaner asks of Kafka, as a port: the real clients stand behind it, or a simulation.
+"""What the cleaner needs of Kafka, as ports with real clients or a simulation behind them.
 
 A *number* is one of the leader's transactional ids, 0 to `IDS` - 1. All calls are bounded by the
 time they are given, and none is repeated inside.
@@ -30,12 +30,12 @@ AFTERMATH = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def is_aftermath(cause: str | None) -> bool:
-    """Whether a transaction failed for what an earlier one left behind: again, it will not."""
+    """Whether a transaction failed only because of an earlier one, and will not fail again."""
     return cause is not None and cause.startswith(AFTERMATH)
 
 
 class Record(NamedTuple):
-    """What is produced, whole."""
+    """A whole record to be produced."""
 
     topic: str
     key: bytes | None
@@ -46,7 +46,7 @@ class Record(NamedTuple):
 
 
 class RefusedRecord(NamedTuple):
-    """A record that the client would not take; the transaction is none the worse."""
+    """A record that the client refused, without harm to the transaction."""
 
     number: int
     """Which of the records written by that call, from 0."""
@@ -54,7 +54,7 @@ class RefusedRecord(NamedTuple):
 
 
 class StoredRecord(NamedTuple):
-    """One committed record of the control topic; a value of None removes the key."""
+    """One committed record of the control topic; a value of None is a tombstone."""
 
     key: bytes
     value: bytes | None
@@ -65,7 +65,7 @@ class StoredRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a call or a whole transaction ended, and in Kafka's words why, if not well."""
+    """How a call or a transaction ended and, if it failed, why in Kafka's words."""
 
     verdict: Verdict
     cause: str | None = None
@@ -82,48 +82,48 @@ class ProducersPort(Protocol):
         """
 
     def begin(self, number: int) -> None:
-        """Opens a transaction; a failure is told by `commit`."""
+        """Opens a transaction; `commit` reports a failure."""
 
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
-        """Hands records over, in order; stops silently when the transaction is lost already."""
+        """Hands records over in order; stops silently once the transaction is lost."""
 
     def write_own(self, number: int, records: Iterable[Record]) -> None:
-        """The same for records of ours, which must not be missing.
+        """Hands over records of ours, without which the transaction must not be committed.
 
         When the client refuses one, the transaction is aborted.
         """
 
     def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have what was written; a failure is told by `commit`."""
+        """Waits until the brokers have what was written; `commit` reports a failure."""
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
-        """Flushes, writes the one record that must come last, commits; aborts when it cannot.
+        """Flushes, writes the record that must come last, and commits; aborts if it cannot.
 
         COMMITTED, ABORTED, UNKNOWN or FENCED.
         """
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
-        """Has the clients look topics up, so that they know no more what is no longer so."""
+        """Has the clients look up topics, to replace outdated information."""
 
     def destroy(self) -> None:
-        """Lets go of all producers; transactions that are open stay so until the next init."""
+        """Closes all producers; open transactions stay open until the next init."""
 
 
 class ControlPort(Protocol):
-    """The control topic as a reader that starts at its beginning."""
+    """The control topic as a reader that begins at its start."""
 
     @property
     def position(self) -> int:
-        """The offset of the next record to be read."""
+        """The offset of the next record to read."""
 
     def poll(self) -> list[StoredRecord]:
-        """What arrived since the last call; does not wait."""
+        """Returns the records that arrived since the last call, without waiting."""
 
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
-        """Everything not handed out yet, up to the last stable offset of now."""
+        """Returns all records not returned yet, up to the current last stable offset."""
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the reader."""
 
 
 class TopicPartitions(NamedTuple):
@@ -173,10 +173,10 @@ class IngressPort(Protocol):
 
 
 class KafkaPort(Protocol):
-    """Where the others come from."""
+    """Makes producers and readers."""
 
     def check(self, *, has_wheels: bool) -> tuple[str, ...]:
-        """Makes sure that Kafka answers and can keep what we promise; creates our topics.
+        """Checks that Kafka answers and can keep our promises; creates our topics.
 
         Args:
             has_wheels: this node holds messages.
@@ -190,10 +190,10 @@ class KafkaPort(Protocol):
         """
 
     def producers(self) -> ProducersPort:
-        """The producers of a new candidacy."""
+        """Makes the producers of a new candidacy."""
 
     def control(self) -> ControlPort:
-        """A new reader of the control topic."""
+        """Makes a new reader of the control topic."""
 
 
 class KafkaAway(Exception):  # noqa: N818 - named after what happened
@@ -205,8 +205,8 @@ class Refusal(Exception):  # noqa: N818 - a refusal by name, not an error of our
 
 
 class ControlUnreadable(Exception):  # noqa: N818 - named after what happened
-    """Kafka did not answer in time, or no longer has the records that follow ours."""
+    """Kafka did not answer in time, or no longer has the records after those that were read."""
 
 
 class ControlNotReadInTime(ControlUnreadable):
-    """There was more than could be read in time; what was read is good, and is not read again."""
+    """There was more than could be read in time; reading continues where it stopped."""

@@ -1,4 +1,4 @@
-"""Running blocking calls in the background, as a port: a simulation has its own."""
+"""Runs blocking calls in the background, as a port, since a simulation has its own."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -9,23 +9,23 @@ _T = TypeVar("_T")
 
 
 class Runner(Protocol):
-    """Runs one job at a time in the background, and within it several calls at once."""
+    """Runs one job at a time in the background, and several calls at once within a job."""
 
     def start(self, job: Callable[[], None]) -> None:
-        """Runs a job, behind those that were started before."""
+        """Queues a job behind those that were started before."""
 
     def together(self, calls: Iterable[Callable[[], _T]]) -> list[_T]:
-        """Runs calls at the same time; returns when all have ended, their results in order."""
+        """Runs calls concurrently; returns their results in order once all have ended."""
 
     def pause(self, seconds: float) -> None:
-        """Waits, within a job."""
+        """Sleeps within a job."""
 
     def close(self) -> None:
-        """Starts nothing more; what still runs is left to its time-outs."""
+        """Starts nothing more; running calls are left to their timeouts."""
 
 
 class ThreadRunner:
-    """On threads."""
+    """Runs jobs on threads."""
 
     def __init__(self, calls: int, *, job: str, call: str) -> None:
         """Makes no thread before the first job.
@@ -39,18 +39,18 @@ class ThreadRunner:
         self._calls = ThreadPoolExecutor(calls, thread_name_prefix=call)
 
     def start(self, job: Callable[[], None]) -> None:
-        """Runs a job, behind those that were started before."""
+        """Queues a job behind those that were started before."""
         self._jobs.submit(job)
 
     def together(self, calls: Iterable[Callable[[], _T]]) -> list[_T]:
-        """Runs calls at the same time; returns when all have ended, their results in order."""
+        """Runs calls concurrently; returns their results in order once all have ended."""
         return list(self._calls.map(lambda call: call(), calls))
 
     def pause(self, seconds: float) -> None:
-        """Waits, within a job."""
+        """Sleeps within a job."""
         time.sleep(seconds)
 
     def close(self) -> None:
-        """Starts nothing more; what still runs is left to its time-outs."""
+        """Starts nothing more; running calls are left to their timeouts."""
         self._jobs.shutdown(wait=False, cancel_futures=True)
         self._calls.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Commands that change a cluster for good: they show what it means, and ask first.
+"""Commands that change a cluster for good: they show the consequences, and ask first.
 
 What is shown goes to stderr, so that stdout is the answer alone.
 """
@@ -12,13 +12,13 @@ from delaywheel_replica.cli.failures import Failure
 
 
 def show(lines: Iterable[str]) -> None:
-    """Tells what it would mean."""
+    """Shows the consequences."""
     for line in lines:
         print(line, file=sys.stderr)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Goes on if the operator says so, or has said so beforehand.
+    """Goes on only if the operator agrees, or has agreed in advance.
 
     Raises:
         Failure: They did not.

@@ -1,4 +1,4 @@
-"""Calls to a running node for the commands that read, and for those of operators."""
+"""Calls to a running node, for commands that read and for those of operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
-    """Makes a call to the first of these nodes that can answer it; it may be made more than once.
+    """Calls the first of these nodes that can answer; the call may be made more than once.
 
     Args:
         server: Addresses, with commas between.
@@ -31,7 +31,7 @@ def ask(server: str, call: Callable[[DelayWheelStub], Answer]) -> Answer:
 def ask_admin(
     server: str, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
 ) -> Answer:
-    """The same for what operators do.
+    """Does the same for calls of operators.
 
     Args:
         server: Addresses, with commas between.

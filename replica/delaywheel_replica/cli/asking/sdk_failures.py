@@ -1,4 +1,4 @@
-"""The SDK's errors as ends of commands."""
+"""Maps the SDK's errors to ends of commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delaywheel_replica.cli.failures import ExitCode, Failure
 
 
 def failure_of(error: Exception) -> Failure | None:
-    """The end of the command that raised this; None: it is no error of the SDK."""
+    """Returns how a command ends that raised this; None if it is no error of the SDK."""
     if not isinstance(error, DelaywheelError):
         return None
     if not error.outcome_known:

@@ -38,7 +38,7 @@ def set_back(*, yes: bool, as_json: bool, server: str, timeout_s: float) -> None
 
 
 def _meaning(told: pb.SetBackResponse, now_ms: int) -> list[str]:
-    """What it costs."""
+    """Describes the consequences."""
     ahead_ms = told.forwarded_to_ms - told.goes_on_from_ms
     forwarded_to, goes_on_from = iso(told.forwarded_to_ms), iso(told.goes_on_from_ms)
     lines = [

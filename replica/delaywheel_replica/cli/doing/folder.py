@@ -1,4 +1,4 @@
-"""What a data folder holds, read from its files: the node may run or not.
+"""Reads what a data folder holds, whether the node runs or not.
 
 The answers are the protocol's own messages, so that a command prints the same whether it asked
 a node or read a folder. The index says what is there; the dial, a cache, is not needed.
@@ -35,7 +35,7 @@ _STATES = {
 
 
 def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsResponse:
-    """The seconds that hold frames, with what is in them.
+    """Returns the seconds that hold frames, and how much.
 
     Raises:
         Failure: This is no data folder.
@@ -65,7 +65,7 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
 
 
 def node_of(data: Path) -> str:
-    """Whose data folder this is.
+    """Returns whose data folder this is.
 
     Raises:
         Failure: Nobody's, or that cannot be read.
@@ -80,7 +80,7 @@ def node_of(data: Path) -> str:
 
 
 def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
-    """Adds the index rows of one segment to the seconds that they are of."""
+    """Adds the index rows of one segment to their seconds."""
     found, places = np.unique(rows["slot"], return_inverse=True)
     columns = [
         np.bincount(places, weights=weights, minlength=len(found)).astype(np.int64).tolist()
@@ -104,7 +104,7 @@ def _count(rows: np.ndarray, slots: dict[int, pb.SlotRow]) -> None:
 
 
 def read_progress(data: Path) -> Progress | None:
-    """How far forwarding had come when the node's cleaner last told; None if it never did."""
+    """Returns the progress in the cleaner's last status; None if there never was one."""
     try:
         status = RowReader(data / "cleaner.row", CleanerStatus.from_json).read()
     except MalformedError:
@@ -113,7 +113,7 @@ def read_progress(data: Path) -> Progress | None:
 
 
 def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.StoredMessage]:
-    """The messages of one second, wheel by wheel, in the order in which they were written.
+    """Returns the messages of one second, wheel by wheel, in the order they were written.
 
     Damaged frames are passed over; `verify` speaks of them.
 

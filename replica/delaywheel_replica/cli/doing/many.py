@@ -39,7 +39,7 @@ _WORST_FIRST: Final = (ExitCode.UNKNOWN_OUTCOME, ExitCode.UNAVAILABLE, ExitCode.
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """What became of one line."""
+    """The outcome of one line."""
 
     line: int
     message: Message | None
@@ -48,7 +48,7 @@ class _Sent:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """One line of `--ndjson`."""
+        """Returns one line of `--ndjson`."""
         if self.failure is not None:
             return {"line": self.line, "error": self.failure.reason, "message": str(self.failure)}
         assert self.message is not None
@@ -57,7 +57,7 @@ class _Sent:
 
 
 def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
-    """Sends all lines of a file or pipe, and tells of each in order.
+    """Sends all lines of a file or pipe, and reports on each in order.
 
     Args:
         client: Sends them.
@@ -89,12 +89,12 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
 
 
 def value_of_line(line: bytes, **common: Any) -> Message:
-    """The message whose value is a line."""
+    """Returns a message whose value is a line."""
     return Message(value=line, **common)
 
 
 def message_of_json(line: bytes, **common: Any) -> Message:
-    """The message that a JSON object describes; what it does not say is as for the others."""
+    """Returns the message that a JSON object describes, with the common options as defaults."""
     read = json.loads(line)
     if not isinstance(read, dict):
         raise TypeError("not a JSON object")
@@ -127,7 +127,7 @@ def _decoded(value: object) -> bytes:
 
 
 def _headers(value: object) -> list[tuple[str, bytes | None]]:
-    """`{"name": "text"}`, or `[["name", "text"], …]` where a name comes twice; null is null."""
+    """Parses `{"name": "text"}`, or `[["name", "text"], …]` for repeated names; null is null."""
     pairs: Iterable[Any] = value.items() if isinstance(value, Mapping) else value  # type: ignore[assignment]
     return [(_text(name), None if text is None else _encoded(text)) for name, text in pairs]
 
@@ -187,7 +187,7 @@ def _failed(accepted: int, codes: set[ExitCode], more: str) -> Failure:
 
 
 def _batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
-    """What is there, in batches of whole lines, each with the number of its first line."""
+    """Yields the available whole lines in batches, each with the number of its first line."""
     number, rest, at_end = 1, b"", False
     while not at_end:
         pieces, length_bytes = [rest], 0
@@ -207,5 +207,5 @@ def _batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _is_ready(source: int) -> bool:
-    """Whether there is something to read at once; of a file there always is."""
+    """Whether input is available at once; always true for a file."""
     return bool(select.select([source], [], [], 0)[0])

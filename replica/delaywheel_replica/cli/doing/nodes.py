@@ -1,4 +1,4 @@
-"""`delaywheel node replace` and `node remove`: what operators say of a node that lost its disk.
+"""`delaywheel node replace` and `node remove`: for nodes that lost their disks.
 
 Both ask first what it would mean, show that, and do exactly what was shown once it is confirmed.
 """

@@ -41,7 +41,7 @@ def produce(  # noqa: PLR0913 - as many as the command has
     server: str,
     timeout_s: float,
 ) -> None:
-    """Sends one message, or many; handles alone go to standard output."""
+    """Sends one message, or many; only handles go to standard output."""
     common: dict[str, Any] = {
         "topic": topic,
         "key": None if key is None else key.encode(),

@@ -1,4 +1,4 @@
-"""`delaywheel status`: who leads, who takes part, who holds what, how far forwarding has come."""
+"""`delaywheel status`: leader, members, copies, and how far forwarding has come."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHEEL_STATES = {
 
 
 def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> ExitCode:
-    """Tells the verdict, then everything; exits with the verdict's code if that is asked for."""
+    """Prints the verdict, then everything; exits with the verdict's code if asked to."""
     request = pb.DescribeClusterRequest(all_members=True)
     try:
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
@@ -45,7 +45,7 @@ def status(*, check: bool, as_json: bool, server: str, timeout_s: float) -> Exit
 
 
 def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
-    """Everything but the verdict, for people."""
+    """Prints everything except the verdict, for people."""
     print_facts(_facts(answer))
     print()
     print_table(
@@ -104,7 +104,7 @@ def _lateness(answer: pb.DescribeClusterResponse) -> str:
 
 
 def _dead_letters(answer: pb.DescribeClusterResponse) -> str:
-    """Of all nodes that have led since they started."""
+    """Returns the dead letters of all nodes that have led since they started."""
     reports = [member.report for member in answer.members if member.report.dead_letters]
     if not reports:
         return "none since the nodes started"
@@ -119,7 +119,7 @@ def _pending(pending: pb.Pending) -> str:
 
 
 def _verifying(answer: pb.DescribeClusterResponse) -> Iterator[str]:
-    """A node takes messages while it looks through its wheels; what waits for them may wait."""
+    """Prints which wheels are being verified, which may delay their messages."""
     for member in answer.members:
         report = member.report
         if report.verifying_wheels:
@@ -144,7 +144,7 @@ def _since(count: int, ms: int) -> str:
 
 
 def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
-    """Each wheel with a column for every node that has, or should have, a copy."""
+    """Prints each wheel with a column for every node that has, or should have, a copy."""
     nodes = sorted({replica.node for row in answer.wheels for replica in row.replicas})
     rows = []
     states = set()
@@ -165,7 +165,7 @@ def _print_wheels(answer: pb.DescribeClusterResponse) -> None:
 
 
 def _copy(replica: pb.Replica) -> str:
-    """How a copy stands, and by how much it is behind."""
+    """Returns the state of a copy, and how far it lags."""
     state = shapes.replica_state(replica).replace("_", " ")
     told = [f"{state} {replica.lag_frames:,}" if replica.lag_frames else state]
     if replica.lag_ms:

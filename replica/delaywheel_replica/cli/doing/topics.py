@@ -31,7 +31,7 @@ def create(
     kafka_settings: Sequence[tuple[str, str]],
     timeout_s: float,
 ) -> None:
-    """Makes topics that are not there; those that are stay as they are."""
+    """Creates missing topics; existing ones stay as they are."""
     client = _client(file, kafka, kafka_settings)
     wanted = [
         NewTopic(topic, partitions or _BROKERS_CHOOSE, replication_factor or _BROKERS_CHOOSE)
@@ -57,7 +57,7 @@ def _client(file: Path | None, kafka: str | None, own: Sequence[tuple[str, str]]
 
 
 def _tell(topic: str, error: KafkaError) -> None:
-    """Says what Kafka said of one topic; there already is as good as made.
+    """Prints Kafka's answer for one topic; an existing one counts as created.
 
     Raises:
         Failure: It was not made.

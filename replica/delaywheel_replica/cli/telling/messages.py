@@ -12,7 +12,7 @@ _COLUMNS = ("handle", "due", "state", "bytes", "topic")
 
 
 def print_messages(messages: Iterable[pb.StoredMessage], *, with_content: bool) -> None:
-    """Prints a row for each, its key and value in it if asked for."""
+    """Prints a row for each message, with key and value if requested."""
     print_table(
         [*_COLUMNS, "key", "value"] if with_content else _COLUMNS,
         [_cells(message, with_content=with_content) for message in messages],

@@ -1,4 +1,4 @@
-"""The JSON of the reading commands, from the protocol's messages: stable, names as in the protocol.
+"""The JSON of reading commands, made from protocol messages, whose names it keeps.
 
 Bytes are base64, null stays null; states are lower case; absent fields are null, never left out.
 """
@@ -14,7 +14,7 @@ from delaywheel_replica.cli.values import iso
 
 
 def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
-    """`delaywheel status --json`."""
+    """Returns the document of `delaywheel status --json`."""
     leader = answer.leader
     return {
         "cluster": answer.cluster_id,
@@ -104,7 +104,7 @@ def _pending(answer: pb.DescribeClusterResponse) -> dict[str, Any] | None:
 
 
 def set_back(answer: pb.SetBackResponse) -> dict[str, Any]:
-    """`delaywheel clock set-back --json`."""
+    """Returns the document of `delaywheel clock set-back --json`."""
     return {
         "node": answer.node,
         "set_backs": answer.set_backs,
@@ -115,7 +115,7 @@ def set_back(answer: pb.SetBackResponse) -> dict[str, Any]:
 
 
 def node_change(change: pb.NodeChange) -> dict[str, Any]:
-    """`delaywheel node replace --json` and `delaywheel node remove --json`."""
+    """Returns the document of `delaywheel node replace --json` and `node remove --json`."""
     return {
         "node": change.node,
         "storage_before": change.storage_before or None,
@@ -125,7 +125,7 @@ def node_change(change: pb.NodeChange) -> dict[str, Any]:
 
 
 def wheels(rows: Iterable[pb.WheelStatus]) -> list[dict[str, Any]]:
-    """The wheels of a cluster, or those of which a node has files."""
+    """Returns the wheels of a cluster, or those of which a node has files."""
     return [
         {
             "wheel": row.wheel,
@@ -156,14 +156,14 @@ def _replica(row: pb.Replica) -> dict[str, Any]:
 
 
 def replica_state(row: pb.Replica) -> str:
-    """How a member's copy of a wheel stands."""
+    """Returns the state of a member's copy of a wheel."""
     return _state(pb.ReplicaState.Name(row.state), "REPLICA_STATE_")
 
 
 def progress(
     answer: pb.DescribeClusterResponse | pb.ListSlotsResponse,
 ) -> dict[str, Any] | None:
-    """How far forwarding has come; null before the first leader."""
+    """Returns how far forwarding has come; null before the first leader."""
     if not answer.HasField("progress"):
         return None
     row = answer.progress
@@ -176,7 +176,7 @@ def progress(
 
 
 def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
-    """`delaywheel slots --json`."""
+    """Returns the document of `delaywheel slots --json`."""
     return {
         "node": answer.node,
         "counted_by": list(answer.counted_by),
@@ -189,7 +189,7 @@ def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
 
 
 def slot_row(row: pb.SlotRow) -> dict[str, Any]:
-    """One second of `delaywheel slots --json`, and one line of `--ndjson`."""
+    """Returns one second of `delaywheel slots --json`, or one line of `--ndjson`."""
     return {
         "slot": row.slot,
         "messages": row.messages,
@@ -202,7 +202,7 @@ def slot_row(row: pb.SlotRow) -> dict[str, Any]:
 
 
 def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, Any]:
-    """One message of `delaywheel slot --json` and `delaywheel get --json`."""
+    """Returns one message of `delaywheel slot --json` or `delaywheel get --json`."""
     document: dict[str, Any] = {
         "handle": row.handle,
         "id": row.id.hex(),

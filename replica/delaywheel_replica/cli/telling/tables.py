@@ -21,12 +21,12 @@ _GAP = "  "
 
 
 def print_json(document: Any) -> None:
-    """Prints a JSON document, indented: it is read by people too."""
+    """Prints an indented JSON document, since people read it too."""
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def print_ndjson(documents: Iterable[Any]) -> None:
-    """Prints JSON documents, one a line, each as soon as there is one."""
+    """Prints JSON documents, one a line, each as soon as it is available."""
     for document in documents:
         print(json.dumps(document, ensure_ascii=False, separators=(",", ":")), flush=True)
 
@@ -34,7 +34,7 @@ def print_ndjson(documents: Iterable[Any]) -> None:
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
 ) -> None:
-    """Prints rows below their column names; numbers are set to the right."""
+    """Prints rows below their column names; numbers are right-aligned."""
     if title is not None:
         print(title)
     cells = [[_cell(value) for value in row] for row in rows]
@@ -58,17 +58,17 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def print_prose(text: str) -> None:
-    """Prints sentences, which a terminal gets in lines of its width."""
+    """Prints sentences, wrapped at the terminal's width."""
     print(_wrapped(text, len(_GAP)))
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is that is written to; None: it is a file or another program."""
+    """Returns the terminal's width; None for a file or another program."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def bytes_text(content: bytes | None) -> str:
-    """Bytes for people: as text if they are text."""
+    """Returns bytes for people: as text if they are text."""
     if content is None:
         return "null"
     try:
@@ -80,7 +80,7 @@ def bytes_text(content: bytes | None) -> str:
 
 
 def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Header and rows as lines."""
+    """Formats header and rows as lines."""
     whole = [columns, *rows]
     widths = [max(_width(row[place]) for row in whole) for place in range(len(columns))]
     rights = [
@@ -97,7 +97,7 @@ def _lines(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _wrapped(text: str, indent: int) -> str:
-    """Between words only: ids, times, addresses and names stay in one piece."""
+    """Wraps only between words: ids, times, addresses and names stay whole."""
     width = terminal_columns()
     if width is None or _width(text) <= width:
         return text
@@ -118,7 +118,7 @@ def _padded(text: str, width: int, *, right: bool = False) -> str:
 
 
 def _width(text: str) -> int:
-    """How many columns a terminal needs for it."""
+    """Returns how many terminal columns a text needs."""
     if text.isascii():
         return len(text)
     return sum(

@@ -1,4 +1,4 @@
-"""Whether a cluster does its work, in one line: the first of `delaywheel status`.
+"""Whether a cluster works, in one line: the first of `delaywheel status`.
 
 | verdict | exit code with `--check` | when |
 |---|---|---|
@@ -29,7 +29,7 @@ stand in a cause.
 
 
 class State(StrEnum):
-    """Whether it does its work."""
+    """Whether the cluster works."""
 
     OK = "OK"
     DEGRADED = "DEGRADED"
@@ -37,7 +37,7 @@ class State(StrEnum):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of `delaywheel status --check`."""
+        """The exit code of `delaywheel status --check`."""
         return {
             State.OK: ExitCode.DONE,
             State.DEGRADED: ExitCode.REFUSED,
@@ -61,17 +61,17 @@ class Verdict:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """All that is wrong."""
+        """All causes."""
         return self.down + self.troubles
 
     @property
     def unnamed(self) -> tuple[str, ...]:
-        """What the line has no room for."""
+        """The causes for which the line has no room."""
         return self.causes[_NAMED:]
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The verdict as one line."""
         if not self.causes:
             return self.state
         more = len(self.unnamed)
@@ -80,7 +80,7 @@ class Verdict:
 
 
 def verdict(answer: pb.DescribeClusterResponse) -> Verdict:
-    """What the description of a cluster, by all its members, amounts to."""
+    """Derives the verdict from the description of a cluster by all its members."""
     down = tuple(_down(answer))
     troubles = tuple(_troubles(answer))
     state = State.DOWN if down else State.DEGRADED if troubles else State.OK
@@ -101,7 +101,7 @@ def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
 
 
 def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
-    """Until when a leader rests whose clock was ahead."""
+    """Returns until when a leader rests whose clock was ahead."""
     ahead_ms = answer.progress.due_ms - report.now_ms
     if ahead_ms < LATE_MS:
         return ""
@@ -109,7 +109,7 @@ def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
 
 
 def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
-    """One a line."""
+    """Returns the troubles, one a line."""
     if answer.lateness_ms > LATE_MS:
         yield f"messages are late by up to {about(answer.lateness_ms)}"
     for member in answer.members:
@@ -143,7 +143,7 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
 
 
 def _named(topics: Sequence[str]) -> str:
-    """Topics that take nothing, the first of them by name."""
+    """Returns the first topics that take nothing, by name."""
     more = len(topics) - _NAMED
     named = ", ".join(topics[:_NAMED])
     return f"{named}{f' and {more} more topics' if more > 0 else ''}"

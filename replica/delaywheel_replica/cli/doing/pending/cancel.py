@@ -101,7 +101,7 @@ def _cancel_one(
 
 
 class _Many:
-    """What a search finds, told or withdrawn, page after page."""
+    """What a search finds, printed or cancelled page by page."""
 
     def __init__(self, wanted: pb.Filter, limit: int, server: str, timeout_s: float) -> None:
         self._wanted = wanted
@@ -110,7 +110,7 @@ class _Many:
         self._timeout_s = timeout_s
 
     def ask_for_all(self, *, dry_run: bool) -> pb.CancelManyResponse:
-        """All pages up to the limit, joined."""
+        """Fetches all pages up to the limit, and joins them."""
         whole = pb.CancelManyResponse()
         for page in self._pages(dry_run=dry_run):
             whole.results.extend(page.results)

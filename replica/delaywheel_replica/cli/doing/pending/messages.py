@@ -55,7 +55,7 @@ def get(
 
 
 def _place(message: pb.StoredMessage) -> list[tuple[str, str]]:
-    """Where its record is, if it was found."""
+    """Returns where the message's record is, if it was found."""
     if not message.HasField("place"):
         return []
     place = message.place

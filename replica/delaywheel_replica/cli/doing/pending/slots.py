@@ -36,7 +36,7 @@ def slots(
     server: str,
     timeout_s: float,
 ) -> None:
-    """Tells what a cluster counts, or what a folder holds."""
+    """Prints what a cluster counts, or what a folder holds."""
     if data is not None:
         answer = _folder().list_slots(data, from_slot or 0, to_slot)
     else:
@@ -77,7 +77,7 @@ def _print_slots(answer: pb.ListSlotsResponse) -> None:
 def _ask_for_slots(
     server: str, from_slot: int, to_slot: int | None, limit: int, timeout_s: float
 ) -> pb.ListSlotsResponse:
-    """All pages up to the limit, joined."""
+    """Fetches all pages up to the limit, and joins them."""
     whole = _ask_for_page(server, from_slot, to_slot, limit, timeout_s)
     while whole.HasField("next_slot") and len(whole.slots) < limit:
         rest = limit - len(whole.slots)
@@ -91,7 +91,7 @@ def _ask_for_slots(
 
 
 def _join(whole: pb.ListSlotsResponse, page: pb.ListSlotsResponse) -> None:
-    """Who missed a page has not counted everything."""
+    """Joins pages; a node that missed one has not counted everything."""
     known = {row.node for row in whole.silent}
     whole.silent.extend(row for row in page.silent if row.node not in known)
     missed = {row.node for row in whole.silent}
@@ -111,7 +111,7 @@ def _ask_for_page(
 
 
 def _cut(answer: pb.ListSlotsResponse, limit: int) -> None:
-    """Leaves the first `limit` seconds and says where the next ones begin."""
+    """Keeps the first `limit` seconds; returns where the next ones begin."""
     if len(answer.slots) > limit:
         answer.next_slot = answer.slots[limit].slot
         del answer.slots[limit:]
@@ -128,7 +128,7 @@ def slot(
     server: str,
     timeout_s: float,
 ) -> None:
-    """Tells of a second's messages, page after page up to the limit."""
+    """Prints a second's messages, page by page up to the limit."""
     if data is not None:
         stored = _folder().slot_messages(data, second, with_content=with_content)
     else:
@@ -171,7 +171,7 @@ def _folder() -> ModuleType:
 def _ask_for_messages(
     server: str, second: int, *, with_content: bool, timeout_s: float
 ) -> Iterator[pb.StoredMessage]:
-    """Page after page, as far as they are taken."""
+    """Yields pages, as far as they are consumed."""
     request = pb.GetSlotRequest(slot=second, page_size=MESSAGES_PER_CALL, with_content=with_content)
     while True:
         page = ask(server, lambda stub: stub.GetSlot(request, timeout=timeout_s))
