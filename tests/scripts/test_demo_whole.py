@@ -36,6 +36,8 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     assert "kill -9 of the leader, n" in told
     assert "exactly once" in told
     by_consumer, by_books = told.split("exactly once")
+    assert re.search(r"dead letter, EXPIRED +1\nreplayed +1\n", by_consumer)
+    assert re.search(r"again +0\narrived in its topic +1\n", by_consumer)
     assert re.search(r"accepted +2,000\ndelivered +2,000\n", by_consumer)
     assert re.search(r"accepted +2,000 +2,000\ndelivered +2,000 +2,000\n", by_books)
     page = output / "page.html"

@@ -7,7 +7,7 @@ import types
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -23,6 +23,9 @@ from local.reconciling import Books
 from local.stage.mirrors import Mirrors
 from local.stage.observer import Record
 from local.stage.tally import Spread, Tally, Verdict, id_of
+
+if TYPE_CHECKING:  # it needs the Kafka client, which --help does not
+    from local.stage.dead_letters import Replayed
 
 PAST_SECONDS = 8
 COMING_SECONDS = 16
@@ -251,7 +254,7 @@ def _figures(sample: Sample) -> RenderableType:
     return table
 
 
-def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
+def verdict_text(verdict: Verdict, mirrors: Mirrors, replayed: Replayed | None = None) -> str:
     """Returns the closing table."""
     counts = [
         ("accepted", verdict.accepted),
@@ -286,6 +289,8 @@ def verdict_text(verdict: Verdict, mirrors: Mirrors) -> str:
     lines.append("")
     if mirrors.nodes > 1:
         lines += [_mirrors_text(mirrors), ""]
+    if replayed is not None:
+        lines += [*_replayed_lines(replayed), ""]
     if verdict.is_clean and not mirrors.differing:
         lines.append("Every message arrived exactly once, none early, byte for byte.")
     else:
@@ -307,6 +312,16 @@ def books_text(books: Books, verdict: Verdict) -> str:
     lines.append(f"{summary.counts['accepted']:,} rows of the ledger = {' + '.join(parts) or '0'}.")
     lines.append(f"{said}; findings: {', '.join(found) or 'none'}. The page: {books.page}")
     return "\n".join(lines)
+
+
+def _replayed_lines(replayed: Replayed) -> list[str]:
+    counts = [
+        (f"dead letter, {replayed.reason}", 1),
+        ("replayed", replayed.first),
+        ("replayed by the same command again", replayed.second),
+        ("arrived in its topic", replayed.arrived),
+    ]
+    return [f"{name:<36}{count:>9,}" for name, count in counts]
 
 
 def _words(name: str) -> str:
