@@ -83,3 +83,12 @@ def test_a_room_can_be_seen_at_a_glance(room: Path) -> None:
 def test_no_folder_of_tests_is_long(folder: Path) -> None:
     modules = [path for path in folder.glob("*.py") if path.stem not in {"__init__", "conftest"}]
     assert len(modules) <= 12
+
+
+@pytest.mark.parametrize("way", ["Accepting", "Forwarding"])
+def test_a_messages_way_is_at_most_twelve_files(way: str) -> None:
+    told = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = told.partition(f"### {way}\n\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == [str(step) for step in range(1, len(rows) + 1)]
+    assert 3 < len({row[1] for row in rows}) == len(rows) <= 12

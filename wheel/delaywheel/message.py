@@ -184,11 +184,6 @@ class Message:
         """The headers as they are sent."""
         return self._encoded_headers
 
-    @property
-    def due_fixed(self) -> bool:
-        """Whether the message was handed to the service before, after which its due is fixed."""
-        return self._due_fixed
-
     def fix_due(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the due before the first attempt; has no effect afterwards.
 

@@ -64,11 +64,6 @@ class Done:
             numbers={node: record.last_number for node, record in state.nodes.items()},
         )
 
-    def was_given(self, wheel: str) -> bool:
-        """Whether such a wheel ever existed."""
-        name = WheelId.parse(wheel)
-        return name.number <= self.numbers.get(name.node, 0)
-
 
 def _split(progress: Progress, wheel: WheelId) -> int:
     """Handles a frame split by the position, whose messages the ledger cannot tell apart."""

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from delaywheel_replica.core.protocol.quorum import (
     held_by,
     high_watermark,
-    majority,
     required_answers,
 )
 
@@ -35,10 +34,6 @@ def test_required_answers_is_the_least_that_meets_every_set_of_holders(
 def test_impossible_sizes_are_refused(members: int, min_insync: int) -> None:
     with pytest.raises(ValueError, match="min_insync"):
         required_answers(members, min_insync)
-
-
-def test_a_majority_meets_every_majority() -> None:
-    assert [majority(members) for members in range(1, 6)] == [1, 2, 2, 3, 3]
 
 
 @given(st.lists(st.integers(0, 5), max_size=5), st.integers(1, 5))

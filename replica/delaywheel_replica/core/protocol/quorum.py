@@ -8,11 +8,6 @@ acknowledged frame.
 from collections.abc import Collection, Iterable, Mapping
 
 
-def majority(members: int) -> int:
-    """Returns the default W."""
-    return members // 2 + 1
-
-
 def required_answers(members: int, min_insync: int) -> int:
     """Returns R: any R members include a holder of every acknowledged frame."""
     if not 1 <= min_insync <= members:
