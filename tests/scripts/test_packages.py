@@ -103,6 +103,15 @@ def test_the_client_alone_has_no_broken_command(wheel: Path, tmp_path: Path) -> 
         assert "pip install 'delaywheel[cli]'" in told.stderr
 
 
+def test_consumers_need_their_extra(wheel: Path, tmp_path: Path) -> None:
+    code = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
+    base = Installed(wheel, tmp_path / "base", "")
+    told = run(str(base.programs / "python"), "-c", code, check=False)
+    assert "pip install 'delaywheel[consumer]'" in told.stderr
+    consumer = Installed(wheel, tmp_path / "consumer", "consumer")
+    run(str(consumer.programs / "python"), "-c", code)
+
+
 def test_the_command_does_all_but_serve(wheel: Path, tmp_path: Path) -> None:
     cli = Installed(wheel, tmp_path / "cli", "cli")
     here = ("--set", f"data_dir={tmp_path / 'n1'}")

@@ -1,0 +1,160 @@
+"""Whatever fails, each record of a group ends once: hypothesis plays handlers and brokers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from delaywheel.consumer.message import ReceivedMessage, State
+from delaywheel.consumer.records import Outgoing, Partition, Place
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
+
+CONSUMERS = 2
+PARTITIONS = 2
+
+
+class Group(RuleBasedStateMachine):
+    """Two consumers of a topic with two partitions, and of their retry topic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kafka = FakeKafka(partitions=PARTITIONS)
+        self.consumers = [DrivenConsumer(self.kafka) for _ in range(CONSUMERS)]
+        self.sent = 0
+        self.handed_out: set[Place] = set()
+        self.partitions = [
+            Partition(topic, number)
+            for topic in (self.kafka.source, self.kafka.retry)
+            for number in range(PARTITIONS)
+        ]
+        self._rebalance([0, 1, 1, 0], frozenset())
+        self.send(8)
+
+    def _rebalance(self, owners: list[int], lost: frozenset[int]) -> None:
+        given = {
+            consumer.broker: [
+                partition
+                for partition, owner in zip(self.partitions, owners, strict=True)
+                if owner == number
+            ]
+            for number, consumer in enumerate(self.consumers)
+        }
+        self.kafka.rebalance(given, [self.consumers[number].broker for number in lost])
+
+    @rule(number=st.integers(1, 4))
+    def send(self, number: int) -> None:
+        for _ in range(number):
+            self.kafka.send(b"%d" % self.sent)
+            self.sent += 1
+
+    @rule(
+        owners=st.lists(
+            st.integers(0, CONSUMERS - 1), min_size=2 * PARTITIONS, max_size=2 * PARTITIONS
+        ),
+        lost=st.frozensets(st.integers(0, CONSUMERS - 1)),
+    )
+    def rebalance(self, owners: list[int], lost: frozenset[int]) -> None:
+        self._rebalance(owners, lost)
+
+    @rule(who=st.integers(0, CONSUMERS - 1), fault=st.sampled_from(Fault))
+    def fail_next(self, who: int, fault: Fault) -> None:
+        self.consumers[who].broker.fault = fault
+
+    @rule(who=st.integers(0, CONSUMERS - 1))
+    def turn(self, who: int) -> None:
+        self.consumers[who].turn()
+
+    @rule(
+        who=st.integers(0, CONSUMERS - 1),
+        most=st.integers(1, 8),
+        hows=st.lists(st.sampled_from(["done", "retry", "raise", "dead", "keep"]), min_size=8),
+        backwards=st.booleans(),
+        turns=st.booleans(),
+    )
+    def handle(self, who: int, most: int, hows: list[str], *, backwards: bool, turns: bool) -> None:
+        """A handler takes some, and settles all of what it has, in some order, but for some."""
+        consumer = self.consumers[who]
+        consumer.turn()
+        self.handed_out |= {message.place for message in consumer.take(most)}
+        hand, consumer.hand = consumer.hand, []
+        for message, how in zip(reversed(hand) if backwards else hand, hows, strict=False):
+            if how == "keep":
+                consumer.hand.append(message)
+            else:
+                settle(message, how)
+        if turns:
+            consumer.turn()
+
+    @invariant()
+    def nothing_is_written_twice(self) -> None:
+        written = Counter(map(_attempt, self.kafka.committed_records))
+        assert not [attempt for attempt, times in written.items() if times > 1]
+
+    @invariant()
+    def what_is_written_is_passed(self) -> None:
+        """An outcome in Kafka and the offset behind it came together."""
+        for partition in self.partitions:
+            passed = self.kafka.offsets.get(partition, 0)
+            log = self.kafka.logs.get(partition, [])
+            for record in log[passed:]:
+                origin, attempt = _read_attempt(record.headers, record.place)
+                assert (origin, attempt) not in set(map(_attempt, self.kafka.committed_records))
+
+    def teardown(self) -> None:
+        """In the end, with nothing failing, everything has ended, and once."""
+        for consumer in self.consumers:
+            consumer.broker.fault = None
+        self._rebalance([0] * len(self.partitions), frozenset(range(CONSUMERS)))
+        consumer = self.consumers[0]
+        for _ in range(40 + 20 * self.sent):
+            consumer.turn()
+            for message in consumer.take(100):
+                self.handed_out.add(message.place)
+                message.done()
+        for partition in self.partitions:
+            log = self.kafka.logs.get(partition, [])
+            assert self.kafka.offsets.get(partition, 0) == len(log)
+            assert {record.place for record in log} <= self.handed_out
+        for one in self.consumers:
+            one.turn()
+            assert one.engine._book.held_bytes == 0
+        self.nothing_is_written_twice()
+
+
+def settle(message: ReceivedMessage, how: str) -> None:
+    was_forgotten = message.state is State.FORGOTTEN
+    if how == "done":
+        is_ours = message.done()
+    elif how == "retry":
+        is_ours = message.retry(after="1s")
+    elif how == "dead":
+        is_ours = message.dead("BY_HAND")
+    else:
+        with message:
+            raise ValueError(how)
+        return
+    assert is_ours is not was_forgotten
+
+
+def _attempt(record: Outgoing) -> tuple[str, int]:
+    """Which attempt at which record wrote this."""
+    told = dict(record.headers)
+    if record.topic == INGRESS:
+        return (told["dw-retry-origin"] or b"").decode(), int(told["dw-retry-attempt"] or b"") - 1
+    return (told["dw-dead-origin"] or b"").decode(), int(told["dw-dead-attempts"] or b"")
+
+
+def _read_attempt(headers: list[tuple[str, bytes | None]], place: object) -> tuple[str, int]:
+    told = dict(headers)
+    origin = told.get("dw-retry-origin")
+    if origin is None:
+        return str(place), 1
+    return origin.decode(), int(told["dw-retry-attempt"] or b"")
+
+
+TestGroup = Group.TestCase
+TestGroup.settings = settings(stateful_step_count=30, max_examples=2 * settings().max_examples)

@@ -1,0 +1,145 @@
+"""The programs of docs/CONSUMERS.md, cut out of it and run."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from delaywheel.consumer import ConsumerReason, DeadLetterReason
+from delaywheel.consumer.settings import Options
+from local.loopback.kafka import KafkaBroker
+from support.consumer.relay import Relay
+from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "CONSUMERS.md"
+PATIENCE_S = 60.0
+
+Record = tuple[bytes, list[tuple[str, str | bytes | None]]]
+
+
+def program(holding: str) -> str:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in blocks if holding in block]
+    return found
+
+
+class Program:
+    """A program of the document, on a topic and a cluster of its own, while the block runs."""
+
+    def __init__(self, code: str, topic: str) -> None:
+        self.lines: list[str] = []
+        self.topic = topic
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._enough = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for line in output:
+                with self._enough:
+                    self.lines.append(line.strip())
+                    self._enough.notify()
+
+    def wait_for(self, count: int) -> list[str]:
+        with self._enough:
+            assert self._enough.wait_for(lambda: len(self.lines) >= count, PATIENCE_S), self.lines
+        return self.lines
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        assert self._process.wait(PATIENCE_S) == 0
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+
+@pytest.fixture
+def run(kafka: KafkaBroker, cluster_id: str) -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def start(holding: str, *records: Record) -> Program:
+        topic = f"orders-{cluster_id}"
+        create_topic(kafka.address, topic)
+        producer = Producer({"bootstrap.servers": kafka.address})
+        for value, headers in records:
+            producer.produce(topic, value, headers=headers)
+        assert producer.flush(PATIENCE_S) == 0
+        code = program(holding).replace("localhost:9092", kafka.address)
+        code = code.replace('"orders"', f'"{topic}"')
+        code = code.replace('bootstrap="', f'cluster="{cluster_id}", bootstrap="')
+        started.append(Program(code, topic))
+        return started[-1]
+
+    with Relay(kafka.address, cluster_id):
+        yield start
+        for one in started:
+            one.kill()
+
+
+@pytest.mark.kafka
+def test_the_loop(run: Callable[..., Program]) -> None:
+    running = run("charging", (b"fine", []), (b"unlucky", []))
+    lines = list(running.wait_for(5))
+    assert lines == ["charging fine", *["charging unlucky"] * 4]
+    running.stop()
+    assert "done=1, retried=3, dead=1" in running.wait_for(6)[5]
+
+
+@pytest.mark.kafka
+def test_by_hand(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
+    running = run("out of stock", (b"later", []), (b"broken", []))
+    assert running.wait_for(3) == ["later 1 None", "broken 1 None", "later 2 out of stock"]
+    running.stop()
+    with CommittedReader(kafka.address, f"{running.topic}-dead-stock") as reader:
+        (letter,) = reader.wait_for(1)
+    told = dict(headers_of(letter))
+    assert told["dw-dead-reason"] == b"UNREADABLE"
+    assert told["dw-dead-detail"] == b"no such article"
+
+
+@pytest.mark.kafka
+def test_on_a_loop(run: Callable[..., Program]) -> None:
+    running = run("asyncio", (b"a", []), (b"b", []))
+    assert sorted(running.wait_for(2)) == ["mailed a", "mailed b"]
+    running.stop()
+
+
+@pytest.mark.kafka
+def test_routes(run: Callable[..., Program]) -> None:
+    key = "routingkey"
+    running = run(
+        "routingkey",
+        (b"1", [(key, "orders.us.paid")]),
+        (b"2", [(key, "audit.a.b"), ("ttl", "1")]),
+        (b"3", []),
+        (b"4", [(key, "orders.eu.paid"), ("ttl", "900")]),
+    )
+    # The second may have been in time.
+    assert running.wait_for(1)[-1] in ("orders.eu.paid", "audit.a.b")
+    running.stop()
+    assert not {"orders.us.paid"} & set(running.lines)
+
+
+def test_reasons_and_options_are_all_told() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    rows = set(re.findall(r"`([a-zA-Z_]+)`", text))
+    assert {reason.value for reason in ConsumerReason} <= rows
+    assert {reason.value for reason in DeadLetterReason} <= rows
+    assert set(Options.__annotations__) <= rows

@@ -1,0 +1,160 @@
+"""Three consumers that are killed again and again: each message's history is exactly its plan's.
+
+`DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Self
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from local.loopback.kafka import KafkaBroker
+from support.consumer.plan import LEVELS_MS, Plan
+from support.consumer.relay import Relay
+from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+
+pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+
+DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
+RATE = 25
+PARTITIONS = 3
+PATIENCE_S = 120.0
+
+
+@pytest.mark.timeout(DRILL_S + 3 * PATIENCE_S)
+def test_each_history_is_its_plans(
+    kafka: KafkaBroker, cluster_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic, partitions=PARTITIONS)
+    plan = Plan(kafka.address, cluster_id, topic, "billing", seed=7)
+    producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 5})
+    chance = random.Random(plan.seed)
+    sent, kills = 0, 0
+    with Relay(kafka.address, cluster_id), Consumers(plan, tmp_path) as consumers:
+        began_s = time.monotonic()
+        next_kill_s = began_s + 4
+        while time.monotonic() < began_s + DRILL_S:
+            while sent < (time.monotonic() - began_s) * RATE:
+                producer.produce(topic, b"%d" % sent, key=b"%d" % (sent % 50))
+                sent += 1
+            producer.flush(PATIENCE_S)
+            if time.monotonic() > next_kill_s:
+                consumers.kill(chance.randrange(3))
+                kills += 1
+                next_kill_s = time.monotonic() + 1
+            time.sleep(0.02)
+        assert consumers.are_alive()
+        retries = sum(map(plan.retries, range(sent)))
+        deaths = sum(map(plan.dies, range(sent)))
+        with CommittedReader(
+            kafka.address, f"{topic}-retry-billing", partitions=PARTITIONS
+        ) as reader:
+            back = reader.wait_for(retries, timeout_s=PATIENCE_S)
+        with CommittedReader(
+            kafka.address, f"{topic}-dead-billing", partitions=PARTITIONS
+        ) as reader:
+            dead = reader.wait_for(deaths, timeout_s=PATIENCE_S)
+        wait_until_passed(kafka, plan, sent, retries)
+        assert consumers.are_alive()
+    # Everything is passed: what more there were would be there by now.
+    for name, count in ((f"{topic}-retry-billing", retries), (f"{topic}-dead-billing", deaths)):
+        with CommittedReader(kafka.address, name, partitions=PARTITIONS) as reader:
+            assert len(reader.read_to_end()) == count
+    latest_ms = check_histories(plan, sent, back, dead)
+    with capsys.disabled():
+        told = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
+        print(f"\n{told}; a retry came {latest_ms} ms late at most")  # noqa: T201
+
+
+def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Message]) -> int:
+    """Attempts, delays and ends are as planned; how late a retry was at most, in milliseconds."""
+    histories: dict[int, list[tuple[int, int, Message]]] = defaultdict(list)
+    latest_ms = 0
+    for message in back:
+        told = {name: value or b"" for name, value in headers_of(message)}
+        attempt, due_ms = int(told["dw-retry-attempt"]), int(told["dw-due"])
+        histories[int(message.value() or b"")].append((attempt, due_ms, message))
+        late_ms = message.timestamp()[1] - due_ms
+        assert late_ms >= 0
+        latest_ms = max(latest_ms, late_ms)
+        assert told["dw-retry-last-error"] == b"PlannedError: %d" % (attempt - 1)
+        assert told["dw-retry-first-error"] == b"PlannedError: 1"
+        before_ms = int(told["dw-retry-origin-timestamp"])
+        if attempt > 2:
+            earlier = [due for known, due, _ in histories[int(message.value() or b"")]]
+            before_ms = max((due for due in earlier if due != due_ms), default=before_ms)
+        assert due_ms - before_ms >= LEVELS_MS[attempt - 2]
+    for number in range(sent):
+        attempts = sorted(attempt for attempt, _, _ in histories[number])
+        assert attempts == list(range(2, plan.retries(number) + 2)), number
+    died = sorted(int(message.value() or b"") for message in dead)
+    assert died == [number for number in range(sent) if plan.dies(number)]
+    return latest_ms
+
+
+def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -> None:
+    """The group has passed every record; a transaction's markers take offsets of their own."""
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": plan.group})
+    retry = f"{plan.topic}-retry-{plan.group}"
+    wanted = [
+        TopicPartition(name, number) for name in (plan.topic, retry) for number in range(PARTITIONS)
+    ]
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        told = consumer.committed(wanted, timeout=PATIENCE_S)
+        behind = 0
+        for one in told:
+            _, end = consumer.get_watermark_offsets(one, timeout=PATIENCE_S)
+            # Behind the last record of the retry topic comes the marker of its transaction.
+            behind += max(0, end - max(one.offset, 0) - (1 if one.topic == retry else 0))
+        if not behind:
+            consumer.close()
+            return
+        assert time.monotonic() < deadline, (behind, sent, retries)
+        time.sleep(0.2)
+
+
+class Consumers:
+    """Three consumers of one group in processes of their own."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._processes = [self._start(number) for number in range(3)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def kill(self, number: int) -> None:
+        """Ends one as a power cut would, and starts it again."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+        self._processes[number] = self._start(number)
+
+    def are_alive(self) -> bool:
+        return all(process.poll() is None for process in self._processes)
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        with (self._folder / f"consumer-{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                self._plan.command(f"c{number}"),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )

@@ -1,0 +1,143 @@
+"""What a retry carries comes back as it was; what a consumer is told is checked when it is made."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delaywheel import ingress
+from delaywheel.consumer import RetryConsumer
+from delaywheel.consumer.records import (
+    Headers,
+    Incoming,
+    Place,
+    Trip,
+    dead_letter,
+    error_text,
+    retry_record,
+    unpack_retry,
+)
+from delaywheel.consumer.settings import delay_ms, read_settings
+from delaywheel.ttl import TTL_HEADER
+
+names = st.one_of(
+    st.sampled_from(["ttl", "dw-id", "dw-retry-attempt", "dw-retry-kept-x", "dw-topic", "trace"]),
+    st.text(min_size=1, max_size=8),
+)
+headers = st.lists(st.tuples(names, st.one_of(st.none(), st.binary(max_size=8))), max_size=6)
+errors = st.one_of(st.none(), st.text(max_size=20))
+trips = st.builds(
+    Trip,
+    attempt=st.integers(2, 9),
+    origin=st.builds(
+        Place,
+        topic=st.just("or.ders-1"),
+        partition=st.integers(0, 99),
+        offset=st.integers(0, 2**60),
+        timestamp_ms=st.integers(0, 2**45),
+    ),
+    first_error=errors,
+    last_error=errors,
+)
+
+
+@given(own=headers, trip=trips)
+def test_a_retry_comes_back_as_it_was(own: list[tuple[str, bytes | None]], trip: Trip) -> None:
+    sent = retry_record(
+        ingress_topic="delaywheel-c-ingress",
+        retry_topic="orders-retry-g",
+        trip=trip,
+        key=None,
+        value=b"",
+        headers=own,
+        due_ms=7,
+        partition=None,
+    )
+    meant = [name for name, _ in sent.headers if not name.startswith(ingress.PASSED_PREFIX)]
+    assert [name for name in meant if name.startswith("dw-")] == ["dw-topic", "dw-deliver-at"]
+    assert TTL_HEADER not in meant
+    # As ingress passes it on, and adds its own.
+    back: Headers = [
+        (name, value)
+        for name, value in sent.headers
+        if not name.startswith("dw-") or name.startswith(ingress.PASSED_PREFIX)
+    ]
+    back += [("dw-id", b"1"), ("dw-due", b"7"), ("dw-wheel", b"a.1")]
+    place = Place("orders-retry-g", 0, 5, 9)
+    came, its = unpack_retry(Incoming(place, None, b"", back))
+    assert its == own
+    expected = trip._replace(
+        first_error=encoded(trip.first_error), last_error=encoded(trip.last_error)
+    )
+    assert came == expected
+
+
+def encoded(text: str | None) -> str | None:
+    return None if text is None else text.encode(errors="replace").decode()
+
+
+def test_what_somebody_else_put_there_is_at_its_first_attempt() -> None:
+    place = Place("orders-retry-g", 0, 5, 9)
+    told: Headers = [("dw-retry-attempt", b"many"), ("dw-retry-origin", b"x"), ("mine", b"1")]
+    trip, own = unpack_retry(Incoming(place, b"k", b"v", told))
+    assert (trip, own) == (Trip(1, place), [("mine", b"1")])
+
+
+def test_a_letter_has_the_headers_as_they_were_and_then_ours() -> None:
+    own: Headers = [("dw-id", b"x"), ("ttl", b"5"), ("a", None)]
+    letter = dead_letter(
+        dead_topic="orders-dead-g",
+        retry_topic="orders-retry-g",
+        group="g",
+        reason="BY\ud800HAND",
+        trip=Trip(1, Place("orders", 0, 1, 2)),
+        key=b"k",
+        value=None,
+        headers=own,
+    )
+    assert letter.headers[:3] == own
+    assert all(name.startswith("dw-dead-") for name, _ in letter.headers[3:])
+
+
+def test_errors_are_told_whatever_they_are() -> None:
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert error_text(MuteError()) == "MuteError: (its text cannot be made)"
+    assert error_text(OSError()) == "OSError"
+    assert len(error_text(OSError("x" * 5_000))) == 300
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"retry": "5s"},
+        {"retry": ("5 seconds",)},
+        {"retry": (timedelta(seconds=-1),)},
+        {"retry_on": KeyboardInterrupt},
+        {"expired": "drop"},
+        {"start": "middle"},
+        {"max_held": 0},
+        {"kafka": {"group.id": "x"}},
+        {"route": ["a..b"]},
+        {"retries": 3},
+        {"group": "a/b"},
+        {"group": ""},
+        {"topics": ()},
+        {"topics": ("a", "a")},
+    ],
+)
+def test_a_mistake_is_told_when_it_is_made(options: dict[str, object]) -> None:
+    told = {"topics": "orders", "group": "g", "bootstrap": "k:1"} | options
+    with pytest.raises((ValueError, TypeError)):
+        RetryConsumer(told.pop("topics"), **told)  # type: ignore[arg-type]
+
+
+def test_durations_are_rounded_up() -> None:
+    assert delay_ms(timedelta(microseconds=1)) == 1
+    assert delay_ms("1m30s") == 90_000
+    assert read_settings("o", "g", "k", {"retry": ()}).retry_ms == ()

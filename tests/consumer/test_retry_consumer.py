@@ -1,0 +1,319 @@
+"""RetryConsumer on a real Kafka: what each way of settling a record leaves there."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from delaywheel.consumer import ConsumerError, ConsumerReason, ReceivedMessage, RetryConsumer
+from local.loopback.kafka import KafkaBroker
+from support.consumer.relay import Relay
+from support.kafka.read_committed import CommittedReader, create_topic, headers_of
+
+pytestmark = pytest.mark.kafka
+
+GROUP = "billing"
+PATIENCE_S = 60.0
+
+Send = Callable[..., None]
+
+
+@pytest.fixture
+def relay(kafka: KafkaBroker, cluster_id: str) -> Iterator[Relay]:
+    with Relay(kafka.address, cluster_id) as running:
+        yield running
+
+
+@pytest.fixture
+def orders(kafka: KafkaBroker, cluster_id: str) -> str:
+    name = f"orders-{cluster_id}"
+    create_topic(kafka.address, name, partitions=2)
+    return name
+
+
+@pytest.fixture
+def send(kafka: KafkaBroker, orders: str) -> Send:
+    producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 0})
+
+    def produce(value: bytes | None, *, topic: str = orders, **more: object) -> None:
+        producer.produce(topic, value=value, **more)  # type: ignore[arg-type]
+        assert producer.flush(PATIENCE_S) == 0
+
+    return produce
+
+
+@pytest.fixture
+def consume(
+    kafka: KafkaBroker,
+    cluster_id: str,
+    orders: str,
+    relay: Relay,  # noqa: ARG001  it runs meanwhile
+) -> Callable[..., RetryConsumer]:
+    def make(**options: object) -> RetryConsumer:
+        told = {"retry": ("100ms", "200ms"), "cluster": cluster_id, **options}
+        return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, **told)  # type: ignore[arg-type]
+
+    return make
+
+
+def next_message(consumer: RetryConsumer) -> ReceivedMessage:
+    message = consumer.receive(PATIENCE_S)
+    assert message is not None, consumer.trouble
+    return message
+
+
+def letters(kafka: KafkaBroker, orders: str, count: int) -> list[tuple[Message, dict[str, bytes]]]:
+    with CommittedReader(kafka.address, f"{orders}-dead-{GROUP}", partitions=2) as reader:
+        read = reader.wait_for(count)
+    return [(one, {n: v for n, v in headers_of(one) if v is not None}) for one in read]
+
+
+def committed(kafka: KafkaBroker, topic: str) -> int:
+    """Records of a topic that the group has passed."""
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": GROUP})
+    told = consumer.committed([TopicPartition(topic, n) for n in range(2)], timeout=PATIENCE_S)
+    consumer.close()
+    return sum(max(one.offset, 0) for one in told)
+
+
+def test_attempts_grow_until_the_record_is_dead(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    sent_ms = time.time_ns() // 1_000_000 - 5_000
+    headers = [("dw-id", b"of another trip"), ("trace", b"7"), ("ttl", b"900"), ("none", None)]
+    send(b"bad", key=b"k", headers=headers, timestamp=sent_ms)
+    seen: list[tuple[int, int]] = []
+    with consume() as consumer:
+        for attempt in (1, 2, 3):
+            message = next_message(consumer)
+            seen.append((attempt, time.time_ns() // 1_000_000))
+            assert (message.attempt, message.key, message.value) == (attempt, b"k", b"bad")
+            assert message.headers == headers
+            assert (message.topic, message.origin.offset) == (orders, 0)
+            assert message.timestamp_ms == sent_ms
+            first, last = ("OSError: down 1", f"OSError: down {attempt - 1}")
+            expected = (None, None) if attempt == 1 else (first, last)
+            assert (message.first_error, message.last_error) == expected
+            with message:
+                raise OSError(f"down {attempt}")
+        assert consumer.flush(PATIENCE_S)
+        counts = consumer.counts
+        assert (counts.retried, counts.dead, counts.done) == (2, 1, 0)
+    waits = [later[1] - earlier[1] for earlier, later in itertools.pairwise(seen)]
+    assert waits[0] >= 100
+    assert waits[1] >= 200
+    ((letter, told),) = letters(kafka, orders, 1)
+    assert (letter.key(), letter.value()) == (b"k", b"bad")
+    assert headers_of(letter)[: len(headers)] == headers
+    assert told["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED"
+    assert told["dw-dead-attempts"] == b"3"
+    assert told["dw-dead-topic"] == f"{orders}-retry-{GROUP}".encode()
+    assert told["dw-dead-origin"] == f"{orders}/{message.origin.partition}/0".encode()
+    assert told["dw-dead-first-error"] == b"OSError: down 1"
+    assert told["dw-dead-detail"] == b"OSError: down 3"
+    assert (committed(kafka, orders), committed(kafka, f"{orders}-retry-{GROUP}")) >= (1, 2)
+
+
+def test_exceptions_mean_what_they_are_told_to(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    send(b"1")
+    with consume(retry_on=OSError, dead_on=(FileNotFoundError,)) as consumer:
+        with next_message(consumer):
+            raise FileNotFoundError
+        send(b"2")
+        message = next_message(consumer)
+        with pytest.raises(KeyError), message:
+            raise KeyError
+        assert not message.is_settled
+        assert message.dead("BY_HAND", error="no such order")
+        send(b"3")
+        with next_message(consumer) as third:
+            third.retry(after="10ms", error="later")
+        assert next_message(consumer).done()
+    told = [headers for _, headers in letters(kafka, orders, 2)]
+    assert {one["dw-dead-reason"] for one in told} == {b"NOT_RETRIABLE", b"BY_HAND"}
+    assert consumer.counts.done == 1
+
+
+def test_batches_are_settled_together(send: Send, consume: Callable[..., RetryConsumer]) -> None:
+    for number in range(20):
+        send(b"%d" % number)
+    handled: list[bytes | None] = []
+    with consume() as consumer:
+        for batch in consumer.batches(7):
+            with batch:
+                assert 0 < len(batch) <= 7
+                if any(message.attempt == 1 and message.value == b"3" for message in batch):
+                    raise OSError("all of these")
+                handled += [message.value for message in batch]
+            if len(handled) == 20:
+                consumer.stop()
+    assert sorted(handled, key=lambda value: int(value or b"")) == [b"%d" % n for n in range(20)]
+    assert consumer.counts.done == 20
+    assert consumer.counts.retried >= 1
+
+
+def test_what_is_not_for_us_or_too_old_is_passed_over(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    send(b"elsewhere", headers=[("routingkey", b"orders.us.paid")])
+    send(
+        b"old",
+        headers=[("routingkey", b"orders.us.created"), ("ttl", b"1")],
+        timestamp=now_ms - 5_000,
+    )
+    long = (30).to_bytes(8, "big")
+    send(b"ours", headers=[("routingkey", b"orders.us.created"), ("ttl", long)], timestamp=now_ms)
+    with consume(route=["orders.*.created"], expired="dead") as consumer:
+        message = next_message(consumer)
+        assert message.value == b"ours"
+        # It would come back when its time to live is over.
+        assert message.retry(after="1m")
+        deadline = time.monotonic() + PATIENCE_S
+        while consumer.counts.skipped + consumer.counts.expired < 3:
+            assert consumer.receive(0.1) is None
+            assert time.monotonic() < deadline
+    assert (consumer.counts.skipped, consumer.counts.expired) == (1, 2)
+    told = {letter.value(): headers for letter, headers in letters(kafka, orders, 2)}
+    assert {one["dw-dead-reason"] for one in told.values()} == {b"EXPIRED"}
+    assert told.keys() == {b"old", b"ours"}
+    assert committed(kafka, orders) >= 3
+
+
+def test_partition_is_kept_when_asked(send: Send, consume: Callable[..., RetryConsumer]) -> None:
+    for number in range(2):
+        send(b"p%d" % number, key=b"the same", partition=number)
+    with consume(keep_partition=True) as consumer:
+        came = [next_message(consumer) for _ in range(2)]
+        for message in came:
+            message.retry()
+        back = [next_message(consumer) for _ in range(2)]
+        assert {(one.value, one.place.partition) for one in back} == {(b"p0", 0), (b"p1", 1)}
+        for message in back:
+            message.done()
+
+
+def test_a_retry_too_large_for_ingress_is_a_dead_letter(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    send(b"x" * 999_900)
+    with consume(kafka={"fetch.max.bytes": 2_000_000}) as consumer:
+        message = next_message(consumer)
+        message.headers += [("more", b"y" * 60_000)]  # as a handler may that adds to them
+        assert message.retry()
+        assert consumer.flush(PATIENCE_S)
+    ((letter, told),) = letters(kafka, orders, 1)
+    assert told["dw-dead-reason"] == b"MESSAGE_TOO_LARGE"
+    assert len(letter.value() or b"") == 999_900
+
+
+def test_a_long_handler_keeps_its_place_in_the_group(
+    send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    send(b"long")
+    limits = {"max.poll.interval.ms": 6_000, "session.timeout.ms": 6_000}
+    with consume(kafka=limits) as consumer:
+        with next_message(consumer):
+            time.sleep(8)
+        assert consumer.flush(PATIENCE_S)
+        assert (consumer.counts.done, consumer.counts.forgotten) == (1, 0)
+
+
+def test_back_pressure_pauses_and_goes_on(
+    send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    for number in range(60):
+        send(b"%d" % number)
+    with consume(max_held=20) as consumer:
+        held = []
+        first = next_message(consumer)
+        held.append(first)
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            held += consumer.receive_batch(1000, 0.1)
+        assert len(held) == 20
+        for message in held:
+            message.done()
+        seen = len(held)
+        consumer.pause()
+        assert consumer.receive(0.3) is None
+        consumer.resume()
+        while seen < 60:
+            with next_message(consumer):
+                seen += 1
+        assert consumer.flush(PATIENCE_S)
+        assert consumer.counts.done == 60
+
+
+def test_a_stop_leaves_to_others_what_was_not_settled(
+    send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    for number in range(10):
+        send(b"%d" % number, partition=0)
+    with consume(drain="200ms") as first:
+        batch = [next_message(first) for _ in range(4)]
+        for message in (batch[0], batch[1], batch[3]):
+            message.done()
+        first.stop()
+        assert list(first) == []
+    assert (first.counts.done, batch[2].done()) == (2, False)
+    with consume() as second:
+        values: list[bytes | None] = []
+        while len(values) < 8:
+            with next_message(second) as message:
+                values.append(message.value)
+    assert values == [b"%d" % number for number in range(2, 10)]
+
+
+def test_a_rebalance_waits_for_what_is_in_hand(
+    send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    for partition in range(2):
+        for number in range(5):
+            send(b"%d/%d" % (partition, number), partition=partition)
+    with consume() as first:
+        in_hand = [next_message(first) for _ in range(10)]
+        with consume() as second:
+            # The second joins only when the first has given up what it has: after these.
+            threading.Timer(1.0, lambda: [message.done() for message in in_hand]).start()
+            deadline = time.monotonic() + PATIENCE_S
+            while not second.partitions:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert first.counts.done == 10
+            assert second.receive(0.5) is None
+
+
+def test_a_group_that_begins_at_the_end_misses_nothing_after(
+    send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    send(b"before", partition=0)
+    with consume(start="latest") as consumer:
+        deadline = time.monotonic() + PATIENCE_S
+        while not consumer.partitions:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    send(b"between", partition=0)
+    with consume(start="latest") as consumer, next_message(consumer) as message:
+        assert message.value == b"between"
+
+
+@pytest.mark.usefixtures("relay")
+def test_what_cannot_be_is_told_by_name(kafka: KafkaBroker, cluster_id: str, orders: str) -> None:
+    def reason_of(topic: str, **options: object) -> ConsumerReason:
+        consumer = RetryConsumer(topic, group=GROUP, bootstrap=kafka.address, **options)  # type: ignore[arg-type]
+        with pytest.raises(ConsumerError) as told, consumer:
+            consumer.receive()
+        return told.value.reason
+
+    assert reason_of("nowhere", cluster=cluster_id) is ConsumerReason.TOPIC_MISSING
+    assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
+    missing = reason_of(orders, cluster=cluster_id, create_topics=False)
+    assert missing is ConsumerReason.TOPICS_NOT_MADE

@@ -1,0 +1,31 @@
+"""Consumers without their threads, on a Kafka that fails: every step is the test's."""
+
+from __future__ import annotations
+
+from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.consumer.settings import Options, Settings, read_settings
+from support.consumer.fake_kafka import FakeBroker, FakeKafka
+
+
+class DrivenConsumer:
+    """One consumer of group `g`; it does something when it is told to."""
+
+    def __init__(self, kafka: FakeKafka, **options: object) -> None:
+        told: Options = {"retry": ("5s", "30s"), "drain": "0s", "commit_every": "0s"}
+        told.update(options)  # type: ignore[typeddict-item]
+        self.settings: Settings = read_settings(kafka.source, "g", "nowhere", told)
+        self.broker = FakeBroker(kafka)
+        self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        self.hand: list[ReceivedMessage] = []
+        self.engine._begin()
+
+    def turn(self) -> None:
+        """One turn of its thread."""
+        self.engine._turn()
+
+    def take(self, most: int = 1) -> list[ReceivedMessage]:
+        """Takes messages; what the handler has not settled is in `hand`."""
+        taken = self.engine.hand_out(most)
+        self.hand += taken
+        return taken

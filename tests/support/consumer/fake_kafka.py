@@ -1,0 +1,202 @@
+"""A Kafka in memory, with the faults that a consumer must live with; ingress delivers at once.
+
+Members get partitions when `rebalance` says so. A transaction may fail before it is committed, or
+be committed and not say so; a member may have lost its partitions before it hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
+from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
+
+INGRESS = "delaywheel-fake-ingress"
+
+
+class Fault(Enum):
+    """What happens to the next transaction of a member."""
+
+    FAILS = "fails"
+    UNKNOWN = "is committed, and reported as failed"
+
+
+@dataclass
+class FakeKafka:
+    """Topics, the group's offsets, and its generation."""
+
+    partitions: int = 2
+    source: str = "orders"
+    retry: str = "orders-retry-g"
+    logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
+    offsets: dict[Partition, int] = field(default_factory=dict)
+    committed_records: list[Outgoing] = field(default_factory=list)
+    generation: int = 0
+    now_ms: int = 1_000_000
+
+    def send(
+        self, value: bytes, *, key: bytes | None = None, headers: Headers | None = None
+    ) -> None:
+        """Puts a record into the source topic."""
+        number = sum(key or value) % self.partitions
+        self._append(Partition(self.source, number), key, value, headers or [])
+
+    def rebalance(
+        self, given: Mapping[FakeBroker, Sequence[Partition]], lost: Sequence[FakeBroker] = ()
+    ) -> None:
+        """Gives each member its partitions; those in `lost` were taken for dead meanwhile."""
+        for member in given:
+            if member not in lost:
+                member.leave()
+        self.generation += 1
+        for member, partitions in given.items():
+            member.join(list(partitions), was_lost=member in lost)
+
+    def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, int]) -> None:
+        """A transaction is committed."""
+        self.offsets.update(offsets)
+        self.committed_records += records
+        for record in records:
+            if record.topic == INGRESS:
+                passed = [
+                    (name, value)
+                    for name, value in record.headers
+                    if not name.startswith("dw-") or name.startswith("dw-retry-")
+                ]
+                own = (("dw-id", b"1"), ("dw-due", b"1"), ("dw-wheel", b"w"))
+                number = sum(record.key or record.value or b"") % self.partitions
+                told = dict(record.headers)
+                if told.get("dw-partition") is not None:
+                    number = int(told["dw-partition"] or b"")
+                topic = (told["dw-topic"] or b"").decode()
+                where = Partition(topic, number)
+                self._append(where, record.key, record.value, [*passed, *own])
+
+    def _append(
+        self, where: Partition, key: bytes | None, value: bytes | None, headers: Headers
+    ) -> None:
+        log = self.logs.setdefault(where, [])
+        place = Place(where.topic, where.number, len(log), self.now_ms)
+        log.append(Incoming(place, key, value, headers))
+
+
+class FakeBroker:
+    """One member's clients: `Broker`."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.kafka = kafka
+        self.fault: Fault | None = None
+        self.renewals = 0
+        self._callbacks: dict[str, OnPartitions] = {}
+        self._events: list[tuple[str, list[Partition]]] = []
+        self._positions: dict[Partition, int] = {}
+        self._paused: set[Partition] = set()
+        self._generation = 0
+        self._is_broken = False
+        self._away = 0
+
+    def leave(self) -> None:
+        """The member is asked to give up what it has, while it is still of the group."""
+        self._call_back()
+        self._callbacks["revoked"](self._give_up())
+
+    def join(self, partitions: list[Partition], *, was_lost: bool) -> None:
+        """The member hears, when it fetches, of what it has now."""
+        if was_lost:
+            self._events.append(("lost", []))
+        self._events.append(("assigned", partitions))
+
+    def _give_up(self) -> list[Partition]:
+        had = list(self._positions)
+        self._positions.clear()
+        return had
+
+    def _call_back(self) -> None:
+        while self._events:
+            event, partitions = self._events.pop(0)
+            if event == "assigned":
+                self._generation = self.kafka.generation
+            self._callbacks[event](self._give_up() if event == "lost" else partitions)
+
+    def be_away(self, times: int) -> None:
+        """The next questions find no answer."""
+        self._away = times
+
+    def start(self) -> Start:
+        """See `Broker`."""
+        return Start(INGRESS, 10_000)
+
+    def subscribe(
+        self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
+    ) -> None:
+        """See `Broker`."""
+        self._callbacks = {"assigned": on_assign, "revoked": on_revoke, "lost": on_lost}
+
+    def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:  # noqa: ARG002
+        """See `Broker`: records first, so that some come beside a rebalance."""
+        found: list[Incoming] = []
+        for partition, position in list(self._positions.items()):
+            if partition not in self._paused:
+                taken = self.kafka.logs.get(partition, [])[position : position + 3]
+                found += taken
+                self._positions[partition] = position + len(taken)
+        self._call_back()
+        return found[:most]
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+        """See `Broker`."""
+        if self._away:
+            self._away -= 1
+            raise KafkaAway("away on purpose")
+        return {partition: self.kafka.offsets.get(partition) for partition in partitions}
+
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """See `Broker`."""
+        return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
+
+    def assign(self, positions: Mapping[Partition, int | None]) -> None:
+        """See `Broker`."""
+        self._positions = {one: offset or 0 for one, offset in positions.items()}
+        self._paused.clear()
+
+    def membership(self) -> bytes | None:
+        """See `Broker`: of a member that was put out, what is told is checked by nobody."""
+        is_out = any(event == "lost" for event, _ in self._events)
+        return b"%d" % (self.kafka.generation if is_out else self._generation)
+
+    def pause(self, partitions: Sequence[Partition]) -> None:
+        """See `Broker`."""
+        self._paused |= set(partitions)
+
+    def resume(self, partitions: Sequence[Partition]) -> None:
+        """See `Broker`."""
+        self._paused -= set(partitions)
+
+    def commit(
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
+    ) -> str | None:
+        """See `Broker`."""
+        assert not self._is_broken, "a producer that failed was used again"
+        fault, self.fault = self.fault, None
+        if fault is not Fault.FAILS:
+            if int(membership) != self.kafka.generation:
+                self._is_broken = True
+                return "ILLEGAL_GENERATION"
+            self.kafka.write(records, offsets)
+        if fault is not None:
+            self._is_broken = True
+            return fault.value
+        return None
+
+    def renew_producer(self) -> None:
+        """See `Broker`."""
+        if self._away:
+            self._away -= 1
+            raise KafkaAway("away on purpose")
+        self.renewals += 1
+        self._is_broken = False
+
+    def close(self) -> None:
+        """See `Broker`."""

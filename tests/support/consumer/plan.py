@@ -1,0 +1,76 @@
+"""Handlers that fail by a plan: how often each message fails follows from a seed and its number.
+
+Run as a program it is a consumer that does so, until it is killed or told to stop.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+from dataclasses import asdict, dataclass
+
+from delaywheel.consumer import RetryConsumer
+
+LEVELS_MS = (300, 600, 1_200)
+
+
+class PlannedError(Exception):
+    """A failure by plan."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One group's work.
+
+    Attributes:
+        bootstrap: Of Kafka.
+        cluster: The delaywheel cluster's id.
+        topic: That is read.
+        group: That reads.
+        seed: That decides.
+    """
+
+    bootstrap: str
+    cluster: str
+    topic: str
+    group: str
+    seed: int
+
+    def failures(self, number: int) -> int:
+        """How many attempts at this message fail; one more than there are levels: it dies."""
+        return random.Random(f"{self.seed}/{number}").choice((0, 0, 0, 1, 1, 2, 3, 4))
+
+    def retries(self, number: int) -> int:
+        """How often this message comes back."""
+        return min(self.failures(number), len(LEVELS_MS))
+
+    def dies(self, number: int) -> bool:
+        """Whether it ends as a dead letter."""
+        return self.failures(number) > len(LEVELS_MS)
+
+    def command(self, instance: str) -> list[str]:
+        """Starts a consumer that follows it."""
+        return [sys.executable, "-m", __name__, json.dumps(asdict(self)), instance]
+
+    def consume(self, instance: str) -> None:
+        """Follows it."""
+        with RetryConsumer(
+            self.topic,
+            group=self.group,
+            bootstrap=self.bootstrap,
+            cluster=self.cluster,
+            retry=[f"{level}ms" for level in LEVELS_MS],
+            retry_on=PlannedError,
+            instance=instance,
+        ) as consumer:
+            signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
+            for message in consumer:
+                with message:
+                    if message.attempt <= self.failures(int(message.value or b"")):
+                        raise PlannedError(message.attempt)
+
+
+if __name__ == "__main__":
+    Plan(**json.loads(sys.argv[1])).consume(sys.argv[2])

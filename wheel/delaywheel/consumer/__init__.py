@@ -1,0 +1,45 @@
+"""A consumer that sends failed records back through delaywheel: settled exactly once each.
+
+    from delaywheel.consumer import RetryConsumer
+
+    with RetryConsumer("orders", group="billing", bootstrap="localhost:9092") as consumer:
+        for message in consumer:
+            with message:
+                charge(message.value)
+
+It needs the extra `consumer` (confluent-kafka). docs/CONSUMERS.md says what it promises, and
+`book.py` has the states of a record. What decides (`book`, `policy`, `records`, `routing`) knows no
+Kafka; `engine` carries it out on a thread, through `port`.
+"""
+
+try:
+    import confluent_kafka as _  # noqa: F401  only whether it is there
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "delaywheel.consumer needs confluent-kafka: pip install 'delaywheel[consumer]'"
+    ) from missing
+
+from delaywheel.consumer.aio import AsyncRetryConsumer
+from delaywheel.consumer.book import Counts
+from delaywheel.consumer.errors import ConsumerError, ConsumerReason, SettledError
+from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.policy import DeadLetterReason
+from delaywheel.consumer.records import Partition, Place
+from delaywheel.consumer.routing import Route, RoutePatternError
+from delaywheel.consumer.sync import RetryConsumer
+
+__all__ = [
+    "AsyncRetryConsumer",
+    "Batch",
+    "ConsumerError",
+    "ConsumerReason",
+    "Counts",
+    "DeadLetterReason",
+    "Partition",
+    "Place",
+    "ReceivedMessage",
+    "RetryConsumer",
+    "Route",
+    "RoutePatternError",
+    "SettledError",
+]

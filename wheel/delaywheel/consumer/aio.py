@@ -1,0 +1,153 @@
+"""The consumer for an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Self, Unpack
+
+from delaywheel.consumer.book import Counts
+from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.kafka import KafkaBroker
+from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.settings import Options, read_settings
+
+_WAIT_S = 0.5
+
+
+class AsyncRetryConsumer:
+    """As `RetryConsumer`, for coroutines of one loop: `async for`, `async with`.
+
+    Messages may be settled in any order, from any coroutine or thread.
+
+    Example:
+        Fifty at a time::
+
+            async with AsyncRetryConsumer("orders", group="billing",
+                                          bootstrap="localhost:9092") as consumer:
+                await consumer.run(charge, concurrency=50)
+    """
+
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        bootstrap: str,
+        **options: Unpack[Options],
+    ) -> None:
+        self._settings = read_settings(topics, group, bootstrap, options)
+        self._engine = Engine(self._settings, KafkaBroker(self._settings))
+        self._ready = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            # The loop may be closed before the thread has ended.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._ready.set)
+
+        self._engine.listen(tell)
+        self._engine.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.stop()
+        join = self._engine.join if error is None else self._engine.join_quietly
+        await asyncio.shield(asyncio.to_thread(join))
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        """Messages, until `stop`."""
+        while True:
+            message = await self.receive(_WAIT_S)
+            if message is not None:
+                yield message
+            elif self._engine.has_ended:
+                return
+
+    async def run(
+        self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
+    ) -> None:
+        """Has each message handled within `async with`, so many at once, until `stop`.
+
+        Raises:
+            Exception: what a handler raised that is neither retried nor dead; the other handlers
+                are cancelled, and their messages delivered again.
+        """
+        room = asyncio.Semaphore(concurrency)
+
+        async def one(message: ReceivedMessage) -> None:
+            try:
+                async with message:
+                    await handle(message)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as handlers:
+            while not self._engine.has_ended:
+                await room.acquire()
+                message = await self.receive(_WAIT_S)
+                if message is None:
+                    room.release()
+                else:
+                    handlers.create_task(one(message))
+
+    async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; None: there was none in that time, or there will be none."""
+        batch = await self.receive_batch(1, timeout_s)
+        return batch[0] if batch else None
+
+    async def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
+        """What is there, so many at most, as soon as there is something."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            self._ready.clear()
+            batch = self._engine.hand_out(most)
+            left_s = _WAIT_S if deadline is None else deadline - loop.time()
+            if batch or left_s <= 0 or self._engine.has_ended:
+                return batch
+            try:
+                async with asyncio.timeout(min(left_s, _WAIT_S)):
+                    await self._ready.wait()
+            except TimeoutError:
+                continue
+
+    async def flush(self, timeout_s: float = 30.0) -> bool:
+        """As `RetryConsumer.flush`."""
+        return await asyncio.to_thread(self._engine.flush, timeout_s)
+
+    def pause(self) -> None:
+        """As `RetryConsumer.pause`."""
+        self._engine.pause(on=True)
+
+    def resume(self) -> None:
+        """As `RetryConsumer.resume`."""
+        self._engine.pause(on=False)
+
+    def stop(self) -> None:
+        """As `RetryConsumer.stop`."""
+        self._engine.stop()
+
+    @property
+    def counts(self) -> Counts:
+        """What became of records."""
+        return self._engine.counts
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """What this consumer has now."""
+        return self._engine.partitions
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be read or committed now; None: it can."""
+        return self._engine.trouble

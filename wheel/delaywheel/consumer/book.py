@@ -1,0 +1,260 @@
+"""The records that a consumer holds: where each stands, and what the next transaction commits.
+
+A record:
+
+| state | meaning | next |
+|---|---|---|
+| waiting | fetched, in nobody's hands | in hand; settled, if it is skipped or expired; forgotten |
+| in hand | a handler has it | settled, forgotten |
+| settled | its outcome is known here, and nowhere else | committed, forgotten |
+| committed | a transaction has its outcome, and the offset behind it | none |
+| forgotten | not ours any more: it is delivered again, here or elsewhere | none |
+
+A partition:
+
+| what happens | records that it holds | reading goes on at |
+|---|---|---|
+| assigned | none | the committed offset |
+| a transaction is cut | its settled ones, from the first up to one that is not | |
+| it is committed | those become committed, and leave | |
+| it fails, or perhaps failed | all are forgotten, in all partitions | the committed offset |
+| revoked or lost | all are forgotten | |
+
+Invariants, which make each outcome the only one:
+
+1. What a transaction writes for a record, and an offset beyond that record, are in one transaction.
+   So a record is never written for whose offset is not passed, not even if later ones of its
+   partition are settled already: those wait for the first that is not.
+2. An offset is committed only from records that have stood here since the partition was assigned,
+   with the membership of that assignment. A consumer that was away too long cannot commit.
+3. A forgotten record cannot be settled, and nothing that it was settled with is written.
+
+No I/O, no clock, no lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from delaywheel.consumer.errors import SettledError
+from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement, State
+from delaywheel.consumer.records import Outgoing, Partition
+
+CUT_RECORDS = 5_000
+CUT_BYTES = 8_000_000
+"""What one transaction commits at most, but for one record that is larger."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of records, since the consumer was made.
+
+    Attributes:
+        done: Records whose handling is committed.
+        retried: Records that were sent to come back.
+        dead: Records that became dead letters, but for those that expired.
+        skipped: Records of another route.
+        expired: Records whose time to live was over.
+        forgotten: Records that were here and are delivered again.
+        commits: Transactions that were committed.
+        failed_commits: Transactions that were not, or perhaps not.
+    """
+
+    done: int = 0
+    retried: int = 0
+    dead: int = 0
+    skipped: int = 0
+    expired: int = 0
+    forgotten: int = 0
+    commits: int = 0
+    failed_commits: int = 0
+
+
+@dataclass(slots=True)
+class Cut:
+    """What one transaction commits: outcomes of records, and the offsets behind them."""
+
+    messages: list[ReceivedMessage] = field(default_factory=list)
+    records: list[Outgoing] = field(default_factory=list)
+    offsets: dict[Partition, int] = field(default_factory=dict)
+    length_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to go into it."""
+        return len(self.messages) >= CUT_RECORDS or self.length_bytes >= CUT_BYTES
+
+
+class _Shelf:
+    """The uncommitted records of one partition, by offset."""
+
+    __slots__ = ("position", "records")
+
+    def __init__(self, position: int | None) -> None:
+        self.position = position
+        self.records: deque[ReceivedMessage] = deque()
+
+
+class Book:
+    """All records that one consumer holds."""
+
+    def __init__(self, *, max_held: int, max_held_bytes: int) -> None:
+        self.counts = Counts()
+        self._max_held = max_held
+        self._max_held_bytes = max_held_bytes
+        self._shelves: dict[Partition, _Shelf] = {}
+        self._waiting: deque[ReceivedMessage] = deque()
+        self._held = 0
+        self._held_bytes = 0
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions assigned."""
+        return list(self._shelves)
+
+    @property
+    def positions(self) -> dict[Partition, int | None]:
+        """Of each partition the offset to be read next; None: the first there is."""
+        return {partition: shelf.position for partition, shelf in self._shelves.items()}
+
+    @property
+    def held_bytes(self) -> int:
+        """What the records here take: keys, values, headers."""
+        return self._held_bytes
+
+    @property
+    def room(self) -> int:
+        """How many records may be fetched yet."""
+        return max(0, self._max_held - self._held)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be fetched."""
+        return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether fetching may go on after it was full: half of it is free again."""
+        return self._held * 2 <= self._max_held and self._held_bytes * 2 <= self._max_held_bytes
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there is something to be handed out."""
+        return bool(self._waiting)
+
+    @property
+    def can_cut(self) -> bool:
+        """Whether a transaction would have something to commit."""
+        return any(
+            shelf.records and shelf.records[0].state is State.SETTLED
+            for shelf in self._shelves.values()
+        )
+
+    def in_hand(self, partitions: Iterable[Partition]) -> int:
+        """How many records of these partitions handlers have."""
+        shelves = (self._shelves.get(partition) for partition in partitions)
+        return sum(
+            message.state is State.IN_HAND
+            for shelf in shelves
+            if shelf is not None
+            for message in shelf.records
+        )
+
+    def assign(self, positions: Mapping[Partition, int | None]) -> None:
+        """Partitions are ours now, from these offsets on; what was held of them is forgotten."""
+        self.forget(positions)
+        for partition, position in positions.items():
+            self._shelves[partition] = _Shelf(position)
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Partitions are not ours any more."""
+        for partition in list(partitions):
+            shelf = self._shelves.pop(partition, None)
+            if shelf is None:
+                continue
+            for message in shelf.records:
+                message.state = State.FORGOTTEN
+                message.settlement = None
+                self._leave(message)
+            self.counts.forgotten += len(shelf.records)
+        self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
+
+    def take(self, message: ReceivedMessage) -> bool:
+        """Holds a record that was fetched; False: it is not of this assignment."""
+        place = message.place
+        shelf = self._shelves.get(Partition(place.topic, place.partition))
+        if shelf is None or (shelf.position is not None and place.offset < shelf.position):
+            return False
+        shelf.position = place.offset + 1
+        shelf.records.append(message)
+        self._waiting.append(message)
+        self._held += 1
+        self._held_bytes += message.length_bytes
+        return True
+
+    def hand_out(self) -> ReceivedMessage | None:
+        """The record that has waited longest, in hand now; None: none waits."""
+        if not self._waiting:
+            return None
+        message = self._waiting.popleft()
+        message.state = State.IN_HAND
+        return message
+
+    def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
+        """Takes note of an outcome.
+
+        Returns:
+            False: the record is forgotten.
+
+        Raises:
+            SettledError: it has an outcome.
+        """
+        if message.state is State.FORGOTTEN:
+            return False
+        if message.is_settled:
+            raise SettledError(f"{message!r} was settled before")
+        message.settlement = settlement
+        message.state = State.SETTLED
+        return True
+
+    def cut(self) -> Cut | None:
+        """What the next transaction is to commit; nothing is changed by that. None: nothing."""
+        cut = Cut()
+        for partition, shelf in self._shelves.items():
+            for message in shelf.records:
+                if message.state is not State.SETTLED or cut.is_full:
+                    break
+                assert message.settlement is not None
+                cut.messages.append(message)
+                cut.offsets[partition] = message.place.offset + 1
+                record = message.settlement.record
+                if record is not None:
+                    cut.records.append(record)
+                    cut.length_bytes += record.length_bytes
+        return cut if cut.messages else None
+
+    def committed(self, cut: Cut) -> None:
+        """That transaction was committed."""
+        counted = [0] * len(Outcome)
+        for message in cut.messages:
+            assert message.settlement is not None
+            place = message.place
+            first = self._shelves[Partition(place.topic, place.partition)].records.popleft()
+            assert first is message
+            message.state = State.COMMITTED
+            counted[message.settlement.outcome] += 1
+            message.settlement = None
+            self._leave(message)
+        counts = self.counts
+        counts.commits += 1
+        counts.done += counted[Outcome.DONE]
+        counts.retried += counted[Outcome.RETRIED]
+        counts.dead += counted[Outcome.DEAD]
+        counts.skipped += counted[Outcome.SKIPPED]
+        counts.expired += counted[Outcome.EXPIRED]
+
+    def _leave(self, message: ReceivedMessage) -> None:
+        self._held -= 1
+        self._held_bytes -= message.length_bytes

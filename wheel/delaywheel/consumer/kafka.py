@@ -1,0 +1,375 @@
+"""The real Kafka, on confluent-kafka.
+
+A transaction shows the membership (member id, generation) of the assignment that its records were
+read under, and brokers refuse one that is not of the group's present generation. It is kept from
+the moment of the assignment: what the client would tell later may be newer than the records, or,
+once the group has put us out, empty, and an empty one is not checked by brokers at all.
+
+The producer retries nothing within a transactional call, as the leader's does not (decision 4): a
+late copy of a commit would end a later transaction in the middle. What would have been retried is
+an unknown outcome. Then a new producer of the same transactional id ends what the old one had
+begun, and the committed offsets tell how.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka.cimpl import NewTopic
+
+from delaywheel.consumer.errors import ConsumerError, ConsumerReason
+from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
+from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
+from delaywheel.consumer.settings import Settings, TopicNames
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+TRANSACTION_TIMEOUT_MS = 10_000
+"""How long brokers keep a dead consumer's transaction open, and with it its partitions waiting."""
+CALL_S = 9.0
+"""No call that may end a transaction waits longer: below the brokers' own abort."""
+ASK_S = 5.0
+TOPICS_S = 30.0
+NO_RETRY_BACKOFF_MS = 30_000
+LARGEST_BATCH_BYTES = 90_000_000
+"""What our topics and producer let pass: a retry or letter is larger than its record."""
+DEFAULT_BATCH_BYTES = 1_048_588
+"""Kafka's `max.message.bytes`, where we may not know it."""
+
+_METADATA = struct.Struct("=7si")
+_METADATA_MAGIC = b"CGMDv2:"
+_REFUSALS = frozenset(
+    {
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
+class KafkaBroker:
+    """`Broker`, as a consumer uses it."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Connects when it is started."""
+        self._settings = settings
+        instance = settings.instance or uuid.uuid4().hex
+        self._transactional_id = f"delaywheel-retry-{settings.group}-{instance}"
+        self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+
+    def start(self) -> Start:
+        """See `Broker`."""
+        try:
+            admin = AdminClient(self._client())
+            partitions = _partitions(admin)
+            ingress = self._ingress_topic(partitions)
+            for source in (names.source for names in self._settings.topics):
+                if source not in partitions:
+                    raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {source}")
+            if self._settings.create_topics:
+                _create(admin, self._settings.topics, partitions)
+            missing = [
+                name
+                for names in self._settings.topics
+                for name in (names.retry, names.dead)
+                if name not in _partitions(admin)
+            ]
+            if missing:
+                raise ConsumerError(ConsumerReason.TOPICS_NOT_MADE, ", ".join(missing))
+            return Start(ingress, _largest_batch(admin, ingress))
+        except KafkaException as exception:
+            raise _away(exception) from exception
+
+    def subscribe(
+        self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
+    ) -> None:
+        """See `Broker`."""
+        instance = self._settings.instance
+        consumer = Consumer(
+            {
+                **({} if instance is None else {"group.instance.id": instance}),
+                "session.timeout.ms": 10_000,
+                "heartbeat.interval.ms": 3_000,
+                "queued.max.messages.kbytes": 16_384,
+                "fetch.wait.max.ms": 100,
+                **self._client(),
+                "group.id": self._settings.group,
+                "group.protocol": "classic",
+                "enable.auto.commit": False,
+                "enable.auto.offset.store": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "partition.assignment.strategy": "range",
+            },
+            logger=_LOG,
+        )
+        self._consumer = consumer
+        consumer.subscribe(
+            [name for names in self._settings.topics for name in (names.source, names.retry)],
+            on_assign=lambda _, given: on_assign(_numbers(given)),
+            on_revoke=lambda _, given: on_revoke(_numbers(given)),
+            on_lost=lambda _, given: on_lost(_numbers(given)),
+        )
+
+    def fetch(self, most: int, timeout_s: float) -> list[Incoming]:
+        """See `Broker`."""
+        records = []
+        for message in self._joined.consume(most, timeout_s):
+            error = message.error()
+            if error is None:
+                records.append(_incoming(message))
+            elif error.fatal():
+                raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
+            elif error.code() in _REFUSALS:
+                raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+            else:
+                _LOG.warning("Kafka: %s", error.str())
+        return records
+
+    def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
+        """See `Broker`."""
+        wanted = [TopicPartition(topic, number) for topic, number in partitions]
+        try:
+            told = self._joined.committed(wanted, timeout=ASK_S)
+        except KafkaException as exception:
+            raise _away(exception) from exception
+        found: dict[Partition, int | None] = {}
+        for one in told:
+            if one.error is not None:
+                raise KafkaAway(one.error.str())
+            found[Partition(one.topic, one.partition)] = one.offset if one.offset >= 0 else None
+        return found
+
+    def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """See `Broker`."""
+        found = {}
+        try:
+            for partition in partitions:
+                told = self._joined.get_watermark_offsets(
+                    TopicPartition(partition.topic, partition.number), timeout=ASK_S
+                )
+                if told is None:
+                    raise KafkaAway(f"the end of {partition} is not told")
+                found[partition] = told[1]
+        except KafkaException as exception:
+            raise _away(exception) from exception
+        return found
+
+    def assign(self, positions: Mapping[Partition, int | None]) -> None:
+        """See `Broker`."""
+        self._joined.assign(
+            [
+                TopicPartition(topic, number, OFFSET_BEGINNING if offset is None else offset)
+                for (topic, number), offset in positions.items()
+            ]
+        )
+
+    def membership(self) -> bytes | None:
+        """See `Broker`."""
+        told = cast("bytes | None", self._joined.consumer_group_metadata())
+        if told is None or len(told) < _METADATA.size:
+            return None
+        magic, generation = _METADATA.unpack_from(told)
+        return None if magic != _METADATA_MAGIC or generation < 0 else told
+
+    def pause(self, partitions: Sequence[Partition]) -> None:
+        """See `Broker`."""
+        self._joined.pause([TopicPartition(topic, number) for topic, number in partitions])
+
+    def resume(self, partitions: Sequence[Partition]) -> None:
+        """See `Broker`."""
+        self._joined.resume([TopicPartition(topic, number) for topic, number in partitions])
+
+    def commit(
+        self, records: Sequence[Outgoing], offsets: Mapping[Partition, int], membership: bytes
+    ) -> str | None:
+        """See `Broker`."""
+        producer = self._producer
+        if producer is None:
+            return "no transactional producer"
+        passed = [
+            TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()
+        ]
+        try:
+            producer.begin_transaction()
+            for record in records:
+                _write(producer, record)
+            unanswered = producer.flush(CALL_S)
+            if unanswered:
+                return f"no answer to {unanswered} records"
+            producer.send_offsets_to_transaction(passed, membership, CALL_S)
+            producer.commit_transaction(CALL_S)
+        except (KafkaException, BufferError) as exception:
+            return str(exception)
+        return None
+
+    def renew_producer(self) -> None:
+        """See `Broker`."""
+        self._drop_producer()
+        try:
+            self._producer = Producer(
+                {
+                    "linger.ms": 5,
+                    **self._client(),
+                    "transactional.id": self._transactional_id,
+                    "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "retry.backoff.ms": NO_RETRY_BACKOFF_MS,
+                    "retry.backoff.max.ms": NO_RETRY_BACKOFF_MS,
+                    "message.max.bytes": LARGEST_BATCH_BYTES,
+                    "partitioner": "murmur2_random",  # as Java's
+                },
+                logger=_LOG,
+            )
+            self._producer.init_transactions(CALL_S)
+        except KafkaException as exception:
+            self._drop_producer()
+            raise _away(exception) from exception
+
+    def close(self) -> None:
+        """See `Broker`."""
+        self._drop_producer()
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    @property
+    def _joined(self) -> Consumer:
+        assert self._consumer is not None
+        return self._consumer
+
+    def _client(self) -> dict[str, Any]:
+        return {
+            "log_level": 3,
+            **self._settings.kafka,
+            "bootstrap.servers": self._settings.bootstrap,
+        }
+
+    def _ingress_topic(self, topics: Mapping[str, int]) -> str:
+        cluster = self._settings.cluster
+        found = [name for name in topics if _is_ingress(name, cluster)]
+        if not found:
+            raise ConsumerError(
+                ConsumerReason.INGRESS_MISSING,
+                f"no topic delaywheel-{cluster or '<cluster>'}-ingress",
+            )
+        if len(found) > 1:
+            raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
+        return found[0]
+
+    def _drop_producer(self) -> None:
+        """Lets go of it on another thread: librdkafka joins its own ones."""
+        dropped, self._producer = [self._producer], None
+        threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
+
+
+def _is_ingress(topic: str, cluster: str | None) -> bool:
+    if cluster is not None:
+        return topic == f"delaywheel-{cluster}-ingress"
+    return topic.startswith("delaywheel-") and topic.endswith("-ingress")
+
+
+def _partitions(admin: AdminClient) -> dict[str, int]:
+    """How many partitions each topic has."""
+    topics = admin.list_topics(timeout=ASK_S).topics
+    return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+
+
+def _create(admin: AdminClient, topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
+    """Makes what is missing, and waits until the brokers tell of it."""
+    wanted = [
+        NewTopic(
+            name,
+            num_partitions=known[names.source],
+            replication_factor=-1,
+            config={"max.message.bytes": str(LARGEST_BATCH_BYTES)},
+        )
+        for names in topics
+        for name in (names.retry, names.dead)
+        if name not in known
+    ]
+    if not wanted:
+        return
+    for name, future in admin.create_topics(wanted, request_timeout=ASK_S).items():
+        try:
+            future.result()
+        except KafkaException as exception:
+            error = exception.args[0]
+            if error.code() in _REFUSALS or error.code() == KafkaError.POLICY_VIOLATION:
+                raise ConsumerError(
+                    ConsumerReason.TOPICS_NOT_MADE, f"{name}: {error.str()}"
+                ) from exception
+            if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    deadline = time.monotonic() + TOPICS_S
+    while not {topic.topic for topic in wanted} <= _partitions(admin).keys():
+        if time.monotonic() > deadline:
+            raise KafkaAway("topics were made and are not seen")
+        time.sleep(0.05)
+
+
+def _largest_batch(admin: AdminClient, topic: str) -> int:
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        told = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
+        return int(told["max.message.bytes"].value)
+    except KafkaException:  # we may not know
+        return DEFAULT_BATCH_BYTES
+
+
+def _numbers(partitions: Sequence[TopicPartition]) -> list[Partition]:
+    return [Partition(one.topic, one.partition) for one in partitions]
+
+
+def _incoming(message: Message) -> Incoming:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None
+    assert partition is not None
+    assert offset is not None
+    headers = cast("Headers | None", message.headers())
+    key, value = message.key(), message.value()
+    place = Place(topic, partition, offset, message.timestamp()[1])
+    return Incoming(place, key, value, headers or [])
+
+
+def _write(producer: Producer, record: Outgoing) -> None:
+    def hand_over() -> None:
+        producer.produce(
+            record.topic,
+            value=record.value,
+            key=record.key,
+            headers=record.headers,  # type: ignore[arg-type]  # its list is typed as invariant
+            partition=record.partition,
+        )
+
+    try:
+        hand_over()
+    except BufferError:
+        # The client's queue is full: once that is sent, there is room.
+        producer.flush(CALL_S)
+        hand_over()
+
+
+def _away(exception: KafkaException) -> Exception:
+    error = exception.args[0]
+    if error.code() in _REFUSALS:
+        return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+    return KafkaAway(f"{error.name()}: {error.str()}")

@@ -1,0 +1,258 @@
+"""A record in the hands of its handler, and the ways in which it can be settled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from enum import IntEnum
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
+
+from delaywheel.consumer.records import Headers, Incoming, Outgoing, Place, Trip, content_bytes
+from delaywheel.consumer.settings import Duration
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+
+class State(IntEnum):
+    """Where a record stands; `book.py` has the table."""
+
+    WAITING = 0
+    IN_HAND = 1
+    SETTLED = 2
+    COMMITTED = 3
+    FORGOTTEN = 4
+
+
+class Outcome(IntEnum):
+    """How a record was settled."""
+
+    DONE = 0
+    RETRIED = 1
+    DEAD = 2
+    SKIPPED = 3
+    EXPIRED = 4
+
+
+class Settlement(NamedTuple):
+    """An outcome, and what its transaction writes for it."""
+
+    outcome: Outcome
+    record: Outgoing | None = None
+
+
+class Desk(Protocol):
+    """Where messages are settled."""
+
+    def done(self, message: ReceivedMessage) -> bool:
+        """The record was handled."""
+        ...
+
+    def retry(
+        self,
+        message: ReceivedMessage,
+        after: Duration | None,
+        error: BaseException | str | None,
+    ) -> bool:
+        """The record comes back, or is dead if it came back often enough."""
+        ...
+
+    def dead(
+        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
+    ) -> bool:
+        """The record goes to the dead letters."""
+        ...
+
+    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
+        """The handler raised; False: this exception is not ours to settle."""
+        ...
+
+
+class ReceivedMessage:
+    """A record to be handled: it ends as exactly one of done, retried and dead.
+
+    Use it as a context manager, `with` or `async with`: left normally, it is done; left by an
+    exception, it is retried or dead, as the consumer was told (`retry`, `retry_on`, `dead_on`).
+    Or call `done`, `retry` or `dead`. What is never settled is delivered again once this consumer
+    ends, and holds up the commits of its partition until then.
+
+    Attributes:
+        key: Bytes or None.
+        value: Bytes or None.
+        headers: As the record had them when it was first read.
+        attempt: 1 the first time.
+        origin: Where it was first read, with its timestamp in Unix milliseconds.
+        place: Where it was read now; on the retry topic, if it is a retry.
+        first_error: How the first attempt failed; None at the first.
+        last_error: How the last attempt failed; None at the first.
+
+    Example:
+        By hand::
+
+            if not stock.reserve(message.value):
+                message.retry(after="1m", error="out of stock")
+    """
+
+    __slots__ = (
+        "_desk",
+        "attempt",
+        "first_error",
+        "headers",
+        "key",
+        "last_error",
+        "length_bytes",
+        "origin",
+        "place",
+        "settlement",
+        "state",
+        "value",
+    )
+
+    def __init__(self, desk: Desk, record: Incoming, trip: Trip, headers: Headers) -> None:
+        self._desk = desk
+        self.place: Place = record.place
+        self.key = record.key
+        self.value = record.value
+        self.headers = headers
+        self.attempt = trip.attempt
+        self.origin: Place = trip.origin
+        self.first_error = trip.first_error
+        self.last_error = trip.last_error
+        self.length_bytes = content_bytes(record.key, record.value, record.headers)
+        self.state = State.WAITING
+        self.settlement: Settlement | None = None
+
+    def __repr__(self) -> str:
+        """Places and lengths, never contents."""
+        return f"<{self.origin} attempt={self.attempt} {self.length_bytes} bytes>"
+
+    @property
+    def topic(self) -> str:
+        """The topic of its origin, even if it was read from the retry topic."""
+        return self.origin.topic
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The timestamp that the record had when it was first read."""
+        return self.origin.timestamp_ms
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has its outcome; not if it was taken from this consumer before it had one."""
+        return self.state in (State.SETTLED, State.COMMITTED)
+
+    def header(self, name: str) -> bytes | None:
+        """The last value of a header; None: there is none, or it is null."""
+        found = None
+        for known, value in self.headers:
+            if known == name:
+                found = value
+        return found
+
+    def done(self) -> bool:
+        """It was handled.
+
+        Returns:
+            False: it is not this consumer's any more (a rebalance, or a transaction that failed),
+            and is delivered again. The same for `retry` and `dead`.
+
+        Raises:
+            SettledError: it was settled before.
+        """
+        return self._desk.done(self)
+
+    def retry(
+        self, after: Duration | None = None, *, error: BaseException | str | None = None
+    ) -> bool:
+        """It comes back.
+
+        Args:
+            after: When, from now. None: after the level of this attempt; after the last, it is
+                dead. With a delay given, it comes back however often it came.
+            error: Told in headers.
+
+        Raises:
+            SettledError: it was settled before.
+            ValueError: no duration.
+        """
+        return self._desk.retry(self, after, error)
+
+    def dead(self, reason: str, *, error: BaseException | str | None = None) -> bool:
+        """It goes to the dead letters, with this reason.
+
+        Raises:
+            SettledError: it was settled before.
+        """
+        return self._desk.dead(self, reason, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return _leave([self], error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return _leave([self], error)
+
+    def fail(self, error: Exception) -> bool:
+        """Settles it as an exception of its handler asks; False: that is not ours to settle."""
+        return self._desk.fail(self, error)
+
+
+class Batch(list[ReceivedMessage]):
+    """Some messages, to be handled together.
+
+    As a context manager it settles those that are not yet: left normally they are done, left by an
+    exception each is retried or dead.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return _leave(self, error)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        return _leave(self, error)
+
+
+def _leave(messages: Iterable[ReceivedMessage], error: BaseException | None) -> bool:
+    """Settles what is left of a `with` block; whether its exception ends there."""
+    open_ = [message for message in messages if not message.is_settled]
+    if error is None:
+        for message in open_:
+            message.done()
+        return False
+    # Whoever is interrupted or cancelled has not failed: these are delivered again.
+    if not isinstance(error, Exception) or not open_:
+        return False
+    if not all(message.fail(error) for message in open_):
+        return False
+    _LOG.info("%r failed", open_[0], exc_info=error)
+    return True

@@ -1,0 +1,146 @@
+"""What becomes of a record: what an exception means, which attempt is the last, what expires.
+
+| the handler | attempts left | outcome |
+|---|---|---|
+| ended, or said done | any | done |
+| raised one of `dead_on` | any | dead, NOT_RETRIABLE |
+| raised one of `retry_on`, or said retry | yes | retried, after the level of this attempt |
+| raised one of `retry_on`, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
+| raised anything else | any | none: the exception is raised, the record stays unsettled |
+| said retry after a delay | any | retried, after that delay |
+| said dead | any | dead, with the reason given |
+
+A record whose time to live is over, or would be when it came back, has expired: it is skipped, or
+dead with EXPIRED. A retry that is larger than the ingress topic takes is dead, MESSAGE_TOO_LARGE.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
+from delaywheel.consumer.records import Trip, dead_letter, error_text, retry_record
+from delaywheel.consumer.settings import Duration, Settings, delay_ms
+from delaywheel.ttl import ttl_s_of
+
+_BATCH_BYTES = 120
+"""What Kafka adds to a record that is alone in its batch, but for what it adds to each header."""
+_HEADER_BYTES = 10
+
+
+class DeadLetterReason(StrEnum):
+    """Why a record became a dead letter, where its handler gave no reason of its own."""
+
+    ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
+    NOT_RETRIABLE = "NOT_RETRIABLE"
+    EXPIRED = "EXPIRED"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+
+
+class Policy:
+    """Makes settlements; knows no clock and no state."""
+
+    def __init__(self, settings: Settings, *, ingress_topic: str, most_bytes: int) -> None:
+        """Is what the settings say.
+
+        Args:
+            settings: Of the consumer.
+            ingress_topic: Where retries go.
+            most_bytes: The largest batch that it takes.
+        """
+        self._settings = settings
+        self._ingress_topic = ingress_topic
+        self._most_bytes = most_bytes
+
+    def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
+        """What an exception of a handler asks for; None: it is to be raised."""
+        if isinstance(error, self._settings.dead_on):
+            return "dead"
+        return "retry" if isinstance(error, self._settings.retry_on) else None
+
+    def retry(
+        self,
+        message: ReceivedMessage,
+        after: Duration | None,
+        error: BaseException | str | None,
+        now_ms: int,
+    ) -> Settlement:
+        """The record comes back; or is dead, or has expired."""
+        levels = self._settings.retry_ms
+        if after is not None:
+            wait_ms = delay_ms(after)
+        elif message.attempt <= len(levels):
+            wait_ms = levels[message.attempt - 1]
+        else:
+            return self.dead(message, DeadLetterReason.ATTEMPTS_EXHAUSTED, error)
+        due_ms = now_ms + wait_ms
+        expiry_ms = expires_ms(message)
+        if expiry_ms is not None and due_ms >= expiry_ms:
+            return self.expired(message, error)
+        trip = _failed(message, error)
+        record = retry_record(
+            ingress_topic=self._ingress_topic,
+            retry_topic=self._settings.names_of(message.place.topic).retry,
+            trip=trip._replace(attempt=message.attempt + 1),
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
+            due_ms=due_ms,
+            partition=message.place.partition if self._settings.keep_partition else None,
+        )
+        whole = record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
+        if whole > self._most_bytes:
+            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
+        return Settlement(Outcome.RETRIED, record)
+
+    def dead(
+        self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
+    ) -> Settlement:
+        """The record's dead letter."""
+        names = self._settings.names_of(message.place.topic)
+        letter = dead_letter(
+            dead_topic=names.dead,
+            retry_topic=names.retry,
+            group=self._settings.group,
+            reason=reason,
+            trip=_failed(message, error),
+            key=message.key,
+            value=message.value,
+            headers=message.headers,
+        )
+        return Settlement(Outcome.DEAD, letter)
+
+    def expired(
+        self, message: ReceivedMessage, error: BaseException | str | None = None
+    ) -> Settlement:
+        """What becomes of a record whose time to live is over."""
+        if self._settings.expired == "skip":
+            return Settlement(Outcome.EXPIRED)
+        letter = self.dead(message, DeadLetterReason.EXPIRED, error)
+        return Settlement(Outcome.EXPIRED, letter.record)
+
+    def at_hand_out(self, message: ReceivedMessage, now_ms: int) -> Settlement | None:
+        """What becomes of a record before it reaches a handler; None: it is to be handled."""
+        route = self._settings.route
+        # What came back was for us when it first came, whatever the patterns are now.
+        if route is not None and message.attempt == 1 and not route.takes(message.headers):
+            return Settlement(Outcome.SKIPPED)
+        expiry_ms = expires_ms(message)
+        if expiry_ms is not None and now_ms >= expiry_ms:
+            return self.expired(message)
+        return None
+
+
+def expires_ms(message: ReceivedMessage) -> int | None:
+    """When the record's time to live is over, from the timestamp it was first read with."""
+    ttl_s = ttl_s_of(message.headers)
+    return None if ttl_s is None else message.timestamp_ms + ttl_s * 1000
+
+
+def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:
+    """What is known of the record's attempts, this one counted."""
+    said = error_text(error) if isinstance(error, BaseException) else error
+    first = message.first_error if message.first_error is not None else said
+    last = said if said is not None else message.last_error
+    return Trip(message.attempt, message.origin, first, last)

@@ -1,0 +1,237 @@
+"""What is read from Kafka and written to it: how a retry and a dead letter are told in headers.
+
+A record that is retried goes to the ingress topic (docs/INGRESS.md) and comes back on the group's
+retry topic. What the group has to know of it travels in headers that begin with `dw-retry-`, which
+ingress passes on:
+
+| header | holds |
+|---|---|
+| `dw-retry-attempt` | the number of the attempt that the record is for, from 2 |
+| `dw-retry-origin` | `<topic>/<partition>/<offset>` of the record as it was first read |
+| `dw-retry-origin-timestamp` | its timestamp, Unix ms |
+| `dw-retry-first-error`, `dw-retry-last-error` | how the first and the last attempt failed |
+| `dw-retry-kept-<name>` | the record's own header `<name>`, see below |
+
+A record's own headers arrive as they were. Some names would mean something on the way: those that
+begin with `dw-`, for the record may have come through delaywheel before; and `ttl`, which would
+count from the retry instead of the record's own timestamp. They travel as `dw-retry-kept-<name>`,
+in their place, and get their names back.
+
+A dead letter has the record's key, value and headers as they were, and behind them what says why.
+Its names begin with `dw-dead-`, as those of the service's own dead letters do:
+
+| header | holds |
+|---|---|
+| `dw-dead-reason` | a name such as `ATTEMPTS_EXHAUSTED`, or what the handler gave |
+| `dw-dead-detail` | the last error, if there is one |
+| `dw-dead-topic` | the group's retry topic: sent there again, no other group sees it |
+| `dw-dead-group` | the consumer group |
+| `dw-dead-attempts` | how many were made |
+| `dw-dead-origin`, `dw-dead-origin-timestamp` | as above |
+| `dw-dead-first-error` | how the first attempt failed, if it did |
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from delaywheel import ingress
+from delaywheel.message import RESERVED_PREFIX
+from delaywheel.ttl import TTL_HEADER
+
+Headers = list[tuple[str, bytes | None]]
+
+ANY_PARTITION = -1
+LONGEST_ERROR = 300
+"""Characters of an error that a header carries."""
+
+RECORD_ROOM_BYTES = 4_096
+"""What a retry or a dead letter may be larger than the record: our headers, at most."""
+
+_KEPT = f"{ingress.PASSED_PREFIX}kept-"
+_ATTEMPT = f"{ingress.PASSED_PREFIX}attempt"
+_ORIGIN = f"{ingress.PASSED_PREFIX}origin"
+_ORIGIN_TIMESTAMP = f"{ingress.PASSED_PREFIX}origin-timestamp"
+_FIRST_ERROR = f"{ingress.PASSED_PREFIX}first-error"
+_LAST_ERROR = f"{ingress.PASSED_PREFIX}last-error"
+
+
+class Partition(NamedTuple):
+    """One partition of a topic."""
+
+    topic: str
+    number: int
+
+
+class Place(NamedTuple):
+    """Where a record lies in Kafka, and its timestamp in Unix milliseconds."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+class Incoming(NamedTuple):
+    """A record as it was read."""
+
+    place: Place
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
+class Outgoing(NamedTuple):
+    """A record to be written."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    partition: int = ANY_PARTITION
+
+    @property
+    def length_bytes(self) -> int:
+        """Key, value and headers."""
+        return content_bytes(self.key, self.value, self.headers)
+
+
+class Trip(NamedTuple):
+    """What is known of a record's earlier attempts.
+
+    Attributes:
+        attempt: The number of the coming attempt, from 1.
+        origin: Where it was first read.
+        first_error: How the first attempt failed.
+        last_error: How the last one failed.
+    """
+
+    attempt: int
+    origin: Place
+    first_error: str | None = None
+    last_error: str | None = None
+
+
+def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """What key, value and headers take."""
+    told = sum(len(name) + len(content or b"") for name, content in headers)
+    return len(key or b"") + len(value or b"") + told
+
+
+def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
+    """What a record of the retry topic says of its attempts, and its own headers.
+
+    A record that somebody else put there is one like any other, at its first attempt.
+    """
+    told: dict[str, bytes] = {}
+    own: Headers = []
+    for name, value in record.headers:
+        if name.startswith(_KEPT):
+            own.append((name[len(_KEPT) :], value))
+        elif not name.startswith(RESERVED_PREFIX):
+            own.append((name, value))
+        elif value is not None:
+            told[name] = value
+    try:
+        topic, partition, offset = told[_ORIGIN].decode().split("/")
+        origin = Place(topic, int(partition), int(offset), int(told[_ORIGIN_TIMESTAMP]))
+        attempt = int(told[_ATTEMPT])
+    except (KeyError, ValueError):
+        return Trip(1, record.place), own
+    return Trip(attempt, origin, _text(told, _FIRST_ERROR), _text(told, _LAST_ERROR)), own
+
+
+def retry_record(
+    *,
+    ingress_topic: str,
+    retry_topic: str,
+    trip: Trip,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    due_ms: int,
+    partition: int | None,
+) -> Outgoing:
+    """The record for the ingress topic that brings a record back.
+
+    Args:
+        ingress_topic: Where it goes.
+        retry_topic: Where it comes back.
+        trip: Of the attempt it comes back for.
+        key: As it was.
+        value: As it was.
+        headers: As they were.
+        due_ms: When it comes back.
+        partition: On which partition it comes back; None: the key chooses.
+    """
+    packed: Headers = [
+        (f"{_KEPT}{name}" if _means_something(name) else name, content) for name, content in headers
+    ]
+    packed += (
+        (_ATTEMPT, b"%d" % trip.attempt),
+        (_ORIGIN, str(trip.origin).encode()),
+        (_ORIGIN_TIMESTAMP, b"%d" % trip.origin.timestamp_ms),
+    )
+    for name, error in ((_FIRST_ERROR, trip.first_error), (_LAST_ERROR, trip.last_error)):
+        if error is not None:
+            packed.append((name, encode_error(error)))
+    packed.append((ingress.TOPIC, retry_topic.encode()))
+    packed.append((ingress.DELIVER_AT, b"%d" % due_ms))
+    if partition is not None:
+        packed.append((ingress.PARTITION, b"%d" % partition))
+    return Outgoing(ingress_topic, key, value, packed)
+
+
+def dead_letter(
+    *,
+    dead_topic: str,
+    retry_topic: str,
+    group: str,
+    reason: str,
+    trip: Trip,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+) -> Outgoing:
+    """A record's dead letter; `trip` is that of the attempt it died in."""
+    told: Headers = [
+        *headers,
+        ("dw-dead-reason", encode_error(reason)),
+        ("dw-dead-topic", retry_topic.encode()),
+        ("dw-dead-group", group.encode()),
+        ("dw-dead-attempts", b"%d" % trip.attempt),
+        ("dw-dead-origin", str(trip.origin).encode()),
+        ("dw-dead-origin-timestamp", b"%d" % trip.origin.timestamp_ms),
+    ]
+    if trip.first_error is not None:
+        told.append(("dw-dead-first-error", encode_error(trip.first_error)))
+    if trip.last_error is not None:
+        told.append(("dw-dead-detail", encode_error(trip.last_error)))
+    return Outgoing(dead_topic, key, value, told)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception in a header's words: its class, and what it says."""
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - the exception is the caller's, and so is its text
+        said = "(its text cannot be made)"
+    name = type(error).__name__
+    return (f"{name}: {said}" if said else name)[:LONGEST_ERROR]
+
+
+def encode_error(text: str) -> bytes:
+    """Text for a header, whatever is in it."""
+    return text[:LONGEST_ERROR].encode(errors="replace")
+
+
+def _means_something(name: str) -> bool:
+    return name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
+
+
+def _text(told: dict[str, bytes], name: str) -> str | None:
+    value = told.get(name)
+    return None if value is None else value.decode(errors="replace")

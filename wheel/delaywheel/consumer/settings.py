@@ -1,0 +1,217 @@
+"""What a consumer is told: topics, group, levels of retrying, bounds; checked when it is made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final, Literal, TypedDict
+
+from delaywheel.consumer.routing import Route
+from delaywheel.levels import duration_ms
+
+Duration = str | timedelta
+"""Such as `"1m30s"`, or a timedelta."""
+
+DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
+
+KEPT_SETTINGS: Final = frozenset(
+    {
+        "auto.offset.reset",
+        "bootstrap.servers",
+        "enable.auto.commit",
+        "enable.auto.offset.store",
+        "enable.idempotence",
+        "enable.partition.eof",
+        "group.id",
+        "group.instance.id",
+        "group.protocol",
+        "isolation.level",
+        "message.max.bytes",
+        "message.timeout.ms",
+        "partition.assignment.strategy",
+        "partitioner",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "transaction.timeout.ms",
+        "transactional.id",
+    }
+)
+"""Settings of the Kafka clients that the promises stand on; they are not the caller's to change."""
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a consumer besides its topics, group and Kafka.
+
+    Attributes:
+        cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
+        retry: The delay before each further attempt. Empty: what fails is dead at once.
+        retry_on: Exceptions that are retried.
+        dead_on: Exceptions that are not, even if `retry_on` has them: the record is dead at once.
+            What is in neither is raised out of the `with` block, and the record stays unsettled.
+        route: Patterns for the header `routingkey`; other records are skipped.
+        expired: What becomes of records whose `ttl` is over: skipped, or dead letters.
+        keep_partition: Whether a retry comes back on the partition of the same number.
+        start: Where a group begins that never committed anything.
+        commit_every: How long what is settled may wait for its transaction.
+        drain: How long a rebalance, or the end, waits for what is in hand to be settled.
+        max_held_bytes: What may be held here, in hand or not, before no more is fetched.
+        max_held: The same as a number of records.
+        create_topics: Whether missing retry and dead-letter topics are made.
+        instance: A name that no other consumer of the group has, and that this one keeps over
+            restarts. Then it gets its partitions back at once when it was killed, and what it had
+            begun is ended at once; but others get them only after `session.timeout.ms`, even if
+            it was stopped (a static member of its group, in Kafka's words).
+        kafka: Further settings for the Kafka clients, as librdkafka names them.
+    """
+
+    cluster: str | None
+    retry: Iterable[Duration]
+    retry_on: type[Exception] | Sequence[type[Exception]]
+    dead_on: type[Exception] | Sequence[type[Exception]]
+    route: Iterable[str] | None
+    expired: Literal["skip", "dead"]
+    keep_partition: bool
+    start: Literal["earliest", "latest"]
+    commit_every: Duration
+    drain: Duration
+    max_held_bytes: int
+    max_held: int
+    create_topics: bool
+    instance: str | None
+    kafka: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicNames:
+    """The topics that go with one source topic, for one group."""
+
+    source: str
+    retry: str
+    dead: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """As `Options`, checked; durations in milliseconds."""
+
+    topics: tuple[TopicNames, ...]
+    group: str
+    bootstrap: str
+    cluster: str | None = None
+    retry_ms: tuple[int, ...] = ()
+    retry_on: tuple[type[Exception], ...] = (Exception,)
+    dead_on: tuple[type[Exception], ...] = ()
+    route: Route | None = None
+    expired: Literal["skip", "dead"] = "skip"
+    keep_partition: bool = False
+    start: Literal["earliest", "latest"] = "earliest"
+    commit_every_ms: int = 200
+    drain_ms: int = 10_000
+    max_held_bytes: int = 16_000_000
+    max_held: int = 10_000
+    create_topics: bool = True
+    instance: str | None = None
+    kafka: Mapping[str, Any] = field(default_factory=dict)
+
+    def names_of(self, topic: str) -> TopicNames:
+        """The topics that belong together, of which this one is the source or the retry topic."""
+        return next(names for names in self.topics if topic in (names.source, names.retry))
+
+
+def read_settings(
+    topics: str | Iterable[str], group: str, bootstrap: str, options: Options
+) -> Settings:
+    """Checks what a consumer is told.
+
+    Raises:
+        ValueError: something cannot be; RoutePatternError, for a pattern, is one.
+        TypeError: an option that there is not, or exceptions that are none.
+    """
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(f"no such option: {', '.join(unknown)}")
+    sources = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not sources or len(set(sources)) < len(sources):
+        raise ValueError(f"topics {sources!r}: at least one, each once")
+    if not group or not bootstrap:
+        raise ValueError("group and bootstrap must not be empty")
+    kafka = dict(options.get("kafka", {}))
+    kept = sorted(KEPT_SETTINGS & set(kafka))
+    if kept:
+        raise ValueError(f"kafka: {', '.join(kept)}: the consumer sets this itself")
+    route, expired = options.get("route"), options.get("expired", "skip")
+    start = options.get("start", "earliest")
+    if expired not in ("skip", "dead"):
+        raise ValueError(f"expired={expired!r}: neither 'skip' nor 'dead'")
+    if start not in ("earliest", "latest"):
+        raise ValueError(f"start={start!r}: neither 'earliest' nor 'latest'")
+    return Settings(
+        topics=tuple(_names(source, group) for source in sources),
+        group=group,
+        bootstrap=bootstrap,
+        cluster=options.get("cluster"),
+        retry_ms=tuple(delay_ms(delay) for delay in _levels(options.get("retry", DEFAULT_RETRY))),
+        retry_on=_exceptions(options.get("retry_on", Exception)),
+        dead_on=_exceptions(options.get("dead_on", ())),
+        route=None if route is None else Route(route),
+        expired=expired,
+        keep_partition=options.get("keep_partition", False),
+        start=start,
+        commit_every_ms=delay_ms(options.get("commit_every", "200ms")),
+        drain_ms=delay_ms(options.get("drain", "10s")),
+        max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),
+        max_held=_positive("max_held", options.get("max_held", 10_000)),
+        create_topics=options.get("create_topics", True),
+        instance=options.get("instance"),
+        kafka=kafka,
+    )
+
+
+def delay_ms(delay: Duration) -> int:
+    """A duration in milliseconds, rounded up.
+
+    Raises:
+        ValueError: it is no duration, or below zero.
+    """
+    if isinstance(delay, timedelta):
+        if delay < timedelta():
+            raise ValueError(f"duration {delay}: below zero")
+        return -(-delay // timedelta(milliseconds=1))
+    return duration_ms(delay)
+
+
+def _levels(levels: Iterable[Duration]) -> Iterable[Duration]:
+    if isinstance(levels, str):
+        raise TypeError(f"retry={levels!r}: give a list of delays, such as ({levels!r},)")
+    return levels
+
+
+def _names(source: str, group: str) -> TopicNames:
+    names = TopicNames(source, f"{source}-retry-{group}", f"{source}-dead-{group}")
+    for name in (names.source, names.retry, names.dead):
+        if not _TOPIC.fullmatch(name):
+            raise ValueError(
+                f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
+                " the group's name is part of its topics' names"
+            )
+    return names
+
+
+def _exceptions(
+    given: type[Exception] | Sequence[type[Exception]],
+) -> tuple[type[Exception], ...]:
+    classes = (given,) if isinstance(given, type) else tuple(given)
+    for one in classes:
+        if not (isinstance(one, type) and issubclass(one, Exception)):
+            raise TypeError(f"{one!r} is no class of exceptions")
+    return classes
+
+
+def _positive(name: str, number: int) -> int:
+    if number < 1:
+        raise ValueError(f"{name}={number}: at least 1")
+    return number

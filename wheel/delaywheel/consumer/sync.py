@@ -1,0 +1,159 @@
+"""The consumer for threads: a loop over messages or batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Self, Unpack
+
+from delaywheel.consumer.book import Counts
+from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.kafka import KafkaBroker
+from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.settings import Duration, Options, delay_ms, read_settings
+
+_WAIT_S = 0.5
+"""A stop asked for by a signal's handler is seen as soon."""
+
+
+class RetryConsumer:
+    """Reads topics, and the group's own retry topics, as one stream; sends back what fails.
+
+    Each record ends as exactly one of done, retried and dead, and that is committed in one Kafka
+    transaction with its offset. Handlers run at least once: what was being handled when a consumer
+    dies is handled again.
+
+    Several threads may take messages from one consumer.
+
+    Args:
+        topics: One topic, or several.
+        group: The consumer group. Its name is part of its topics': `<topic>-retry-<group>` and
+            `<topic>-dead-<group>`.
+        bootstrap: Kafka's addresses.
+        **options: See `Options`.
+
+    Raises:
+        ValueError: something cannot be; `RoutePatternError` for a pattern is one.
+        ConsumerError: later, where messages are taken: the consumer has stopped, and why.
+
+    Example:
+        With three retries::
+
+            with RetryConsumer("orders", group="billing", bootstrap="localhost:9092",
+                               retry=("5s", "30s", "5m")) as consumer:
+                for message in consumer:
+                    with message:
+                        charge(message.value)
+    """
+
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        bootstrap: str,
+        **options: Unpack[Options],
+    ) -> None:
+        self._settings = read_settings(topics, group, bootstrap, options)
+        self._engine = Engine(self._settings, KafkaBroker(self._settings))
+
+    def __enter__(self) -> Self:
+        self._engine.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.stop()
+        if error is None:
+            self._engine.join()
+        else:
+            self._engine.join_quietly()
+
+    def __iter__(self) -> Iterator[ReceivedMessage]:
+        """Messages, until `stop`."""
+        while True:
+            message = self.receive(_WAIT_S)
+            if message is not None:
+                yield message
+            elif self._engine.has_ended:
+                return
+
+    def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
+        """Batches of messages, until `stop`.
+
+        Args:
+            most: Messages in one, at most.
+            wait: How long a batch is waited for that is not full, from its first message on.
+        """
+        wait_s = delay_ms(wait) / 1000
+        while True:
+            batch = self.receive_batch(most, _WAIT_S)
+            deadline = time.monotonic() + wait_s
+            while batch and len(batch) < most and not self._engine.has_ended:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                batch += self.receive_batch(most - len(batch), left_s)
+            if batch:
+                yield batch
+            elif self._engine.has_ended:
+                return
+
+    def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
+        """The next message; None: there was none in that time, or there will be none."""
+        batch = self.receive_batch(1, timeout_s)
+        return batch[0] if batch else None
+
+    def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
+        """What is there, so many at most, as soon as there is something."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            batch = self._engine.hand_out(most)
+            left_s = _WAIT_S if deadline is None else deadline - time.monotonic()
+            if batch or left_s <= 0 or self._engine.has_ended:
+                return batch
+            self._engine.wait(min(left_s, _WAIT_S))
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Waits until what is settled is committed; whether it is.
+
+        What comes behind a record of its partition that is not settled cannot be, and is not
+        waited for.
+        """
+        return self._engine.flush(timeout_s)
+
+    def pause(self) -> None:
+        """Neither hands out nor fetches, until `resume`; the consumer stays in its group."""
+        self._engine.pause(on=True)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self._engine.pause(on=False)
+
+    def stop(self) -> None:
+        """Ends the loops, and then, when the `with` block is left, the consumer.
+
+        What is settled is committed, what waits is left to others. A signal's handler may call it.
+        """
+        self._engine.stop()
+
+    @property
+    def counts(self) -> Counts:
+        """What became of records."""
+        return self._engine.counts
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """What this consumer has now."""
+        return self._engine.partitions
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be read or committed now; None: it can."""
+        return self._engine.trouble
