@@ -40,5 +40,6 @@ def _settle(answer: "asyncio.Future[Committed]", outcome: Outcome) -> None:
         return
     if isinstance(outcome, Refusal):
         answer.set_exception(RefusedError(outcome.reason, outcome.detail))
+        answer.exception()  # read now: of a caller that gave up asyncio would log an error
     else:
         answer.set_result(outcome)

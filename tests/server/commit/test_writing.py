@@ -1,0 +1,54 @@
+"""Callers wait for their requests to be written, as long as they like."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.server.commit.committer import Request
+from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.writing import Writing, settle
+from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+
+
+class Held:
+    """A driver that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
+
+
+def columns() -> Columns:
+    return Columns.of_cancels(np.array([17], np.int64), np.zeros((1, 16), np.uint8))
+
+
+async def test_a_caller_is_told_why_nothing_was_written() -> None:
+    driver = Held()
+    answer = Writing(cast("Driver", driver)).submit(columns())
+    settle([(driver.requests[0], Refusal(Reason.DISK_STALLED))])
+    with pytest.raises(RefusedError, match="DISK_STALLED"):
+        await answer
+
+
+async def test_a_refusal_for_whom_nobody_waits_any_more_is_no_defect() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    driver = Held()
+    answer = Writing(cast("Driver", driver)).submit(columns())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(answer), 0.01)
+    settle([(driver.requests[0], Refusal(Reason.DISK_STALLED))])
+    del answer
+    driver.requests.clear()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert told == []

@@ -1,0 +1,38 @@
+"""What was accepted before a start is counted by topic from the folder, looked through or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel_replica.server.metrics.census import Census
+from delaywheel_replica.server.node.pending_topics import PendingTopics
+from support.core.values import beat
+from support.server.server_process import wait_until
+
+DATA = Path(__file__).parents[2] / "golden" / "node-3"
+LEAST_SLOT = 1_763_700_000
+
+
+@pytest.mark.parametrize(
+    ("node", "open_", "expected"),
+    [
+        ("golden-1", None, {"orders": 1, "payments.eu": 2}),
+        ("golden-2", None, {"orders": 1}),
+        ("golden-1", WheelId("golden-1", 3), {}),
+        ("another", None, {}),
+    ],
+    ids=["own", "own of another", "what is new", "mirrors"],
+)
+def test_wheels_that_no_beat_tells_of_yet_are_counted(
+    node: str, open_: WheelId | None, expected: dict[str, int]
+) -> None:
+    pending = PendingTopics(7 * 86_400, LEAST_SLOT)
+    census = Census(PosixDisk(), DATA, pending)
+    census.start(beat(node, open_=open_, wheels={}))
+    wait_until("it is counted", lambda: pending.read(LEAST_SLOT) == expected or None)
+    census.stop()
+    assert pending.read(LEAST_SLOT) == expected
