@@ -8,7 +8,7 @@ else works on whole columns. What no column needs is not asked for: headers are 
 | topic, partition, offset | string, int, long | |
 | timestamp_ms, timestamp_type | long, string | CREATE_TIME, LOG_APPEND_TIME; of old: null, NONE |
 | key, value | binary | null as in Kafka |
-| headers | array of (name string, value binary) | in order, repeated too; none: empty |
+| headers | array of (name string, value binary) | in order, with repeats; empty if unreadable |
 | dw_id | binary | 16 bytes |
 | dw_due_ms, dw_accepted_ms, dw_forwarded_ms | long | Unix ms |
 | dw_wheel | string | |
@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
+from delaywheel_audit.kafka.headers import headers_of
 from delaywheel_audit.kafka.options import invalid
 
 _HEADER = pa.struct([("name", pa.string()), ("value", pa.binary())])
@@ -153,7 +154,7 @@ class _Messages:
     @cached_property
     def headers(self) -> Any:
         """Returns the headers as a `pa.ListArray`."""
-        given: Any = pa.array(list(map(Message.headers, self._messages)), _HEADERS)
+        given: Any = pa.array([headers_of(message) for message in self._messages], _HEADERS)
         # Kafka does not know null headers, only that there are none.
         return pa.ListArray.from_arrays(given.offsets, given.values, type=_HEADERS)
 

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -24,6 +23,7 @@ from delaywheel_audit.kafka.errors import (
     Reason,
     final_reason,
 )
+from delaywheel_audit.kafka.headers import headers_of
 from delaywheel_audit.kafka.options import ClientSettings
 from delaywheel_audit.kafka.plan import Plan, Slice, TopicPlan, check_topic, offsets_gone
 from delaywheel_audit.kafka.questions import Heard, KafkaQuestions, made
@@ -292,7 +292,7 @@ def _means(consumer: Consumer, middles: dict[str, TopicPartition]) -> dict[str, 
 
 
 def _weight(message: Message) -> int:
-    headers: Sequence[tuple[str, Any]] = message.headers() or ()  # type: ignore[assignment]  # a list
+    headers = headers_of(message) or ()
     in_headers = sum(len(name) + len(value or b"") for name, value in headers)
     return _RECORD_OVERHEAD + len(message.key() or b"") + len(message.value() or b"") + in_headers
 

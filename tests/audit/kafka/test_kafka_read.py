@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from delaywheel_audit.kafka.columns import batch_of, schema_of
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.kafka.options import SourceOptions
 from delaywheel_audit.kafka.plan import Plan, Slice
@@ -28,6 +29,7 @@ from local.loopback.kafka import KafkaBroker
 from support.kafka.audit_topic import AuditTopic, numbered, only_slice
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import create_topic
+from support.kafka.unreadable import send_unreadable
 
 pytestmark = pytest.mark.kafka
 
@@ -65,6 +67,19 @@ def test_reads_what_is_between_start_and_end(topic: MakeTopic) -> None:
     made.produce(numbered(100))
     piece = Slice(made.name, None, 1, 0, 13, 57)
     assert offsets(reading(made, piece)) == list(range(13, 57))
+
+
+def test_headers_that_the_client_cannot_read_stop_nothing(topic: MakeTopic) -> None:
+    made = topic()
+    send_unreadable(made.bootstrap, made.name)
+    made.produce([b"behind"], headers=[("trace", b"1")])
+    (messages,) = reading(made, Slice(made.name, None, 1, 0, 0, 2))
+    schema = schema_of(["value", "headers"])
+    batch = batch_of(messages, topic=made.name, partition=0, schema=schema)
+    assert batch.to_pylist() == [
+        {"value": b"v", "headers": []},
+        {"value": b"behind", "headers": [{"name": "trace", "value": b"1"}]},
+    ]
 
 
 def test_batches_are_bounded_by_records_and_bytes(topic: MakeTopic) -> None:

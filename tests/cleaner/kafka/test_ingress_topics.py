@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
-import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -21,6 +18,7 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
+from support.kafka.unreadable import send_unreadable
 
 pytestmark = pytest.mark.kafka
 
@@ -142,34 +140,10 @@ def test_a_record_of_an_open_transaction_is_waited_for(
     assert read.values == [b"beside", b"open", b"behind"]
 
 
-def send_unreadable(kafka: KafkaBroker, topic: str) -> None:
-    """A record with a header whose name is no UTF-8, as clients of other languages can send it."""
-    folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
-    library = ctypes.CDLL(str(next(folder.glob("librdkafka-*"))))
-    for made in (library.rd_kafka_conf_new, library.rd_kafka_new):
-        made.restype = ctypes.c_void_p
-    why = ctypes.create_string_buffer(200)
-    settings = ctypes.c_void_p(library.rd_kafka_conf_new())
-    library.rd_kafka_conf_set(settings, b"bootstrap.servers", kafka.address.encode(), why, 200)
-    producer = ctypes.c_void_p(library.rd_kafka_new(0, settings, why, 200))
-    name, content = ctypes.c_char_p(b"\xff\xfe"), ctypes.c_char_p(b"v")
-    end, to_topic, to_partition, value, header = 0, 1, 3, 4, 9
-    assert not library.rd_kafka_producev(
-        producer,
-        *(to_topic, ctypes.c_char_p(topic.encode())),
-        *(to_partition, ctypes.c_int32(0)),
-        *(value, content, ctypes.c_size_t(1)),
-        *(header, name, content, ctypes.c_ssize_t(1)),
-        end,
-    )
-    assert not library.rd_kafka_flush(producer, PATIENCE_S * 1000)
-    library.rd_kafka_destroy(producer)
-
-
 def test_headers_that_the_client_cannot_read_stop_nothing(
     kafka: KafkaBroker, topic: str, reader: IngressReader
 ) -> None:
-    send_unreadable(kafka, topic)
+    send_unreadable(kafka.address, topic)
     send(kafka, topic, b"behind")
     reader.assign({(topic, 0): 0})
     read = Read(reader)

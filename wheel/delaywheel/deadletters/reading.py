@@ -6,13 +6,14 @@ In memory is what the client has fetched ahead, some MB, however long the topic 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.record_headers import headers_of
 
 BATCH_RECORDS = 500
 WAIT_S = 0.2
@@ -128,7 +129,7 @@ class TopicReader:
 
 def letter_of(message: Message) -> Letter:
     """A record of a dead-letter topic."""
-    headers = cast("Sequence[tuple[str, bytes | None]]", message.headers() or ())
+    headers = headers_of(message) or ()
     _, timestamp_ms = message.timestamp()
     place = Place(cast("int", message.partition()), cast("int", message.offset()))
     return Letter(

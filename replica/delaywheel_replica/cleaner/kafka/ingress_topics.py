@@ -26,6 +26,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import Fetched, KafkaAway, TopicPartitions
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
@@ -194,23 +195,8 @@ def _incoming(message: Message, at: IngressPartition) -> Incoming:
         NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
         _bytes(message.key()),
         _bytes(message.value()),
-        _headers(message),
+        headers_of(message),
     )
-
-
-def _headers(message: Message) -> list[tuple[str, bytes | None]] | None:
-    """A message's headers; None: they cannot be read.
-
-    For a name that is no UTF-8 the client returns a list with a hole and leaves an error behind,
-    which a plain call may overlook: whatever Python does next fails then, or crashes on the hole.
-    `map` looks at once.
-    """
-    try:
-        (headers,) = map(Message.headers, (message,))
-    except SystemError:
-        return None
-    found: Any = headers
-    return found or []
 
 
 def _bytes(content: bytes | str | None) -> bytes | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.link import AskPlace, Place, PlaceFound
@@ -159,7 +160,7 @@ class _Search:
 
 def _header(message: Message, name: str) -> bytes | None:
     """Returns the last header of this name: ours follow the caller's."""
-    for found, value in reversed(message.headers() or []):
+    for found, value in reversed(headers_of(message) or []):
         if found == name:
             return value if isinstance(value, bytes) else None
     return None
