@@ -64,6 +64,17 @@ def test_a_partition_that_nobody_finds_is_waited_for() -> None:
     assert office.bound() is None
 
 
+def test_what_a_former_topic_announced_is_told_once() -> None:
+    announced = IngressRecord("id", 7, SeqSet.of([8]))
+    office = Office({AT: announced}, RULES)
+    assert office.found("in", "another", 1) == {AT: 0}
+    step = office.plan(NOW, room=9)
+    assert (step.abandoned, step.records[AT].topic_id) == ({AT: announced}, "another")
+    assert office.plan(NOW, room=9).abandoned
+    office.committed(step)
+    assert office.plan(NOW, room=9) == OfficeStep()
+
+
 def test_floor_and_seals_wait_for_the_least_of_all() -> None:
     office = reading(record(AT, 0, 90_000), record(BESIDE, 0, 60_000))
     assert office.bound() is None

@@ -45,10 +45,13 @@ class OfficeStep:
     Attributes:
         steps: of each partition of which it carries something.
         settled: what goes with it.
+        abandoned: partitions of topics that were made anew, as they were committed before: what
+            they announced may have been accepted, or is lost, which goes with it as well.
     """
 
     steps: Mapping[IngressPartition, IntakeStep] = field(default_factory=dict)
     settled: tuple[Settled, ...] = ()
+    abandoned: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
 
     @property
     def records(self) -> dict[IngressPartition, IngressRecord]:
@@ -69,6 +72,7 @@ class Office:
         self._waited_for = dict(committed)
         self._rules = rules
         self._intakes: dict[IngressPartition, Intake] = {}
+        self._abandoned: dict[IngressPartition, IngressRecord] = {}
         self._held_bytes: dict[IngressPartition, int] = {}
 
     def found(self, topic: str, topic_id: str, partitions: int) -> dict[IngressPartition, int]:
@@ -81,7 +85,10 @@ class Office:
             at = topic, number
             if at in self._intakes:
                 continue
-            record = begun(self._waited_for.pop(at, None), topic_id, self._rules)
+            committed = self._waited_for.pop(at, None)
+            record = begun(committed, topic_id, self._rules)
+            if committed is not None and committed.topic_id != topic_id:
+                self._abandoned[at] = committed
             self._intakes[at] = Intake(record, self._rules)
             new[at] = record.next_offset
         return new
@@ -124,13 +131,15 @@ class Office:
         settled: list[Settled] = []
         for at, intake in self._intakes.items():
             step = intake.plan(moment, room=room - len(settled))
-            if step.record != intake.record:
+            if step.record != intake.record or at in self._abandoned:
                 steps[at] = step
                 settled += step.settled
-        return OfficeStep(steps, tuple(settled))
+        return OfficeStep(steps, tuple(settled), dict(self._abandoned))
 
     def committed(self, step: OfficeStep) -> None:
         """The transaction with the newest step is committed."""
+        for at in step.abandoned:
+            self._abandoned.pop(at, None)
         for at, each in step.steps.items():
             intake = self._intakes[at]
             gone = sum(_bytes_of(taken.record) for taken in intake.first(each.passed))
@@ -160,6 +169,11 @@ class Office:
         for at, intake in self._intakes.items():
             bounds.append(intake.bound(None if step is None else step.steps.get(at)))
         return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def positions(self) -> dict[IngressPartition, int]:
+        """Of each partition the offset that is read next."""
+        return {at: intake.position for at, intake in self._intakes.items()}
 
     @property
     def offsets(self) -> dict[IngressPartition, int]:

@@ -1,0 +1,220 @@
+"""Many records of several partitions, leaders that come and go, and any trouble, from seeds.
+
+What the exhaustive model (tests/sim/models/ingress.py) does for one record, this does at random for
+many: whole offices, levels that change with the leader, records that cannot be delayed, offsets
+without records. Then all is calm, and each record has come to one end.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from delaywheel import ingress
+from delaywheel_replica.core.ingress.office import Handed, Office
+from delaywheel_replica.core.ingress.partition import Answer, Dies, Goes, Moment
+from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, Unfit, read
+from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+from delaywheel_replica.core.protocol.seal import REST
+
+BEGIN = 1_900_000_000
+LATE_S = 20
+PARTITIONS = 3
+RULES = [
+    Rules({"soon": 3_000, "later": 30_000}, 500, frozenset()),
+    Rules({"soon": 4_000, "later": 40_000}, 100, frozenset({"ours"})),
+]
+SAID = [
+    [(ingress.TOPIC, b"t"), (ingress.LEVEL, b"soon")],
+    [(ingress.TOPIC, b"t"), (ingress.LEVEL, b"later")],
+    [(ingress.TOPIC, b"ours"), (ingress.DELAY_MS, b"0")],
+    [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"1000"), ("h", bytes(200))],
+    [(ingress.TOPIC, b"t"), (ingress.DELIVER_AT, b"%d" % ((BEGIN - 1_000) * 1000))],
+    [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"-")],
+]
+Copy = tuple[Place, bytes, int]
+"""Of which record, and what a wheel knows it by: id and due."""
+
+
+@dataclass
+class Node:
+    """A server with one wheel at a time, and perhaps an office."""
+
+    wheel: set[Copy] = field(default_factory=set)
+    seal: int = BEGIN - LATE_S
+    office: Office | None = None
+    rules: Rules = RULES[0]
+    epoch: int = 0
+
+
+class World:
+    """Everything, the truth among it."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.now = BEGIN
+        self.floor = BEGIN - LATE_S
+        self.logs: list[list[Incoming | None]] = [[] for _ in range(PARTITIONS)]
+        self.committed: dict[IngressPartition, IngressRecord] = {}
+        self.nodes = [Node(), Node(), Node()]
+        self.epoch = 0
+        self.done = set[Copy]()
+        self.delivered: Counter[Place] = Counter()
+        self.dead: Counter[Place] = Counter()
+        self.due: dict[Place, set[int]] = {}
+
+    def send(self) -> None:
+        """A record, or something that is none; its timestamp is of now, or of long ago."""
+        number = self.random.randrange(PARTITIONS)
+        log = self.logs[number]
+        if self.random.random() < 0.2:
+            log.append(None)
+            return
+        sent = self.now - self.random.choice([0, 0, 0, LATE_S // 2, 10 * LATE_S])
+        place = Place("in", number, len(log))
+        log.append(Incoming(place, sent * 1000, None, b"", self.random.choice(SAID)))
+
+    def take_office(self, node: Node) -> None:
+        self.epoch += 1
+        node.epoch, node.rules = self.epoch, self.random.choice(RULES)
+        node.office = Office(self.committed, node.rules)
+        node.office.found("in", "id", PARTITIONS)
+
+    def read(self, office: Office) -> None:
+        number = self.random.randrange(PARTITIONS)
+        log, at = self.logs[number], ("in", number)
+        begin = office.positions[at]
+        end = min(len(log), begin + self.random.randint(1, 5))
+        office.read(at, [record for record in log[begin:end] if record is not None], end)
+
+    def hand(self, node: Node, *, trouble: bool) -> None:
+        office = node.office
+        assert office is not None
+        for handed in office.to_hand(self.random.randint(1, 5)):
+            answer = Answer.HELD
+            if trouble:
+                answer = self.random.choice([Answer.HELD, Answer.UNKNOWN, Answer.NOT_NOW])
+            office.answered(handed, self.take(node, handed, answer))
+
+    def take(self, node: Node, handed: Handed, answer: Answer) -> Answer:
+        """What a server does with a record; an unknown answer may be of either end."""
+        wish, record = handed.taken.wish, handed.taken.record
+        assert isinstance(wish, Delayed)
+        assert record is not None
+        if wish.due_ms // 1000 < node.seal:
+            return Answer.SEALED
+        is_lost = answer is Answer.UNKNOWN and self.random.random() < 0.5
+        if answer is not Answer.NOT_NOW and not is_lost:
+            node.wheel.add((record.place, wish.id, wish.due_ms))
+        return answer
+
+    def transact(self, node: Node, *, trouble: bool) -> None:
+        office = node.office
+        assert office is not None
+        least = node.seal + LATE_S // 2
+        takes = not trouble or self.random.random() < 0.9
+        moment = Moment(
+            self.now * 1000, least if takes else None, (self.now + 10**6) * 1000, self.floor
+        )
+        step = office.plan(moment, room=self.random.randint(1, 9))
+        if trouble and self.random.random() < 0.1:
+            return  # aborted, and known to be
+        fate = self.random.random() if trouble else 1.0
+        if node.epoch != self.epoch or fate < 0.05:
+            node.office = None  # fenced, or not committed, and nobody knows
+            return
+        self.committed |= step.records
+        for each in step.settled:
+            record = each.taken.record
+            assert record is not None
+            match each:
+                case Goes():
+                    assert each.message.due_ms <= self.now * 1000, "early"
+                    self.delivered[record.place] += 1
+                case Dies():
+                    self.dead[record.place] += 1
+        self.forward(office.bound(step))
+        if fate < 0.1:
+            node.office = None  # committed, and nobody knows
+        else:
+            office.committed(step)
+
+    def forward(self, bound: int | None) -> None:
+        """Deliver what is due in wheels, a copy of each; move the floor, and forget seconds."""
+        for node in self.nodes:
+            for copy in sorted(node.wheel):
+                known = {(id_, due_ms) for _, id_, due_ms in self.done}
+                if copy[2] <= self.now * 1000 and copy[1:] not in known:
+                    self.delivered[copy[0]] += 1
+                    self.done.add(copy)
+        limits = [self.now - LATE_S, *(node.seal for node in self.nodes)]
+        self.floor = max(self.floor, min([*limits, *([] if bound is None else [bound])]))
+        for copies in (self.done, *(node.wheel for node in self.nodes)):
+            copies -= {copy for copy in copies if copy[2] // 1000 < self.floor}
+
+    def seal(self, node: Node) -> None:
+        bound = None if node.office is None else node.office.bound()
+        slot = self.now - LATE_S
+        node.seal = max(node.seal, slot if bound is None else min(slot, bound))
+        if bound not in (None, REST) and node.seal > bound:
+            node.seal = max(self.floor, bound)  # another wheel
+
+    def trouble(self) -> None:
+        """Anything."""
+        node = self.random.choice(self.nodes)
+        move = self.random.random()
+        if move < 0.2:
+            self.send()
+        elif move < 0.35:
+            self.now += self.random.choice([0, 1, 1, 2, LATE_S // 4])
+        elif move < 0.4:
+            self.take_office(node)
+        elif move < 0.55:
+            self.seal(node)
+        elif node.office is not None:
+            if move < 0.7:
+                self.read(node.office)
+            elif move < 0.85:
+                self.hand(node, trouble=True)
+            else:
+                self.transact(node, trouble=True)
+
+    def calm_down(self) -> None:
+        """One leader, and nothing goes wrong, until all is settled and done."""
+        node = self.nodes[0]
+        self.take_office(node)
+        for _ in range(2_000):
+            for each in self.nodes:
+                self.seal(each)
+            assert node.office is not None
+            self.read(node.office)
+            self.hand(node, trouble=False)
+            self.transact(node, trouble=False)
+            ends = {("in", number): len(log) for number, log in enumerate(self.logs)}
+            if node.office.offsets == ends:
+                break
+        else:
+            raise AssertionError("it never ends")
+        self.now += 1_000
+        self.transact(node, trouble=False)
+        assert node.office.bound() is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_record_has_one_end(seed: int) -> None:
+    world = World(Random(seed))
+    for _ in range(600):
+        world.trouble()
+    world.calm_down()
+    records = [record for log in world.logs for record in log if record is not None]
+    assert len(records) > 20
+    for record in records:
+        ends = world.delivered[record.place] + world.dead[record.place]
+        assert ends == 1, (record, world.delivered[record.place], world.dead[record.place])
+        wishes = [read(record, rules) for rules in RULES]
+        if world.dead[record.place]:
+            assert any(isinstance(wish, Unfit) for wish in wishes), record
+        else:
+            assert any(isinstance(wish, Delayed) for wish in wishes), record
