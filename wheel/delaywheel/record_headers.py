@@ -12,11 +12,11 @@ class HasHeaders(Protocol):
     """A message of confluent-kafka."""
 
     def headers(self) -> Any:
-        """Pairs of name and value, or None."""
+        """Returns pairs of name and value, or None."""
 
 
 def headers_of(message: HasHeaders) -> list[tuple[str, bytes | None]] | None:
-    """The headers of a record, in order; None: they cannot be read.
+    """Returns the headers of a record, in order; None: they cannot be read.
 
     To be asked once of a message that may have such a name: when asked again, the client hands out
     the list with the hole and no error.

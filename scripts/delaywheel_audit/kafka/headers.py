@@ -8,7 +8,7 @@ from confluent_kafka import Message
 
 
 def headers_of(message: Message) -> list[tuple[str, bytes | None]] | None:
-    """The headers of a record, in order; None: they cannot be read.
+    """Returns the headers of a record, in order; None: they cannot be read.
 
     A name that is no UTF-8 leaves an error behind, for which `map` looks at once, and a hole in
     the list, which is handed out without an error when it is asked for again: ask once.

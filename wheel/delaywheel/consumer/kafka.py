@@ -35,8 +35,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.errors import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
-from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
 from delaywheel.consumer.settings import Settings, TopicNames
+from delaywheel.record_headers import headers_of
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -344,7 +345,7 @@ def _incoming(message: Message) -> Incoming:
     assert topic is not None
     assert partition is not None
     assert offset is not None
-    headers = cast("Headers | None", message.headers())
+    headers = headers_of(message)
     key, value = message.key(), message.value()
     place = Place(topic, partition, offset, message.timestamp()[1])
     return Incoming(place, key, value, headers or [])

@@ -41,7 +41,7 @@ log = get_logger(__name__)
 
 
 def partitions_of(admin: AdminClient, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-    """Kafka's id and number of partitions of each of these topics that is there.
+    """Returns Kafka's id and the number of partitions of each of these topics that is there.
 
     Raises:
         KafkaAway: it does not answer.
@@ -78,7 +78,7 @@ class IngressReader:
 
     @property
     def cut_off(self) -> frozenset[IngressPartition]:
-        """Partitions that are not read, because they end before what was read of them."""
+        """Returns the partitions that are not read, since they end before what was read of them."""
         return frozenset(self._cut_off)
 
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
@@ -91,7 +91,7 @@ class IngressReader:
             )
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """What came of each partition, at most so many records together.
+        """Returns what came of each partition, at most so many records together.
 
         Raises:
             KafkaAway: Kafka refuses to be read, and says why.
@@ -110,7 +110,7 @@ class IngressReader:
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Of each partition how many offsets come behind what was read, as far as was heard."""
+        """Returns how many offsets follow what was read of each partition, as far as was heard."""
         lags: dict[IngressPartition, int] = {}
         for at, position in self._positions.items():
             with contextlib.suppress(KafkaException):
@@ -140,7 +140,7 @@ class IngressReader:
             raise KafkaAway(f"{at}: {error.str()}")
 
     def _looked_at(self) -> list[Fetched]:
-        """Partitions whose next offset Kafka does not have: where they go on."""
+        """Looks where partitions go on of which Kafka does not have the next offset."""
         found: list[Fetched] = []
         for at in sorted(self._to_look_at):
             partition = TopicPartition(*at)
@@ -163,7 +163,7 @@ class IngressReader:
         return found
 
     def _passed(self, heard: set[IngressPartition]) -> list[Fetched]:
-        """Partitions of which no record came, but what is passed over: markers, aborted ones."""
+        """Returns partitions of which only markers and aborted records came."""
         quiet = [TopicPartition(*at) for at in self._positions if at not in heard]
         passed: list[Fetched] = []
         for told in self._consumer.position(quiet) if quiet else []:

@@ -150,20 +150,20 @@ class IngressPort(Protocol):
 
     @property
     def cut_off(self) -> frozenset[IngressPartition]:
-        """Partitions that are not read, because they end before what was read of them."""
+        """Returns the partitions that are not read, since they end before what was read of them."""
 
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
         """Reads these partitions from these offsets on, and those that it reads already go on."""
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """What came of each partition, at most so many records together.
+        """Returns what came of each partition, at most so many records together.
 
         Raises:
             KafkaAway: Kafka refuses to be read, and says why.
         """
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Of each partition how many offsets come behind what was read, as far as was heard."""
+        """Returns how many offsets follow what was read of each partition, as far as was heard."""
 
     def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
         """Has the consumer group show how far things are: for people, nothing reads it."""

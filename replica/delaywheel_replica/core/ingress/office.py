@@ -55,7 +55,7 @@ class OfficeStep:
 
     @property
     def records(self) -> dict[IngressPartition, IngressRecord]:
-        """What it leaves in the control topic."""
+        """Returns what it leaves in the control topic."""
         return {at: step.record for at, step in self.steps.items()}
 
 
@@ -76,7 +76,7 @@ class Office:
         self._held_bytes: dict[IngressPartition, int] = {}
 
     def found(self, topic: str, topic_id: str, partitions: int) -> dict[IngressPartition, int]:
-        """Kafka has a topic with so many partitions; from where the new ones are to be read.
+        """Takes in a topic with so many partitions; returns where the new ones are to be read from.
 
         A topic that was made anew while this office lasts is found by the next one.
         """
@@ -95,7 +95,7 @@ class Office:
 
     @property
     def wants_more(self) -> bool:
-        """Whether more may be read."""
+        """Returns whether more may be read."""
         return sum(self._held_bytes.values()) < HELD_BYTES_MOST
 
     def read(
@@ -121,7 +121,7 @@ class Office:
         self._held_bytes[at] = self._held_bytes.get(at, 0) + sum(map(_bytes_of, records))
 
     def plan(self, moment: Moment, *, room: int) -> OfficeStep:
-        """What the next transaction can carry; nothing has changed until it is committed.
+        """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: when.
@@ -137,7 +137,7 @@ class Office:
         return OfficeStep(steps, tuple(settled), dict(self._abandoned))
 
     def committed(self, step: OfficeStep) -> None:
-        """The transaction with the newest step is committed."""
+        """Hears that the transaction with the newest step is committed."""
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
@@ -147,7 +147,7 @@ class Office:
             self._held_bytes[at] = self._held_bytes.get(at, 0) - gone
 
     def to_hand(self, most: int) -> list[Handed]:
-        """Records for the server, at most so many, a share of each partition."""
+        """Returns at most so many records for the server, a share of each partition."""
         handed: list[Handed] = []
         waiting = list(self._intakes.items())
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
@@ -156,11 +156,11 @@ class Office:
         return handed
 
     def answered(self, handed: Handed, answer: Answer) -> None:
-        """The server has said what became of a record."""
+        """Hears from the server what became of a record."""
         self._intakes[handed.at].answered(handed.taken, answer)
 
     def bound(self, step: OfficeStep | None = None) -> int | None:
-        """The slot that the floor, and the seals of the leader's wheels, must not pass; None: any.
+        """Returns the slot that floor and own seals must not pass; None: they may pass any.
 
         Args:
             step: for the transaction that carries it; None: as it is committed.
@@ -172,17 +172,17 @@ class Office:
 
     @property
     def positions(self) -> dict[IngressPartition, int]:
-        """Of each partition the offset that is read next."""
+        """Returns of each partition the offset that is read next."""
         return {at: intake.position for at, intake in self._intakes.items()}
 
     @property
     def offsets(self) -> dict[IngressPartition, int]:
-        """Of each partition the next offset, as it is committed: what the group is told."""
+        """Returns the committed next offset of each partition: what the group is told."""
         return {at: intake.record.next_offset for at, intake in self._intakes.items()}
 
 
 def _bytes_of(record: Incoming | None) -> int:
-    """What a record takes, about."""
+    """Returns about how much memory a record takes."""
     if record is None:
         return 0
     headers = sum(len(name) + len(value or b"") for name, value in record.headers or ())

@@ -115,7 +115,7 @@ class Taken:
 
     @property
     def slot(self) -> int | None:
-        """The second of its due; None: it has none."""
+        """Returns the second of its due; None: it has none."""
         return None if isinstance(self.wish, Unfit | Deleted) else self.wish.due_ms // 1000
 
 
@@ -211,7 +211,7 @@ class Intake:
         self._taken: deque[Taken] = deque()
 
     def __len__(self) -> int:
-        """How many records are on their way."""
+        """Returns how many records are on their way."""
         return len(self._taken)
 
     def read(self, records: Iterable[Incoming], position: int) -> None:
@@ -231,14 +231,14 @@ class Intake:
         self.position = max(self.position, position)
 
     def deleted(self, first_kept: int) -> None:
-        """Kafka has nothing before this offset any more, however much of it was read."""
+        """Hears that Kafka has nothing before this offset any more, however much of it was read."""
         if first_kept > self.position:
             gap = Deleted(self.position, first_kept - 1)
             self._taken.append(Taken(gap.last_offset, gap, None))
             self.position = first_kept
 
     def plan(self, moment: Moment, *, room: int) -> IntakeStep:
-        """What the next transaction can carry; nothing has changed until it is committed.
+        """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: when.
@@ -261,7 +261,7 @@ class Intake:
         return IntakeStep(record, tuple(draft.settled), draft.passed, tuple(announced))
 
     def committed(self, step: IntakeStep) -> None:
-        """The transaction with the newest step is committed."""
+        """Hears that the transaction with the newest step is committed."""
         for _ in range(step.passed):
             self._taken.popleft()
         for taken in step.announced:
@@ -269,11 +269,11 @@ class Intake:
         self.record = step.record
 
     def first(self, count: int) -> Iterator[Taken]:
-        """So many of those that are on their way, in order."""
+        """Returns so many of those that are on their way, in order."""
         return islice(self._taken, count)
 
     def to_hand(self, most: int) -> list[Taken]:
-        """Records for the server, at most so many: each is to be answered."""
+        """Returns at most so many records for the server; each is to be answered."""
         found = (each for each in self._taken if each.stage is _Stage.ANNOUNCED)
         handed = list(islice((each for each in found if each.slot is not None), most))
         for taken in handed:
@@ -281,7 +281,7 @@ class Intake:
         return handed
 
     def answered(self, taken: Taken, answer: Answer) -> None:
-        """The server has said what became of a record."""
+        """Hears from the server what became of a record."""
         taken.answer = answer
         match answer:
             case Answer.HELD:
@@ -293,7 +293,7 @@ class Intake:
                 taken.perhaps_held |= answer is Answer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
-        """The slot that the floor, and the seals of the leader's wheel, must not pass; None: any.
+        """Returns the slot that floor and own seals must not pass; None: they may pass any.
 
         Args:
             step: for the transaction that carries it; None: as it is committed.
@@ -321,7 +321,7 @@ class Intake:
         return draft
 
     def _settled(self, taken: Taken, moment: Moment) -> Settled | None:
-        """How a record that is not held can be settled now; None: it cannot."""
+        """Returns how a record that is not held can be settled now; None: it cannot."""
         wish = taken.wish
         if isinstance(wish, Deleted):
             return Gone(taken, wish)
@@ -336,7 +336,7 @@ class Intake:
         return Goes(taken, wish)
 
     def _announce(self, moment: Moment, passed: int, spans: SeqSet) -> tuple[list[Taken], SeqSet]:
-        """Records that are to be handed over from now on, and all that is announced then.
+        """Returns the records to be handed over from now on, and all that is announced then.
 
         What lies between two that follow on one another is no record: it is announced with them.
         """
@@ -357,7 +357,7 @@ class Intake:
 
 
 def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
-    """Where a new office begins in a partition.
+    """Returns where a new office begins in a partition.
 
     Args:
         record: what is committed; None: nothing was ever read of it.
@@ -370,12 +370,12 @@ def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressR
 
 
 def unread_bound(records: Iterable[IngressRecord]) -> int | None:
-    """What `Intake.bound` says of all partitions together while nobody reads them."""
+    """Returns what `Intake.bound` would for all partitions together, while nobody reads them."""
     return REST if any(record.announced for record in records) else None
 
 
 def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
-    """Why a record that is not held becomes a dead letter; None: it does not."""
+    """Returns why a record that is not held becomes a dead letter; None: it does not."""
     if taken.perhaps_held:
         is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
         return None if is_known else Unfit(UnfitReason.WHEEL_LOST, "It may have been accepted")
@@ -392,7 +392,7 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
 
 
 def _can_be_handed(taken: Taken, moment: Moment) -> bool:
-    """Whether a record that was only read may be announced."""
+    """Returns whether a record that was only read may be announced."""
     slot = taken.slot
     return (
         slot is not None
@@ -404,7 +404,7 @@ def _can_be_handed(taken: Taken, moment: Moment) -> bool:
 
 
 def _is_late(taken: Taken, moment: Moment) -> bool:
-    """Whether a record that nobody was handed is for a second that is not handed over any more."""
+    """Returns whether a record that nobody was handed comes too late to be handed over."""
     slot = taken.slot
     return (
         taken.stage is _Stage.READ

@@ -19,7 +19,7 @@ _VARIANT_AT, _VARIANT = 8, 0x80
 
 
 class Place(NamedTuple):
-    """Where a record lies, for good."""
+    """The place of a record, which never changes."""
 
     topic: str
     partition: int
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def message_id(place: Place, timestamp_ms: int) -> bytes:
-    """The id of a record that names none: 16 bytes, the same whoever reads it, and whenever.
+    """Returns the id of a record that names none: 16 bytes, the same at each reading.
 
     Args:
         place: of the record.

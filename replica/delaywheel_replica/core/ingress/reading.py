@@ -118,7 +118,7 @@ class _UnfitError(Exception):
 
 
 def read(record: Incoming, rules: Rules) -> Wish:
-    """What a record asks for."""
+    """Returns what a record asks for."""
     if record.headers is None:
         return Unfit(UnfitReason.HEADER_INVALID, "A header's name is no UTF-8")
     if len(record.headers) > HEADERS_MOST:
@@ -138,7 +138,7 @@ _Asked = dict[str, bytes | None]
 def _sorted(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
-    """The headers for us, the last of each name, and those that are passed on."""
+    """Splits headers into those for us, the last of each name, and those that are passed on."""
     asked: _Asked = {}
     passed: list[tuple[str, bytes | None]] = []
     for name, value in headers:
@@ -270,5 +270,5 @@ def _told(name: str, asked: _Asked) -> str:
 
 
 def _shown(content: str | bytes | None) -> str:
-    """What somebody sent, cut: it may be long."""
+    """Quotes what somebody sent, cut, since it may be long."""
     return "null" if content is None else repr(content[:_SHOWN])
