@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,3 +138,16 @@ def test_nothing_is_sent_where_the_service_keeps_its_records() -> None:
     names = ("delaywheel-a-control", "delaywheel-a-b-outcomes", DEAD, f"{DEAD}-marks")
     assert all(map(is_own_topic, names))
     assert not any(map(is_own_topic, ("orders", "delaywheel-a-ingress", "bench-marks")))
+
+
+def test_without_the_kafka_client_the_extra_is_named() -> None:
+    code = (
+        "import sys; sys.modules['confluent_kafka'] = None\n"
+        "import delaywheel; from delaywheel import Client\n"
+        "import delaywheel.deadletters"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert "pip install 'delaywheel[deadletters]'" in ended.stderr

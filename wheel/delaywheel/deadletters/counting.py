@@ -32,14 +32,14 @@ class Counts:
         self._rows: dict[tuple[str, str], Counter[LetterState]] = {}
 
     def add(self, letter: Letter, state: LetterState) -> None:
-        """Counts one."""
+        """Counts one letter."""
         key = letter.topic, letter.reason
         if key not in self._rows and len(self._rows) >= MOST_ROWS:
             key = OTHERS, OTHERS
         self._rows.setdefault(key, Counter())[state] += 1
 
     def rows(self) -> list[Count]:
-        """By topic and reason, in that order."""
+        """Returns the counts, sorted by topic and reason."""
         return [
             Count(
                 *key,
@@ -51,7 +51,7 @@ class Counts:
         ]
 
     def of(self, state: LetterState) -> int:
-        """All letters in a state."""
+        """Returns the number of letters in a state."""
         return sum(counted[state] for counted in self._rows.values())
 
 
@@ -70,7 +70,7 @@ class Settled:
     examples: list[tuple[Place, str]] = field(default_factory=list)
 
     def refuse(self, place: Place, why: str) -> None:
-        """One could not be sent."""
+        """Records a letter that could not be sent."""
         reason = why.partition(":")[0]
         if reason not in self.refused and len(self.refused) >= MOST_NAMED:
             reason = OTHERS

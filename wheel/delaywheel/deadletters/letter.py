@@ -32,17 +32,17 @@ _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
 
 
 class Place(NamedTuple):
-    """Where a letter lies in its topic; its text is `<partition>:<offset>`."""
+    """The position of a letter in its topic; its text is `<partition>:<offset>`."""
 
     partition: int
     offset: int
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads the text.
+        """Parses the text.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is not a place.
         """
         match = _PLACE.fullmatch(text)
         if match is None:
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A record to be written; `timestamp_ms` 0 is the time of writing."""
+    """A record to be written; `timestamp_ms` 0 means the time of writing."""
 
     topic: str
     key: bytes | None
@@ -91,39 +91,39 @@ class Letter:
 
     @property
     def reason(self) -> str:
-        """Why it is one; empty: it does not say."""
+        """Why the message became a dead letter; empty if the letter does not say."""
         return self._text("dw-dead-reason")[:LONGEST_REASON]
 
     @property
     def detail(self) -> str:
-        """In other words."""
+        """The reason in more detail; empty if there is none."""
         return self._text("dw-dead-detail")
 
     @property
     def id(self) -> str:
-        """The message's id in hex; empty: it has none."""
+        """The message's id in hex; empty if it has none."""
         return self._text("dw-id").replace("-", "").lower()
 
     @property
     def due_ms(self) -> int | None:
-        """When it was due."""
+        """When the message was due; None if the letter does not say."""
         return _number(self.told.get("dw-due"))
 
     @property
     def is_of_ingress(self) -> bool:
-        """Whether it was to be delayed, and could not."""
+        """Whether it is a record of an ingress topic that could not be delayed."""
         return "dw-dead-topic" not in self.told and "dw-dead-origin" in self.told
 
     @property
     def topic(self) -> str:
-        """Where it is to go; empty: it does not say."""
+        """The topic that the message was meant for; empty if the letter does not say."""
         if self.is_of_ingress:
             return self._text("dw-dead-origin").partition("/")[0]
         return self._text("dw-dead-topic")
 
     @property
     def own_headers(self) -> list[tuple[str, bytes | None]]:
-        """Those that it is sent again with."""
+        """The headers that the message is sent again with."""
         left_out = frozenset() if self.is_of_ingress else FORWARDING_HEADERS
         return [
             (name, value)
@@ -133,12 +133,12 @@ class Letter:
 
     @property
     def length_bytes(self) -> int:
-        """Key, value and headers."""
+        """The size of key, value and headers."""
         told = sum(len(name) + len(value or b"") for name, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + told
 
     def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
-        """The record that it is sent again as.
+        """Returns the record that the message is sent again as.
 
         Args:
             of_topic: The dead-letter topic.
@@ -165,7 +165,7 @@ class Letter:
 
 
 def is_own_topic(name: str) -> bool:
-    """Whether the service keeps its own records there."""
+    """Returns whether the service keeps its own records in a topic."""
     return _OWN_TOPIC.fullmatch(name) is not None
 
 

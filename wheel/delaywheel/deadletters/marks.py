@@ -79,14 +79,14 @@ class Mark:
     ranges: tuple[tuple[int, int], ...]
 
     def covers(self, offset: int) -> bool:
-        """Whether it is about this letter."""
+        """Returns whether the mark includes a letter."""
         return any(first <= offset <= last for first, last in self.ranges)
 
 
 def make_marks(
     topic_id: str, places: Iterable[Place], state: LetterState, *, at_ms: int, to: str | None
 ) -> list[tuple[bytes, bytes]]:
-    """The records that mark some letters, keys and values."""
+    """Returns the records, keys and values, that mark letters."""
     offsets: dict[int, list[int]] = {}
     for place in sorted(places):
         offsets.setdefault(place.partition, []).append(place.offset)
@@ -103,7 +103,7 @@ class Marks:
     """All letters of one topic that are marked, as far as marks were read."""
 
     def __init__(self, topic_id: str, ends_of_deleted: Mapping[int, int]) -> None:
-        """Knows no mark yet.
+        """Starts without marks.
 
         Args:
             topic_id: Kafka's, of the dead-letter topic.
@@ -116,7 +116,7 @@ class Marks:
         """Keys of marks about letters that are not there any more."""
 
     def read(self, key: bytes, value: bytes | None) -> tuple[int, Mark] | None:
-        """Takes a record in; a mark that counts is told with its partition."""
+        """Adds a record; returns its partition and mark if it concerns existing letters."""
         if key == CLAIM_KEY or value is None:
             return None
         try:
@@ -132,18 +132,18 @@ class Marks:
         return number, mark
 
     def add(self, partition: int, state: LetterState, ranges: Iterable[tuple[int, int]]) -> None:
-        """These letters are marked."""
+        """Marks letters."""
         marked = self._sets.setdefault((partition, state), _Offsets())
         for first, last in ranges:
             marked.add(max(first, self._firsts.get(partition, 0)), last)
 
     def add_places(self, places: Iterable[Place], state: LetterState) -> None:
-        """These letters are marked."""
+        """Marks letters."""
         for place in places:
             self.add(place.partition, state, [(place.offset, place.offset)])
 
     def state_of(self, place: Place) -> LetterState:
-        """What became of a letter."""
+        """Returns what became of a letter."""
         for state in (LetterState.REPLAYED, LetterState.DROPPED):
             marked = self._sets.get((place.partition, state))
             if marked is not None and place.offset in marked:

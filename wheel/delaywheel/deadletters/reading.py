@@ -59,7 +59,7 @@ class TopicReader:
         )
 
     def bounds(self, partitions: int) -> dict[int, tuple[int, int]]:
-        """Of each partition the first offset that there is, and the one behind the last."""
+        """Returns, for each partition, the first offset and the one after the last."""
         return {
             number: self._ask(
                 lambda number=number: self._consumer.get_watermark_offsets(
@@ -70,7 +70,7 @@ class TopicReader:
         }
 
     def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Of each partition the first offset with this time or a later one; none: its end."""
+        """Returns, for each partition, the first offset at or after a time; its end if none is."""
         wanted = [TopicPartition(self._topic, number, time_ms) for number in bounds]
         found = self._ask(lambda: self._consumer.offsets_for_times(wanted, timeout=self._timeout_s))
         return {
@@ -78,7 +78,7 @@ class TopicReader:
         }
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
-        """All records of these ranges, in order within a partition.
+        """Yields all records of these ranges, in order within a partition.
 
         Raises:
             DeadLettersError: Kafka is away, or says no.
@@ -108,7 +108,7 @@ class TopicReader:
         self._consumer.unassign()
 
     def close(self) -> None:
-        """Ends the consumer."""
+        """Closes the consumer."""
         self._consumer.close()
 
     def _forget_finished(self, left: dict[int, int]) -> None:
@@ -128,7 +128,7 @@ class TopicReader:
 
 
 def letter_of(message: Message) -> Letter:
-    """A record of a dead-letter topic."""
+    """Returns the letter in a record of a dead-letter topic."""
     headers = headers_of(message) or ()
     _, timestamp_ms = message.timestamp()
     place = Place(cast("int", message.partition()), cast("int", message.offset()))
@@ -142,7 +142,7 @@ def letter_of(message: Message) -> Letter:
 
 
 def refused(error: KafkaError) -> DeadLettersError:
-    """What Kafka's error means."""
+    """Returns the error to raise for one of Kafka's."""
     is_away = error.code() in _AWAY or error.retriable()
     reason = DeadLettersReason.KAFKA_UNREACHABLE if is_away else DeadLettersReason.KAFKA_REFUSED
     return DeadLettersError(reason, error.str())

@@ -1,4 +1,4 @@
-"""Which letters are meant."""
+"""Which letters an operation applies to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOCKS_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """All letters that fit everything that is said.
+    """All letters that match every condition that is given.
 
     Attributes:
         topic: Where the message was to go.
@@ -35,7 +35,7 @@ class Selection:
     places: frozenset[Place] = frozenset()
 
     def takes(self, letter: Letter) -> bool:
-        """Whether a letter is meant."""
+        """Returns whether a letter matches."""
         return (
             (not self.places or letter.place in self.places)
             and (self.topic is None or letter.topic == self.topic)

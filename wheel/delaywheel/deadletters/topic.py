@@ -23,6 +23,8 @@ BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
 """What one transaction deals with, but for one letter that is larger."""
 MOST_TOPICS: Final = 10_000
+CLAIMS: Final = 3
+"""So often a claim is tried."""
 EVERYTHING: Final = Selection()
 
 _TOPIC_MISSING = "TOPIC_MISSING"
@@ -30,7 +32,7 @@ _TOPIC_RESERVED = "TOPIC_RESERVED"
 
 
 def dead_letter_topic(cluster_id: str) -> str:
-    """The topic of a cluster's own dead letters."""
+    """Returns the name of a cluster's own dead-letter topic."""
     return f"delaywheel-{cluster_id}-dead"
 
 
@@ -79,13 +81,13 @@ class DeadLetterTopic:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._reader.close()
 
     # --- looking
 
     def letters(self, selection: Selection = EVERYTHING) -> Iterator[tuple[Letter, LetterState]]:
-        """The letters that are meant, with what became of each; in order within a partition.
+        """Yields the selected letters with their states, in order within a partition.
 
         Raises:
             DeadLettersError: TOPIC_MISSING, KAFKA_UNREACHABLE or KAFKA_REFUSED.
@@ -96,14 +98,14 @@ class DeadLetterTopic:
             yield letter, marks.state_of(letter.place)
 
     def count(self, selection: Selection = EVERYTHING) -> Counts:
-        """Counts the letters that are meant; raises as `letters` does."""
+        """Counts the selected letters; raises as `letters` does."""
         counts = Counts()
         for letter, state in self.letters(selection):
             counts.add(letter, state)
         return counts
 
     def get(self, place: Place) -> tuple[Letter, Mark | None]:
-        """One letter, and how it was dealt with.
+        """Returns one letter, and its mark if it was replayed or dropped.
 
         Raises:
             DeadLettersError: LETTER_MISSING, or as `letters`.
@@ -131,7 +133,7 @@ class DeadLetterTopic:
         limit: int | None = None,
         on_progress: Callable[[Settled], None] | None = None,
     ) -> Settled:
-        """Sends the letters that are meant and wait again, each once whatever happens.
+        """Sends the messages of selected letters that still wait again, each exactly once.
 
         Args:
             selection: Which.
@@ -165,14 +167,13 @@ class DeadLetterTopic:
         limit: int | None = None,
         on_progress: Callable[[Settled], None] | None = None,
     ) -> Settled:
-        """Marks the letters that are meant and wait as dropped; else as `replay`."""
+        """Marks the selected letters that still wait as dropped; otherwise like `replay`."""
         settling = _Settling(LetterState.DROPPED, None, None, limit, on_progress)
         return self._settle(selection, settling)
 
     def _settle(self, selection: Selection, settling: _Settling) -> Settled:
         self._make_marks_topic()
-        writer = LetterWriter(self._client, self.name, self._marks_name)
-        claim = writer.claim()
+        writer, claim = self._claim()
         bounds, marks = self._look()
         self._read_marks(marks, until=claim)
         for begin in range(0, len(marks.obsolete), BATCH_LETTERS):
@@ -185,6 +186,21 @@ class DeadLetterTopic:
                 break
         settling.end()
         return settling.settled
+
+    def _claim(self) -> tuple[LetterWriter, bytes]:
+        """Returns a writer and its claim.
+
+        A claim sends no letter, so one that failed, or perhaps failed, is followed by another: the
+        client retries nothing by itself, and a topic that was just made may not answer at once.
+        """
+        for attempt in range(CLAIMS):
+            writer = LetterWriter(self._client, self.name, self._marks_name)
+            try:
+                return writer, writer.claim()
+            except DeadLettersError as error:
+                if attempt == CLAIMS - 1 or not error.retry_helps:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     # --- Kafka
 

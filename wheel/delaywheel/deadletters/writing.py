@@ -102,7 +102,7 @@ class LetterWriter:
         )
 
     def claim(self) -> bytes:
-        """Ends what others have begun, and says that it is this one's turn; returns the claim."""
+        """Fences earlier writers and commits a claim; returns the claim."""
         try:
             self._producer.init_transactions(INIT_S)
         except KafkaException as exception:
@@ -113,7 +113,7 @@ class LetterWriter:
         return value
 
     def forget(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
-        """Writes records of the marks' topic alone."""
+        """Commits records of the topic of marks alone."""
         ended = self.transact([], records)
         if ended is not None:
             raise DeadLettersError(
@@ -123,7 +123,7 @@ class LetterWriter:
     def transact(
         self, records: Sequence[Outgoing], marks: Iterable[tuple[bytes, bytes | None]]
     ) -> Refused | None:
-        """Sends records, with the marks of their letters; None: it is committed.
+        """Commits records together with the marks of their letters; None means committed.
 
         Raises:
             DeadLettersError: It is not; `outcome_known` says whether that is sure.
