@@ -23,6 +23,7 @@ BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
 """What one transaction deals with, but for one letter that is larger."""
 MOST_TOPICS: Final = 10_000
+RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """So often a claim is tried."""
 EVERYTHING: Final = Selection()
@@ -264,7 +265,7 @@ class DeadLetterTopic:
                     raise DeadLettersError(
                         DeadLettersReason.OVERTAKEN, "the own claim is not the newest any more"
                     )
-                time.sleep(0.01)
+                time.sleep(RETRY_S)
         finally:
             reader.close()
 
@@ -284,15 +285,29 @@ class DeadLetterTopic:
             error = exception.args[0]
             if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise refused(error) from exception
-        resource = ConfigResource(ResourceType.TOPIC, self._marks_name)
-        try:
-            config = self._admin.describe_configs([resource], request_timeout=self._timeout_s)[
-                resource
-            ].result()
-        except KafkaException as exception:
-            raise refused(exception.args[0]) from exception
-        if config["cleanup.policy"].value != "compact":
+        if self._marks_config()["cleanup.policy"].value != "compact":
             raise DeadLettersError(DeadLettersReason.MARKS_NOT_COMPACTED, self._marks_name)
+
+    def _marks_config(self) -> Any:
+        """Returns the settings of the topic of marks, once every broker knows of a new one."""
+        resource = ConfigResource(ResourceType.TOPIC, self._marks_name)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                asked = self._admin.describe_configs([resource], request_timeout=self._timeout_s)
+                config = asked[resource].result()
+                described = self._describe(self._marks_name)
+                if described is not None and described.partitions[0].leader is not None:
+                    return config
+            except KafkaException as exception:
+                error = exception.args[0]
+                if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise refused(error) from exception
+            if time.monotonic() > deadline:
+                raise DeadLettersError(
+                    DeadLettersReason.KAFKA_UNREACHABLE, f"{self._marks_name} has no leader"
+                )
+            time.sleep(RETRY_S)
 
     def _describe(self, topic: str) -> Any | None:
         """What Kafka says of a topic; None: there is none."""
