@@ -228,7 +228,7 @@ class Leadership:
         return self._server is not None and bool(self._server.beat.wheels)
 
     def _follow(self) -> None:
-        """Who stands by keeps up with the control topic; alone, it reads it when it stands."""
+        """Keeps a standby current with the control topic; a node alone reads it when it stands."""
         if self._election.phase not in {Phase.STANDBY, Phase.ASKING} or self._candidacy.is_busy:
             return
         if self._follower.offset >= 0:

@@ -244,7 +244,7 @@ def topic_create(parser: Parser) -> None:
 
 
 def dead_list(parser: Parser) -> None:
-    """Of `dead list`."""
+    """Adds the arguments of `dead list`."""
     _letters(parser)
     parser.argument(
         "--all", dest="also_settled", action="store_true", help="also those replayed or dropped"
@@ -258,14 +258,14 @@ def dead_list(parser: Parser) -> None:
 
 
 def dead_show(parser: Parser) -> None:
-    """Of `dead show`."""
+    """Adds the arguments of `dead show`."""
     parser.argument("place", type=parse_place, metavar="PLACE", help="as `dead list` tells it")
     options.as_json(parser)
     _dead_letter_topic(parser)
 
 
 def dead_replay(parser: Parser) -> None:
-    """Of `dead replay`."""
+    """Adds the arguments of `dead replay`."""
     _letters(parser, with_places=True)
     parser.argument(
         "--send-to",
@@ -282,7 +282,7 @@ def dead_replay(parser: Parser) -> None:
 
 
 def dead_drop(parser: Parser) -> None:
-    """Of `dead drop`."""
+    """Adds the arguments of `dead drop`."""
     _letters(parser, with_places=True)
     _settling(parser)
 

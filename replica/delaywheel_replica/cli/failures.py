@@ -16,7 +16,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Stable: scripts depend on them."""
+    """Exit codes, which are stable: scripts depend on them."""
 
     DONE = 0
     REFUSED = 1

@@ -92,7 +92,7 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 def parse_place(text: str) -> tuple[int, int]:
-    """Reads where a record lies: `partition:offset`."""
+    """Parses the place of a record: `partition:offset`."""
     partition, _, offset = text.partition(":")
     if not (partition.isdecimal() and offset.isdecimal() and len(text) < 30):
         raise ArgumentTypeError(f"{text!r}: write PARTITION:OFFSET, such as 0:1204")

@@ -427,7 +427,7 @@ def _member_config(config: Config) -> MemberConfig:
 
 
 def _pending_topics(config: Config) -> PendingTopics | None:
-    """Counts for the metrics, if these can be asked for; what was missed may still be accepted."""
+    """Counts by topic for the metrics, if these are enabled."""
     if config.metrics_listen is None:
         return None
     late_s = config.late_window_seconds

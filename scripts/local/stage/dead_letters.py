@@ -1,4 +1,4 @@
-"""A message that expires, becomes a dead letter, and is replayed; the replay is asked for twice."""
+"""Demonstrates a message that expires, becomes a dead letter, and is replayed just once."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class AsyncClient:
         timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
         **options: Unpack[FilterOptions],
     ) -> ManyCancelled:
-        """Withdraws pending messages that have all that is given; see `Client.cancel_many`."""
+        """Cancels pending messages that meet all conditions; see `Client.cancel_many`."""
         self._check_open()
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         while not many.done:

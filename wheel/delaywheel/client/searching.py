@@ -33,7 +33,7 @@ class FilterOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ManyCancelled:
-    """What a cancel of many messages came to.
+    """The result of cancelling many messages.
 
     Attributes:
         cancelled: never delivered; in a dry run: those that somebody cancelled before.
@@ -118,7 +118,7 @@ class Searching:
 
 
 class CancellingMany:
-    """One cancel of many messages: goes on from page to page until there are enough, or no more."""
+    """Cancels many messages page by page, until there are enough or no more."""
 
     def __init__(self, wanted: pb.Filter, limit: int, *, dry_run: bool) -> None:
         self._request = pb.CancelManyRequest(filter=wanted, dry_run=dry_run)
@@ -131,12 +131,12 @@ class CancellingMany:
     def question(
         self,
     ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
-        """The next page is asked for."""
+        """Returns the question for the next page."""
         self._request.limit = min(self._limit - len(self._results), _PAGE)
         return cancel_many_question(self._request)
 
     def add(self, page: pb.CancelManyResponse) -> None:
-        """A page came."""
+        """Takes a page."""
         for result in page.results:
             self._results.setdefault(result.handle, result.outcome)
         self._incomplete |= page.looked.incomplete
@@ -144,7 +144,7 @@ class CancellingMany:
         self.done = not page.next_page_token or len(self._results) >= self._limit
 
     def came_to(self) -> ManyCancelled:
-        """What there is when it is done."""
+        """Returns the result once done."""
         known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE}
         return ManyCancelled(
             self._of({pb.CANCEL_OUTCOME_CANCELLED}),

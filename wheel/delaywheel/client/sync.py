@@ -270,7 +270,7 @@ class Client:
         timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> ManyCancelled:
-        """Withdraws pending messages that have all that is given, each by itself.
+        """Cancels pending messages that meet all conditions, each by itself.
 
         They are looked for as by `search`. It may be repeated: it finds again what is not due yet,
         and tells of what was cancelled before that it is cancelled.

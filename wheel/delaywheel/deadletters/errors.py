@@ -1,4 +1,4 @@
-"""Why dead letters cannot be read or dealt with, by name."""
+"""Errors of reading and settling dead letters, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from delaywheel.errors import RefusedError
 
 
 class DeadLettersReason(StrEnum):
-    """Each name is stable."""
+    """Stable names of errors."""
 
     TOPIC_MISSING = "TOPIC_MISSING"
     """There is no such dead-letter topic: correct its name."""
@@ -31,7 +31,7 @@ class DeadLettersReason(StrEnum):
 
 
 class DeadLettersError(RefusedError):
-    """Reading or dealing with letters ended; `outcome_known` is about the last few of them.
+    """Reading or settling failed; `outcome_known` concerns the last few letters.
 
     Attributes:
         reason: Why.

@@ -20,7 +20,7 @@ Expired = dict[int, str]
 
 
 def find_expired(rows: DueRows, now_ms: int) -> Expired:
-    """The rows that have expired.
+    """Returns the rows that have expired.
 
     Args:
         rows: What is due.

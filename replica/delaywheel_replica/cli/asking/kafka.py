@@ -1,4 +1,4 @@
-"""How commands that ask Kafka itself reach it: by its address, or by a node's settings file."""
+"""How commands reach Kafka itself: by its address, or by a node's settings file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from delaywheel_replica.config_sources import ConfigError, load_config
 
 @dataclass(frozen=True, slots=True)
 class KafkaAccess:
-    """What the operator said.
+    """The operator's options for reaching Kafka.
 
     Attributes:
         client: Settings of the Kafka client, with `bootstrap.servers` among them.
@@ -27,7 +27,7 @@ class KafkaAccess:
 def kafka_access(
     file: Path | None, kafka: str | None, kafka_settings: Sequence[tuple[str, str]]
 ) -> KafkaAccess:
-    """Puts together what the options say; the address on the command line wins.
+    """Combines the options; an address on the command line takes precedence.
 
     Raises:
         Failure: CONFIG_INVALID, or USAGE where no Kafka is named.

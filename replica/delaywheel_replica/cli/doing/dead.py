@@ -1,4 +1,4 @@
-"""`delaywheel dead list`, `show`, `replay` and `drop`: letters are dealt with by `deadletters`."""
+"""`delaywheel dead list`, `show`, `replay` and `drop`, by the library `deadletters`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from delaywheel_replica.cli.values import counted, to_ms
 
 
 class Where(TypedDict):
-    """Of every command: where the letters are."""
+    """Options of every command: where the letters are."""
 
     cluster: str | None
     dead_topic: str | None
@@ -49,7 +49,7 @@ class Where(TypedDict):
 
 
 class Which(Where):
-    """Of those that take several: which of them."""
+    """Options of commands on several letters: which ones."""
 
     topic: str | None
     reason: str | None
@@ -61,7 +61,7 @@ class Which(Where):
 
 
 class Dealing(Which):
-    """Of those that deal with letters: how."""
+    """Options of commands that settle letters: how."""
 
     execute: bool
     limit: int | None
@@ -149,7 +149,7 @@ def drop(places: Sequence[tuple[int, int]], **said: Unpack[Dealing]) -> int:
 
 
 class _Told:
-    """How far it came, in case that it ends early."""
+    """Reports how far a command came, should it end early."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -161,7 +161,7 @@ class _Told:
 def _settle(
     verb: str, done: str, settle: _Deal, places: Sequence[tuple[int, int]], said: Dealing
 ) -> int:
-    """Does it, or says what it would do; more than one letter takes `--execute`."""
+    """Settles letters, or says what it would do; more than one requires `--execute`."""
     selection = _selection(said, places)
     told = _Told()
     with _topic(said) as topic:
@@ -212,7 +212,7 @@ def _tell_what_it_would_do(verb: str, counts: Counts, said: Dealing) -> None:
 def _counted(
     letters: Iterator[tuple[Letter, LetterState]], counts: Counts, *, also_settled: bool
 ) -> Iterator[tuple[Letter, LetterState]]:
-    """Those to be shown; all are counted in passing."""
+    """Yields the letters to show, and counts all of them."""
     for letter, state in letters:
         counts.add(letter, state)
         if also_settled or state is LetterState.WAITING:
@@ -237,7 +237,7 @@ def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection
 
 @contextmanager
 def _topic(said: Where) -> Iterator[DeadLetterTopic]:
-    """The topic that the options name."""
+    """Returns the topic that the options name."""
     file: Path | None = said["file"]
     access = kafka_access(file, said["kafka"], said["kafka_settings"])
     cluster = said["cluster"] or access.cluster_id

@@ -33,7 +33,7 @@ def verify(data: Path, *, as_json: bool) -> None:
 
 
 def _shape(finding: Finding) -> dict[str, str | int | None]:
-    """One finding of `delaywheel verify --json`."""
+    """Returns one finding of `delaywheel verify --json`."""
     return {
         "problem": finding.problem.name,
         "path": str(finding.path),

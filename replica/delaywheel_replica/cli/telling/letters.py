@@ -1,4 +1,4 @@
-"""How dead letters are told: JSON for programs, cells and lines for people."""
+"""Formats dead letters: JSON for programs, cells and lines for people."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EXAMPLES = 5
 
 
 def shape(letter: Letter, state: LetterState, *, with_content: bool) -> dict[str, Any]:
-    """One letter as JSON: bytes in base64; what is not known is null."""
+    """Returns one letter as JSON: bytes in base64, unknown values as null."""
     document: dict[str, Any] = {
         "place": str(letter.place),
         "partition": letter.place.partition,
@@ -40,17 +40,17 @@ def shape(letter: Letter, state: LetterState, *, with_content: bool) -> dict[str
 
 
 def mark_shape(mark: Mark | None) -> dict[str, Any] | None:
-    """How a letter was dealt with, as JSON."""
+    """Returns how a letter was settled, as JSON."""
     return None if mark is None else {"at_ms": mark.at_ms, "to": mark.to}
 
 
 def counts_shape(counts: Counts) -> list[dict[str, Any]]:
-    """Counts as JSON."""
+    """Returns counts as JSON."""
     return [row._asdict() for row in counts.rows()]
 
 
 def settled_shape(settled: Settled) -> dict[str, Any]:
-    """What was done, as JSON."""
+    """Returns what was done, as JSON."""
     return {
         "done": settled.done,
         "refused": dict(settled.refused),
@@ -59,7 +59,7 @@ def settled_shape(settled: Settled) -> dict[str, Any]:
 
 
 def cells(letter: Letter, state: LetterState, *, with_state: bool) -> list[object]:
-    """One letter's row."""
+    """Returns one letter's row."""
     row: list[object] = [
         *(str(letter.place), iso(letter.timestamp_ms), printable(letter.reason)),
         *(printable(letter.topic), letter.length_bytes),
@@ -68,7 +68,7 @@ def cells(letter: Letter, state: LetterState, *, with_state: bool) -> list[objec
 
 
 def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
-    """One letter's lines."""
+    """Returns one letter's lines."""
     state = LetterState.WAITING if mark is None else mark.state
     yield "place", str(letter.place)
     yield "state", state.value if mark is None else f"{state.value} at {iso(mark.at_ms)}"
@@ -87,13 +87,13 @@ def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
 
 
 def print_counts(counts: Counts) -> None:
-    """Prints how many there are."""
+    """Prints the counts."""
     rows = [(printable(row.topic), printable(row.reason), *row[2:]) for row in counts.rows()]
     print_table(["topic", "reason", "waiting", "replayed", "dropped"], rows)
 
 
 def refusals(settled: Settled) -> Iterable[str]:
-    """Lines about letters that could not be sent."""
+    """Returns lines about letters that could not be sent."""
     for reason, number in settled.refused.most_common():
         yield f"not sent, they wait on: {number:,} {printable(reason)}"
     for place, why in settled.examples[:_EXAMPLES]:
@@ -101,7 +101,7 @@ def refusals(settled: Settled) -> Iterable[str]:
 
 
 def printable(text: str) -> str | None:
-    """Text of a header, without what would move a cursor; None: there is none."""
+    """Returns a header's text without control characters; None if there is none."""
     return (
         "".join(mark if mark.isprintable() else "\N{REPLACEMENT CHARACTER}" for mark in text)
         or None

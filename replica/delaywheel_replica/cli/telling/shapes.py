@@ -232,7 +232,7 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
 
 
 def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, Any]:
-    """`delaywheel cancel --json`, where many are meant."""
+    """Returns the document of `delaywheel cancel --json` for many messages."""
     unspecified = "pending" if dry_run else "unknown"
     return {
         "dry_run": dry_run,
@@ -252,7 +252,7 @@ def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, An
 
 
 def looked(row: pb.Looked) -> dict[str, Any]:
-    """What was looked at, of `delaywheel search --json`."""
+    """Returns what `delaywheel search --json` reports as looked at."""
     return {
         "node": row.node,
         "messages": row.messages,

@@ -86,7 +86,7 @@ YIELDING = 3
 
 @dataclass(frozen=True, slots=True)
 class ElectionConfig:
-    """What a node's machine is made with.
+    """The settings of a node's election machine.
 
     Attributes:
         run: a text that no other run of any cleaner process has; tokens are made from it.
@@ -114,7 +114,7 @@ class ElectionConfig:
 
 
 class Election:
-    """The machine of one node's cleaner."""
+    """The election machine of one node's cleaner."""
 
     def __init__(self, config: ElectionConfig) -> None:
         self._config = config
@@ -146,7 +146,7 @@ class Election:
 
     @property
     def phase(self) -> Phase:
-        """Where this node stands."""
+        """The phase in which this node is."""
         return self._phase
 
     @property

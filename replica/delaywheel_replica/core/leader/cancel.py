@@ -138,7 +138,7 @@ def after_writing(view: CancelView) -> CancelDecision:
 
 
 def after_writing_many(views: Mapping[_Key, CancelView]) -> dict[_Key, CancelDecision]:
-    """The same of messages whose cancels were written together: each is decided by itself.
+    """Decides each of several messages whose cancels were written together.
 
     Transactions take them apart: some may be taken before the cancels are, others after.
     """

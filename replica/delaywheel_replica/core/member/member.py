@@ -344,7 +344,7 @@ class Member:
         return [Tell()]
 
     def _tell_move(self) -> list[Effect]:
-        """Of what is due soon it is told at once: the precision of short delays hangs on it."""
+        """Announces near-due commits immediately, since short delays depend on it."""
         move = self._line.take_move()
         if move is None:
             return []
@@ -378,7 +378,7 @@ class Member:
         return effects
 
     def _follow(self, status: CleanerStatus) -> None:
-        """What is committed stays true, also when the cleaner does not live any more."""
+        """Keeps what is committed, which stays true even if the cleaner is no longer alive."""
         known = self._known
         known.has_read(status.progress)
         if status.lost != known.lost:
@@ -411,12 +411,12 @@ class Member:
 
 
 def _standing(known: Known) -> tuple[bool, bool]:
-    """What the others wait for: a candidate, or a leader."""
+    """Whether this node stands, and whether it leads: what the others wait for."""
     return known.stands, known.office is not None
 
 
 def _rank(effect: Effect) -> int:
-    """What cannot fail, what is answered, the rest."""
+    """Ranks effects: those that cannot fail, those that are answered, all others."""
     if isinstance(effect, Awaited):
         return 1
     return 0 if isinstance(effect, Acknowledge | Send | Tell) else 2

@@ -1,4 +1,4 @@
-"""What a node tells of itself: its beat, made anew each time from what the parts know.
+"""What a node reports of itself: its heartbeat, built from the state of the parts.
 
 Only what is durable is told, and of the open wheel what is written: who reads it may act on it
 although this node has crashed meanwhile.

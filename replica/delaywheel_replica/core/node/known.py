@@ -103,7 +103,7 @@ class Known:
 
     @property
     def sealing_clock_ms(self) -> int | None:
-        """The clock by which wheels are sealed while this node leads; None: they are not.
+        """The clock by which wheels are sealed while this node leads; None: they are not sealed.
 
         It stops where an announced ingress record may have to be taken again.
         """

@@ -1,4 +1,4 @@
-"""Cancels of many messages: those that a search finds, a page at a time.
+"""Cancels many messages: those that a search finds, page by page.
 
 The page is looked for, its cancels are written as one request, and each message is answered by
 itself, as `core/leader/cancel.py` decides of one of which nothing else is known:
@@ -48,7 +48,7 @@ _OUTCOMES: Final = {
 
 
 class CancelMany:
-    """Withdraws what a search finds. For the event loop's thread."""
+    """Cancels what a search finds. For the event loop's thread."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class CancelMany:
         ask: Callable[[CommitSoon], object],
         next_word: Callable[[], Awaitable[object]],
     ) -> None:
-        """Prepares; as for `Cancels`, and `search` finds messages."""
+        """Prepares; as `Cancels`, with `search` to find messages."""
         self._view = view
         self._search = search
         self._writing = writing
@@ -71,7 +71,7 @@ class CancelMany:
     async def cancel_many(
         self, request: pb.CancelManyRequest, *, passed: bool
     ) -> pb.CancelManyResponse:
-        """Withdraws a page of messages, or tells which they are.
+        """Cancels a page of messages, or only returns them.
 
         Args:
             request: which ones.
@@ -95,7 +95,7 @@ class CancelMany:
         return self._answer(page, decisions)
 
     async def _cancel(self, page: Page) -> dict[bytes, CancelDecision]:
-        """What is decided of each message of a page."""
+        """Returns the decision on each message of a page."""
         copies = _places(page)
         cancels = await self._cancels(copies, page)
         decisions = {
@@ -123,7 +123,7 @@ class CancelMany:
         return decisions
 
     async def _known(self, page: Page) -> dict[bytes, CancelDecision]:
-        """What is decided of those that somebody cancelled before."""
+        """Returns decisions on messages that were cancelled before."""
         copies = _places(page, pb.MESSAGE_STATE_CANCELLED)
         cancels = await self._cancels(copies, page) if copies else {}
         return after_writing_many(
@@ -139,7 +139,7 @@ class CancelMany:
     async def _wait(
         self, waiting: Mapping[bytes, Position], cancels: Mapping[bytes, list[Position]]
     ) -> dict[bytes, CancelDecision]:
-        """Looks at each committed progress until all are decided, or the time is over."""
+        """Follows committed progress until all are decided, or time is over."""
         self._ask(CommitSoon())
         decisions: dict[bytes, CancelDecision] = {}
         try:
@@ -191,7 +191,7 @@ class CancelMany:
 
 
 def _places(page: Page, state: "pb.MessageState.ValueType | None" = None) -> dict[bytes, Position]:
-    """Where the messages of a page lie; with a state: only those that are in it."""
+    """Returns where a page's messages lie; with a state, only those in it."""
     return {
         message_key(message.id, message.due_ms): place
         for message, place in zip(page.messages, page.places, strict=True)

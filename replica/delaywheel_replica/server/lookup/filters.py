@@ -1,4 +1,4 @@
-"""Which pending messages a caller looks for: whole columns are compared, no message by itself.
+"""Filters of pending messages: compare whole columns, not single messages.
 
 What remains after topic, due, id and the length of the key is compared byte by byte, in pieces of
 bounded length; headers are decoded only of messages that have all else.
@@ -22,7 +22,7 @@ _MS_BEYOND: Final = (1 << 32) * 1000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a message must have; None: whatever it has.
+    """The conditions of a filter; None: any value.
 
     Attributes:
         topic: its topic.
@@ -46,7 +46,7 @@ class Wanted:
         return any(given is not None for given in (self.topic, self.key, self.id, self.header))
 
     def rows(self, columns: Columns) -> list[int]:
-        """Which of these messages have all of it, ascending."""
+        """Returns which of these messages meet all conditions, ascending."""
         fits = (columns.due_ms >= self.from_ms) & (columns.due_ms < self.to_ms)
         if self.topic is not None:
             numbers = [n for n, topic in enumerate(columns.topics) if topic == self.topic]
@@ -73,7 +73,7 @@ class Wanted:
 
 
 def wanted_of(asked: pb.Filter) -> Wanted:
-    """Reads a filter.
+    """Parses a filter.
 
     Raises:
         RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
@@ -101,7 +101,7 @@ def wanted_of(asked: pb.Filter) -> Wanted:
 
 
 def _with_key(columns: Columns, rows: NDArray[np.intp], key: bytes) -> NDArray[np.intp]:
-    """Those whose key, of the right length, is this one."""
+    """Returns messages with exactly this key, among those with a key of this length."""
     content = np.frombuffer(columns.blob, dtype=np.uint8)
     wanted, within = np.frombuffer(key, dtype=np.uint8), np.arange(len(key))
     at_once = max(1, _PIECE_BYTES // len(key))

@@ -1,4 +1,4 @@
-"""Where a message went in Kafka: the cleaner is asked, which looks for its record.
+"""Where a message went in Kafka: asks the cleaner, which looks for its record.
 
 A caller waits for the answer, `ANSWER_WAIT_S` at most; without one the message is told without a
 place. So many may wait as the cleaner lets wait: of more none is asked for.
@@ -23,10 +23,10 @@ _IS_DEAD: Final = {
 
 
 class Places:
-    """Asks for them. For the event loop's thread."""
+    """Asks the cleaner for places. For the event loop's thread."""
 
     def __init__(self, *, ask: Callable[[AskPlace], bool], wait_s: float = ANSWER_WAIT_S) -> None:
-        """Nobody waits.
+        """Begins without requests.
 
         Args:
             ask: sends a question to the cleaner.
@@ -69,7 +69,7 @@ class Places:
             message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
 
     def heard(self, found: PlaceFound) -> None:
-        """The cleaner has answered; perhaps one who waits no more."""
+        """Takes the cleaner's answer, which may be too late for its caller."""
         answer = self._asked.get(found.question)
         if answer is not None and not answer.done():
             answer.set_result(found)

@@ -1,4 +1,4 @@
-"""Search: walks the seconds that hold messages for those that a caller looks for.
+"""Search: walks the seconds that hold messages, and applies a filter.
 
 There is no index of topics, keys or ids (docs/decisions): seconds are read, one after another, from
 the first that may hold what is not done. So a call is bounded in what it reads, and in time:
@@ -67,13 +67,13 @@ class Place:
     after: Position | None = None
 
     def __str__(self) -> str:
-        """As a page token."""
+        """Returns the place as a page token."""
         return str(self.slot) if self.after is None else f"{self.slot}/{self.after}"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One page that somebody wants.
+    """The request for one page.
 
     Attributes:
         wanted: which messages.
@@ -112,11 +112,11 @@ class Page:
 
     @property
     def next_token(self) -> str:
-        """Empty on the last page."""
+        """The token of the next page; empty on the last one."""
         return "" if self.next is None else str(self.next)
 
     def looked(self, node: str) -> pb.Looked:
-        """As the protocol tells it."""
+        """What was looked at, as a protocol message."""
         return pb.Looked(
             node=node,
             messages=self.read_messages,
@@ -127,7 +127,7 @@ class Page:
 
 
 class Search:
-    """Looks for messages in what this node holds. For the event loop's thread."""
+    """Searches what this node holds. For the event loop's thread."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Search:
         self._thread.shutdown(cancel_futures=True)
 
     async def search(self, request: pb.SearchRequest, wanted: Wanted) -> pb.SearchResponse:
-        """A page of pending messages.
+        """Returns a page of pending messages.
 
         Raises:
             RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
@@ -171,7 +171,7 @@ class Search:
         )
 
     async def page(self, asked: Asked) -> Page:
-        """A page of pending messages, with their places.
+        """Returns a page of pending messages, with their places.
 
         Raises:
             RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
@@ -185,7 +185,7 @@ class Search:
         return page
 
     async def cancels(self, keys: set[bytes], slots: set[int]) -> dict[bytes, list[Position]]:
-        """Where cancels of these messages lie now.
+        """Returns where cancels of these messages lie now.
 
         Args:
             keys: ids and dues, as `key_of` gives them.
@@ -198,7 +198,7 @@ class Search:
         return await self.on_thread(lambda: self._walk.cancels(keys, slots, limits))
 
     async def on_thread(self, work: Callable[[], _Made]) -> _Made:
-        """Does it after those who came before.
+        """Runs a function on the thread, after earlier ones.
 
         Raises:
             RefusedError: SEARCHES_BUSY.
@@ -214,7 +214,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the node has when a walk begins: wheels up to a seq each, what is done, what is lost."""
+    """The state at the beginning of a walk: wheels up to a seq each, progress, lost frames."""
 
     limits: Mapping[WheelId, int]
     progress: Progress | None
@@ -238,7 +238,7 @@ class Walk:
         self._read_s = read_s
 
     def page(self, asked: Asked, begin: Place, held: Held) -> Page:
-        """One page, from there on."""
+        """Returns one page from a place on."""
         page, until_s = Page(), time.monotonic() + self._read_s
         first = max(begin.slot, asked.wanted.from_ms // 1000, done_slot(held.progress))
         last = (asked.wanted.to_ms - 1) // 1000
@@ -265,7 +265,7 @@ class Walk:
     def cancels(
         self, keys: set[bytes], slots: set[int], limits: Mapping[WheelId, int]
     ) -> dict[bytes, list[Position]]:
-        """Where cancels of these messages lie."""
+        """Returns where cancels of these messages lie."""
         found: dict[bytes, list[Position]] = {key: [] for key in keys}
         for slot in sorted(slots):
             for frame in self._scanner.frames(slot, limits, kind=Kind.CANCELS):
@@ -278,7 +278,7 @@ class Walk:
     def _matches(
         self, page: Page, asked: Asked, begin: Place, held: Held
     ) -> Iterator[tuple[pb.StoredMessage | None, Position]]:
-        """The messages of a second that are wanted and pending; None behind each frame."""
+        """Yields a second's pending messages that meet the filter, and None after each frame."""
         scan = Found()
         cancels = self._scanner.frames(begin.slot, held.limits, kind=Kind.CANCELS, found=scan)
         cancelled = cancelled_keys(_counted(cancels, page))

@@ -1,4 +1,4 @@
-"""Counts by topic what was accepted before the server started: once, in the background.
+"""Counts messages by topic that were accepted before the start: once, in the background.
 
 The wheels that this node accepted into before are read, frame after frame; what is accepted from
 now on goes into another wheel, and is counted as it is written. While it counts, and where a frame
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 
 class Census:
-    """Counts on a thread of its own."""
+    """Counts on its own thread."""
 
     def __init__(self, disk: Disk, data: Path, pending: PendingTopics) -> None:
         """Prepares.
@@ -62,7 +62,7 @@ class Census:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends, whether all is counted or not."""
+        """Stops, even if not everything is counted."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -106,7 +106,7 @@ class Passing:
     async def cancel_many(
         self, address: str, request: pb.CancelManyRequest
     ) -> pb.CancelManyResponse:
-        """The same call there.
+        """Makes the same call there.
 
         Raises:
             RefusedError: as of `cancel`.

@@ -1,4 +1,4 @@
-"""How many messages of each topic are pending: counted when they are accepted, and by time alone.
+"""Counts pending messages by topic, as they are accepted and as time passes.
 
 A message counts until its second is done. So that memory does not grow with what waits, seconds
 are counted one by one only where they are near, and in buckets beyond: at most 101 topics (as in
@@ -28,10 +28,10 @@ _WIDTH_AT_LEAST_S: Final = 64
 
 
 class PendingTopics:
-    """Counts them. For any thread."""
+    """Counts pending messages by topic. For any thread."""
 
     def __init__(self, ahead_s: int, done_slot: int, *, most: int = TOPICS_AT_MOST) -> None:
-        """Nothing is pending.
+        """Begins at zero.
 
         Args:
             ahead_s: so far ahead of what is done may messages be due, in health.
@@ -53,7 +53,7 @@ class PendingTopics:
         numbers: NDArray[np.integer[Any]],
         slots: NDArray[np.int64],
     ) -> None:
-        """Counts messages; one whose second is done, until the next one is.
+        """Counts messages; for a second that is over, until the next one is.
 
         Args:
             topics: the names.
@@ -75,7 +75,7 @@ class PendingTopics:
             _count(self._far, rows[~is_near], buckets)
 
     def read(self, done_slot: int) -> dict[str, int]:
-        """How many are pending, by topic; of those that were ever counted.
+        """Returns the counts of pending messages by topic.
 
         Args:
             done_slot: everything before this second is done; never goes back here.

@@ -110,7 +110,7 @@ def search_question(
 def cancel_many_question(
     request: pb.CancelManyRequest,
 ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
-    """Asks for a page of messages to be withdrawn: what an attempt did, the next one tells."""
+    """Builds the question that cancels a page of messages; a retry reports what was done before."""
     return Question(request, lambda response, _doubtful: response)
 
 

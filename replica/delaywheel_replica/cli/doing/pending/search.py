@@ -29,7 +29,7 @@ def wanted_of(
     due_from: datetime | None,
     due_to: datetime | None,
 ) -> pb.Filter:
-    """What the command line asks for."""
+    """Returns the conditions on the command line."""
     options = FilterOptions()
     if key is not None:
         options["key"] = key.encode()
@@ -46,7 +46,7 @@ def wanted_of(
 
 
 class Looking:
-    """One search, page after page, and what was looked at for it."""
+    """One search, page by page, with what was looked at."""
 
     def __init__(self, request: pb.SearchRequest, server: str, timeout_s: float) -> None:
         self._request = request
@@ -55,7 +55,7 @@ class Looking:
         self._looked = pb.Looked()
 
     def messages(self, limit: int) -> Iterator[pb.StoredMessage]:
-        """What is found, as it is taken; no page is longer than what is still wanted."""
+        """Yields messages as they are consumed; no page exceeds what is still wanted."""
         left = limit
         while left > 0:
             self._request.page_size = min(left, _MESSAGES_PER_CALL)
@@ -68,11 +68,11 @@ class Looking:
                 return
 
     def shape(self) -> dict[str, Any]:
-        """What was looked at, for programs."""
+        """Returns what was looked at, as JSON."""
         return shapes.looked(self._looked)
 
     def tell(self) -> None:
-        """The same for people, with where to go on."""
+        """Prints what was looked at, and where to go on."""
         looked = self._looked
         read = f"{counted(looked.messages, 'message')}, {counted(looked.length_bytes, 'byte')}"
         print(f"looked at {read}, on {looked.node}", file=sys.stderr)
