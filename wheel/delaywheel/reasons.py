@@ -104,7 +104,7 @@ class Reason(StrEnum):
         "DUE_PASSED",
         _RANGE,
         _FINAL,
-        "Its due was past when it was first sent, and past_due='reject' asks to be told.",
+        "The due was past at the first attempt, which past_due='reject' refuses.",
     )
     DELAY_INVALID = ("DELAY_INVALID", _INVALID, _FINAL, "Give a delay of zero or more.")
     LEVEL_UNKNOWN = (
@@ -193,44 +193,44 @@ class Reason(StrEnum):
         "BACKPRESSURE",
         _EXHAUSTED,
         _PASSING,
-        "Too much is in flight: wait as long as RetryInfo says and send again.",
+        "Too much is in flight: retry after the delay in RetryInfo.",
     )
-    DRAINING = ("DRAINING", _UNAVAILABLE, _PASSING, "The node is stopping: send to another one.")
+    DRAINING = ("DRAINING", _UNAVAILABLE, _PASSING, "The node is stopping: use another node.")
     NO_WHEEL = (
         "NO_WHEEL",
         _UNAVAILABLE,
         _PASSING,
-        "The node has no open wheel (starting, or Kafka is away): send again or to another node.",
+        "The node has no open wheel (starting, or Kafka is away): retry, or use another node.",
     )
     NOT_ENOUGH_REPLICAS = (
         "NOT_ENOUGH_REPLICAS",
         _UNAVAILABLE,
         _PASSING,
-        "Fewer than min_insync members are in sync: send again when they are back.",
+        "Fewer than min_insync members are in sync: retry when they are back.",
     )
     DISK_FULL = (
         "DISK_FULL",
         _EXHAUSTED,
         _PASSING,
-        "The node's disk is down to its reserve; forwarding frees it: send again or elsewhere.",
+        "The node's disk is at its reserve, which forwarding frees: retry, or use another node.",
     )
     DISK_STALLED = (
         "DISK_STALLED",
         _UNAVAILABLE,
         _PASSING,
-        "The node's disk does not answer: send to another node, or again when it does.",
+        "The node's disk does not respond: use another node, or retry later.",
     )
     WHEEL_LOST = (
         "WHEEL_LOST",
         _UNAVAILABLE,
         _UNKNOWN,
-        "Nobody knows whether it is held: send again with the same id and due.",
+        "The outcome is unknown: retry with the same id and due.",
     )
     INTERNAL = (
         "INTERNAL",
         _INTERNAL,
         _UNKNOWN,
-        "A defect of the service: send again with the same id and due, and look at its log.",
+        "A defect of the service: retry with the same id and due, and look at its log.",
     )
     # Looking and withdrawing.
     HANDLE_INVALID = (
@@ -249,25 +249,25 @@ class Reason(StrEnum):
         "MESSAGE_NOT_FOUND",
         _NOT_FOUND,
         _FINAL,
-        "It was never accepted, or is finished and its second deleted.",
+        "It was never accepted, or is finished and its second is deleted.",
     )
     NOT_UP_TO_DATE = (
         "NOT_UP_TO_DATE",
         _UNAVAILABLE,
         _PASSING,
-        "The node cannot say yet, it lacks frames that others hold: ask again.",
+        "The node misses frames that others hold and cannot answer yet: retry.",
     )
     NO_LEADER = (
         "NO_LEADER",
         _UNAVAILABLE,
         _PASSING,
-        "Nobody forwards at the moment: ask again; pending messages are kept.",
+        "No node leads at the moment: retry; pending messages are kept.",
     )
     CANCEL_UNKNOWN = (
         "CANCEL_UNKNOWN",
         _UNAVAILABLE,
         _UNKNOWN,
-        "The cancel was written but not yet seen to count: ask again for its outcome.",
+        "The cancel was written, but is not confirmed yet: ask again for its outcome.",
     )
     SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
     PAGE_TOKEN_INVALID = (
@@ -286,14 +286,14 @@ class Reason(StrEnum):
         "SEARCHES_BUSY",
         _EXHAUSTED,
         _PASSING,
-        "Too many callers search at once, and each reads much: ask again, or another node.",
+        "Too many searches are running: retry later, or ask another node.",
     )
     # What operators do with nodes.
     NODE_UNKNOWN = (
         "NODE_UNKNOWN",
         _NOT_FOUND,
         _FINAL,
-        "No member and no node of before has this id: DescribeCluster lists the members.",
+        "No member and no former node has this id: DescribeCluster lists the members.",
     )
     NODE_NOT_HEARD = (
         "NODE_NOT_HEARD",
@@ -323,7 +323,7 @@ class Reason(StrEnum):
         "NODE_CHANGE_UNKNOWN",
         _UNAVAILABLE,
         _UNKNOWN,
-        "The change was asked for and not yet seen to be committed: ask again.",
+        "The change was requested, but is not confirmed yet: ask again.",
     )
     # What operators do about a clock that was ahead.
     NOTHING_TO_SET_BACK = (
@@ -336,13 +336,13 @@ class Reason(StrEnum):
         "SET_BACK_TOO_OFTEN",
         _PRECONDITION,
         _FINAL,
-        "It was set back several times, and what went out early is not yet due: wait for that.",
+        "It was set back several times; wait until the messages that went out early are due.",
     )
     SET_BACK_UNKNOWN = (
         "SET_BACK_UNKNOWN",
         _UNAVAILABLE,
         _UNKNOWN,
-        "It was asked for and not yet seen to be committed: ask again.",
+        "The change was requested, but is not confirmed yet: ask again.",
     )
 
     @classmethod

@@ -187,7 +187,7 @@ def status(parser: Parser) -> None:
     parser.argument(
         "--check",
         action="store_true",
-        help="exit with 0 if OK, 1 if DEGRADED, 3 if DOWN or nobody answers",
+        help="exit with 0 if OK, 1 if DEGRADED, 3 if DOWN or no node answers",
     )
     options.as_json(parser)
     options.asking(parser)

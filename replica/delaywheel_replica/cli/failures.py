@@ -5,7 +5,7 @@
 | 0 | done |
 | 1 | refused, not found, or what was checked is not in order |
 | 2 | wrong usage |
-| 3 | nobody could answer: trying again may help |
+| 3 | no node answered: retrying may help |
 | 4 | the outcome is unknown: trying again, with the same id and due, is safe |
 | 70 | a defect of delaywheel; DELAYWHEEL_TRACEBACK=1 shows where |
 """

@@ -90,7 +90,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         ("topic",),
         lambda f: [] if f.cleaner is None else by_label(f.cleaner.dead_by_topic),
     ),
-    _counted("lost_frames", "Frames told as lost: nobody could read them.", "lost_frames"),
+    _counted("lost_frames", "Frames reported as lost: no node could read them.", "lost_frames"),
     _counted("commits", "Transactions committed, idle ones too.", "transactions"),
     _counted(
         "failed_commits",
