@@ -334,7 +334,7 @@ class Server:
         await self._answer_waiting()
         self._driver.drain()
         await self._leave_wheel()
-        await asyncio.to_thread(self._upkeep.stop)
+        self._upkeep.end()
         if self._census is not None:
             await asyncio.to_thread(self._census.stop)
         await asyncio.to_thread(self._books.stop)
@@ -346,6 +346,8 @@ class Server:
         await self._listener.stop(_CALLS_STOP_S)
         await self._monitoring.stop()
         await self._passing.close()
+        # Last: it may be syncing very many files, for longer than a node may take to end.
+        await asyncio.to_thread(self._upkeep.stop)
         await asyncio.to_thread(self._end_threads)
         self._queries.close()
         self._search.close()

@@ -46,9 +46,13 @@ class Upkeep:
         self._look()
         self._thread.start()
 
+    def end(self) -> None:
+        """Has the thread end when it is done with what it is at; does not wait for that."""
+        self._ended.set()
+
     def stop(self) -> None:
         """Ends the thread."""
-        self._ended.set()
+        self.end()
         self._thread.join()
 
     def also(self, job: Callable[[], object]) -> None:
