@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -212,6 +213,24 @@ def test_a_topic_that_is_made_anew_has_no_marks(letters: Letters) -> None:
         assert dead.replay(Selection()).done == 4
         assert dead.replay(Selection()).done == 0
     assert sum(letters.arrived(at_least=8).values()) == 8
+
+
+def test_a_broker_that_has_not_heard_of_the_marks_is_not_believed(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters.write(4)
+    with letters.open() as dead:
+        assert dead.replay(Selection()).done == 4
+    real = DeadLetterTopic._describe
+    compact = {"cleanup.policy": SimpleNamespace(value="compact")}
+    monkeypatch.setattr(DeadLetterTopic, "_marks_config", lambda _: compact)
+    monkeypatch.setattr(
+        DeadLetterTopic,
+        "_describe",
+        lambda self, name: None if name.endswith("-marks") else real(self, name),
+    )
+    with letters.open() as dead:
+        assert dead.replay(Selection()).done == 0
 
 
 def test_marks_that_would_be_forgotten_are_not_relied_upon(letters: Letters) -> None:

@@ -243,7 +243,8 @@ class DeadLetterTopic:
 
         A commit is answered before it is visible, so the claim may have to be waited for.
         """
-        if self._describe(self._marks_name) is None:
+        # Behind a claim the topic is there: a broker that has not heard of it is not believed.
+        if until is None and self._describe(self._marks_name) is None:
             return
         reader = TopicReader(self._client, self._marks_name, timeout_s=self._timeout_s)
         try:
