@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -27,6 +27,7 @@ from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
 from delaywheel_replica.cleaner.row_keeper import READING_MS, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
+from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import Eligibility, heard_beats
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
@@ -54,14 +55,12 @@ from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.duties import Situation
 from delaywheel_replica.core.leader.failure_detector import silent_nodes
 from delaywheel_replica.core.leader.holders import holds_progress, takeable
-from delaywheel_replica.core.protocol.control import REMOVED, ControlState, Leader
-from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState
+from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
-    Role,
     ServerStatus,
-    VoteWish,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.kafka_settings import MAX_CALL_MS
@@ -76,26 +75,6 @@ STOP_S = 5.0
 log = get_logger(__name__)
 
 MakeForwarder = Callable[[ControlState, ProducersPort], Forwarder]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What others may know of this cleaner."""
-
-    role: Role
-    epoch: int | None
-    leader: Leader | None
-    state: ControlState
-    control_offset: int
-    lateness_ms: int
-    error: str | None
-    warnings: tuple[str, ...] = ()
-    unreadable: FrameSet = NO_FRAMES
-    fences: tuple[Fence, ...] = ()
-    fills: Mapping[WheelId, int] = field(default_factory=dict)
-    vote_wish: VoteWish | None = None
-    stands: bool = False
-    ingress_slot: int | None = None
 
 
 class Leadership:

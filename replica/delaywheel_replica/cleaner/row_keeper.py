@@ -24,13 +24,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
+from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-
-if TYPE_CHECKING:
-    from delaywheel_replica.cleaner.leadership import View
 
 ROW_S = 0.1
 """Progress is told at least so often."""

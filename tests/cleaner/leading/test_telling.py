@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel_replica.cleaner.leadership import View
 from delaywheel_replica.cleaner.row_keeper import (
     HASTE_S,
     QUIET_ROW_S,
@@ -14,6 +13,7 @@ from delaywheel_replica.cleaner.row_keeper import (
     RowKeeper,
     Waiting,
 )
+from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role

@@ -14,8 +14,9 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.due.reader import DueReader, Step
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
-from delaywheel_replica.cleaner.leadership import Leadership, View
+from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
+from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
