@@ -19,7 +19,7 @@ Inside, paths are text: a ``Path`` takes long to hash, to compare and to split.
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -368,6 +368,10 @@ class SimulatedDisk:
             self._folders.update(map(str, [path, *path.parents]))
             self._list_anew()
 
+    def many_files(self, folder: Path) -> "SimulatedManyFiles":
+        assert str(folder) in self._folders, f"{folder} is written before it is made"
+        return SimulatedManyFiles(self)
+
     def sync_folder(self, path: Path) -> None:
         self._check("sync", path)
         if str(path) not in self._folders:
@@ -597,6 +601,24 @@ class SimulatedFile:
     def _usable(self) -> None:
         assert not self._closed, f"{self._path} is used after close"
         self._disk._alive(self._era)
+
+
+class SimulatedManyFiles:
+    """Syncs one after another: what fails leaves those behind it as they are."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+
+    def sync(self, paths: Collection[Path]) -> None:
+        for path in paths:
+            try:
+                file = self._disk.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                file.sync_data()
+            finally:
+                file.close()
 
 
 class SimulatedFolder:

@@ -4,11 +4,12 @@ from pathlib import Path
 
 
 def open_files(folder: Path) -> int:
-    """How many descriptors of this process lead into a folder."""
+    """How many files below a folder this process has open."""
     count = 0
     for path in Path("/proc/self/fd").iterdir():
         try:
-            count += folder in path.readlink().parents
+            target = path.readlink()
         except FileNotFoundError:
             continue  # the one that lists them
+        count += folder in target.parents and not target.is_dir()
     return count

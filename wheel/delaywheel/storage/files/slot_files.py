@@ -120,6 +120,7 @@ class SlotFiles:
         self._announced: File | None = None
         self._handles = handles
         self._owner = handles.new_owner()
+        self._many_files = handles.disk.many_files(folder)
         self._limit_bytes = limit_bytes
         # Of what was appended; a wheel that is appended to began with no slot at all.
         self._ends = _Ends()
@@ -250,21 +251,11 @@ class SlotFiles:
         return taken
 
     def sync(self, unsynced: Unsynced) -> None:
-        """Puts slot files and their names on the medium.
-
-        It opens the files itself: the cache may have closed them, and must not be held up.
-        """
-        disk = self._handles.disk
-        for slot in sorted(unsynced.slots):
-            try:
-                file = disk.open(layout.slot_path(self._folder, slot))
-            except FileNotFoundError:
-                continue  # deleted meanwhile: below the floor
-            try:
-                file.sync_data()
-            finally:
-                file.close()
-        folder = layout.slots_folder(self._folder)
+        """Puts slot files and their names on the medium."""
+        disk, folder = self._handles.disk, layout.slots_folder(self._folder)
+        self._many_files.sync(
+            [layout.slot_path(self._folder, slot) for slot in sorted(unsynced.slots)]
+        )
         for hour in sorted(unsynced.new_hours):
             with suppress(FileNotFoundError):  # deleted meanwhile: below the floor
                 disk.sync_folder(folder / layout.hour_name(hour))

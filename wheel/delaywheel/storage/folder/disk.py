@@ -13,12 +13,15 @@ import fcntl
 import mmap
 import os
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from delaywheel.storage.folder.syncing import FileSystem, ManyFiles, PosixManyFiles, syncfs
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -112,6 +115,9 @@ class Disk(Protocol):
 
     def make_folder(self, path: Path) -> None:
         """Makes a folder and its parents, if missing."""
+
+    def many_files(self, folder: Path) -> ManyFiles:
+        """For one who writes many files below a folder, which is there."""
 
     def sync_folder(self, path: Path) -> None:
         """Returns when the names created in this folder are on the medium."""
@@ -257,6 +263,9 @@ class PosixDisk:
     def __init__(self) -> None:
         """Begins with nothing shared."""
         self._shared: list[SharedDescriptor] = []
+        self._syncfs = syncfs()
+        self._file_systems: dict[int, FileSystem] = {}  # by device
+        self._lock = threading.Lock()
 
     def open(self, path: Path, *, create: bool = False) -> PosixFile:
         """See ``Disk``."""
@@ -333,6 +342,17 @@ class PosixDisk:
     def make_folder(self, path: Path) -> None:
         """See ``Disk``."""
         path.mkdir(parents=True, exist_ok=True)
+
+    def many_files(self, folder: Path) -> ManyFiles:
+        """See ``Disk``."""
+        if self._syncfs is None:
+            return PosixManyFiles(None)
+        device = folder.stat().st_dev
+        with self._lock:
+            if device not in self._file_systems:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._file_systems[device] = FileSystem(descriptor, self._syncfs)
+            return PosixManyFiles(self._file_systems[device])
 
     def sync_folder(self, path: Path) -> None:
         """See ``Disk``."""

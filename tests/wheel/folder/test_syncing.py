@@ -1,0 +1,111 @@
+"""Many files are synced as one file system, and nobody takes another's failure for his success."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from delaywheel.storage.folder.disk import PosixDisk
+from delaywheel.storage.folder.syncing import FEW_FILES, FileSystem, PosixManyFiles, syncfs
+
+
+class Medium:
+    """Refuses the next sync where it is told so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.syncs = 0
+        self.refuses = False
+        self.file_system = FileSystem(os.open(folder, os.O_RDONLY), self._sync)
+
+    def _sync(self, _descriptor: int) -> None:
+        self.syncs += 1
+        refuses, self.refuses = self.refuses, False  # the kernel tells it once
+        if refuses:
+            raise OSError(errno.EIO, "refused")
+
+
+@pytest.fixture
+def medium(tmp_path: Path) -> Medium:
+    return Medium(tmp_path)
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / str(number) for number in range(FEW_FILES + 1)]
+    for path in paths:
+        path.write_bytes(b"content")
+    return paths
+
+
+def test_a_failure_is_told_to_each_writer_once(medium: Medium, many: list[Path]) -> None:
+    one, other = (PosixManyFiles(medium.file_system) for _ in range(2))
+    medium.refuses = True
+    for writer in (one, other):
+        with pytest.raises(OSError, match=r"refused|earlier sync"):
+            writer.sync(many)
+    for writer in (one, other):
+        writer.sync(many)
+
+
+def test_a_failure_between_two_syncs_of_a_writer_counts(medium: Medium, many: list[Path]) -> None:
+    one, other = (PosixManyFiles(medium.file_system) for _ in range(2))
+    one.sync(many)
+    medium.refuses = True
+    with pytest.raises(OSError, match="refused"):
+        other.sync(many)
+    with pytest.raises(OSError, match="earlier sync"):
+        one.sync(many)
+
+
+def test_what_failed_before_a_writer_began_is_not_told_to_it(
+    medium: Medium, many: list[Path]
+) -> None:
+    medium.refuses = True
+    with pytest.raises(OSError, match="refused"):
+        PosixManyFiles(medium.file_system).sync(many)
+    PosixManyFiles(medium.file_system).sync(many)
+
+
+def test_few_files_are_synced_by_themselves(
+    medium: Medium, many: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    PosixManyFiles(medium.file_system).sync(many[1:])
+    assert (medium.syncs, len(synced)) == (0, FEW_FILES)
+    PosixManyFiles(medium.file_system).sync(many)
+    assert (medium.syncs, len(synced)) == (1, FEW_FILES)
+
+
+@pytest.mark.parametrize("release", ["5.7.19-generic", "4.19.0", "unknown"])
+def test_a_kernel_that_keeps_failures_to_itself_is_not_asked(
+    release: str, many: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "release", lambda: release)
+    assert syncfs() is None
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    PosixDisk().many_files(many[0].parent).sync(many)
+    assert len(synced) == len(many)
+
+
+@pytest.mark.parametrize("syncs", [lambda paths: paths, lambda paths: paths[:3]])
+def test_deleted_files_are_left_out(
+    syncs: Callable[[list[Path]], list[Path]], many: list[Path]
+) -> None:
+    files = PosixDisk().many_files(many[0].parent)
+    many[1].unlink()
+    files.sync(syncs(many))
+
+
+def test_the_kernels_word_is_an_error_of_the_system() -> None:
+    call = syncfs()
+    if call is None:
+        pytest.skip("this kernel has no syncfs that reports failures")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        call(-1)

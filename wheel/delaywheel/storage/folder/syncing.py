@@ -1,0 +1,133 @@
+"""Putting many files on the medium at once, by Linux's ``syncfs``.
+
+A group of messages with random dues touches as many slot files as it has messages. Syncing 3,600
+files one by one takes 0.2 s of CPU and 8 s; syncing the file system they lie on takes 2 ms and
+0.03 s, if nobody else writes much there.
+
+The kernel tells each descriptor once that something of its file system could not be written, and
+not whose it was. So that nobody takes another's answer for his own:
+
+* all syncs of one file system go through one descriptor, one after another;
+* each failure is counted, and each `ManyFiles` knows how many there were when its last sync
+  ended: a failure that another one was told of is one of its own too.
+
+That errs on the safe side: a failure that only concerned others is reported as well. Before Linux
+5.8 ``syncfs`` reported no failure at all; there, and where there is no such call, files are synced
+one by one.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import re
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final, Protocol
+
+FEW_FILES: Final = 32
+"""Up to so many are synced one by one: others may write much more to the same file system."""
+
+_REPORTS_FAILURES_SINCE = 5, 8
+
+
+class ManyFiles(Protocol):
+    """The files of one writer. It is made before the first of them is written."""
+
+    def sync(self, paths: Collection[Path]) -> None:
+        """Returns when contents and lengths of these are on the medium; deleted ones are left out.
+
+        Raises:
+            OSError: the medium refuses, or has refused something since the last sync.
+        """
+
+
+def syncfs() -> Callable[[int], None] | None:
+    """The call for a descriptor, which raises OSError; None: there is none that can be trusted."""
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if platform.system() != "Linux" or release is None:
+        return None
+    if (int(release[1]), int(release[2])) < _REPORTS_FAILURES_SINCE:
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    if function is None:
+        return None
+
+    def call(descriptor: int) -> None:
+        if function(descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+    return call
+
+
+class FileSystem:
+    """One file system that is synced as a whole. For any thread."""
+
+    def __init__(self, descriptor: int, sync: Callable[[int], None]) -> None:
+        """Takes over the descriptor of something that lies on it.
+
+        Args:
+            descriptor: closed with this object.
+            sync: see `syncfs`.
+        """
+        self._descriptor = descriptor
+        self._sync = sync
+        self._failures = 0
+        self._lock = threading.Lock()
+
+    def failures(self) -> int:
+        """How many syncs have failed."""
+        with self._lock:
+            return self._failures
+
+    def sync(self) -> tuple[int, OSError | None]:
+        """Puts all of it on the medium; how many syncs have failed, and how this one did."""
+        with self._lock:
+            try:
+                self._sync(self._descriptor)
+            except OSError as error:
+                self._failures += 1
+                return self._failures, error
+            return self._failures, None
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+class PosixManyFiles:
+    """See ``ManyFiles``. For one thread at a time."""
+
+    def __init__(self, file_system: FileSystem | None) -> None:
+        """Remembers what has failed so far.
+
+        Args:
+            file_system: where the files lie; None: they are always synced one by one.
+        """
+        self._file_system = file_system
+        self._known_failures = 0 if file_system is None else file_system.failures()
+
+    def sync(self, paths: Collection[Path]) -> None:
+        """See ``ManyFiles``."""
+        if self._file_system is None or len(paths) <= FEW_FILES:
+            for path in paths:
+                _sync_file(path)
+            return
+        known = self._known_failures
+        self._known_failures, error = self._file_system.sync()
+        if error is not None:
+            raise error
+        if self._known_failures != known:
+            raise OSError(errno.EIO, "an earlier sync of this file system failed")
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
