@@ -65,7 +65,7 @@ class Config:
         max_caller_in_flight_bytes: the same for one connection; a stream is not refused but read
             more slowly
         flush: `"async"`: acknowledged when the page cache has it; survives the death of processes,
-            not that of the machine. `"group"`: acknowledged after fdatasync
+            not that of the machine. `"group"`: acknowledged once the medium has it
         disk_reserve_bytes: with less free space, or fewer than 1,000 free inodes, messages are
             refused (DISK_FULL); below half of it, other nodes' frames as well
         open_files: slot files kept open, 16 at least; none: what the limit on descriptors allows,
