@@ -137,6 +137,24 @@ def test_a_frame_lost_with_its_row_leaves_a_hole() -> None:
     assert again == Recovered(3, [], SeqSet.of([2])), "no start forgets what is lacking"
 
 
+def test_frames_without_rows_are_found_behind_a_damaged_one_that_has_its_row() -> None:
+    disk, wheel, frames = wheel_of_three()
+    frames |= append(wheel, [message(7)])
+    rows = disk.content(index_file(wheel))
+    disk.set_content(index_file(wheel), rows[:48])  # the last one is lost
+    at = int(WheelReader(disk, DATA, wheel.wheel).rows(3, 3)["offset"][0])
+    content = bytearray(disk.content(slot_file(wheel)))
+    content[at] ^= 1
+    disk.set_content(slot_file(wheel), bytes(content))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert recovered == Recovered(4, [], SeqSet.of([3]))
+    assert disk.content(index_file(wheel)) == rows
+    found = read_all(disk, DATA, wheel.wheel)
+    assert isinstance(found.pop(3), DamagedFrame)
+    del frames[3]
+    assert found == frames
+
+
 @pytest.mark.parametrize("os_crashed", [False, True])
 def test_zeros_that_a_crash_left_of_a_repair_are_no_deleted_segment(*, os_crashed: bool) -> None:
     disk, wheel, frames = wheel_of_three()

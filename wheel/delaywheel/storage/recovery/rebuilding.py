@@ -116,17 +116,17 @@ def _frames_behind(
 ) -> Steps[dict[int, bytes]]:
     """Returns rows of whole frames beyond the safe ends of their slot files, by seq.
 
-    Where a frame is damaged, the walk goes on at the next place that a row speaks of.
+    Where a frame is damaged, the walk goes on where, by a row, the next one begins or one ends.
     """
-    told_offsets: dict[int, list[int]] = {}
+    told_offsets: dict[int, set[int]] = {}
     for row in told.values():
-        slot, offset, _, _ = np.frombuffer(row, INDEX_ROW)[0].item()
-        told_offsets.setdefault(slot, []).append(offset)
+        slot, offset, length_bytes, _ = np.frombuffer(row, INDEX_ROW)[0].item()
+        told_offsets.setdefault(slot, set()).update((offset, offset + length_bytes))
     found: dict[int, bytes] = {}
     for slot, begin in longer.items():
         file = disk.open_read(layout.slot_path(folder, slot))
         try:
-            resume_at = sorted(told_offsets.get(slot, []))
+            resume_at = sorted(told_offsets.get(slot, ()))
             for offset, frame in _walk(file, wheel, slot, (begin, file.size()), resume_at):
                 found[frame.seq] = index_row_of(frame, offset)
         finally:
