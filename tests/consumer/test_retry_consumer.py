@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from delaywheel.consumer import ConsumerError, ConsumerReason, ReceivedMessage, RetryConsumer
+from delaywheel.consumer import (
+    ConsumerError,
+    ConsumerReason,
+    Partition,
+    ReceivedMessage,
+    RetryConsumer,
+)
+from delaywheel.consumer.kafka import _read_away
 from local.loopback.kafka import KafkaBroker
 from support.consumer.relay import Relay
 from support.kafka.read_committed import CommittedReader, create_topic, headers_of
@@ -289,6 +296,56 @@ def test_a_rebalance_waits_for_what_is_in_hand(
                 time.sleep(0.05)
             assert first.counts.done == 10
             assert second.receive(0.5) is None
+
+
+def test_the_order_of_keys_is_kept_over_retries_and_consumers(
+    kafka: KafkaBroker,
+    orders: str,
+    send: Send,
+    consume: Callable[..., RetryConsumer],
+) -> None:
+    """Each key's first record fails twice, its third once; midway another consumer takes over."""
+    for number in range(24):
+        send(b"%d" % number, key=b"key %d" % (number % 4))
+    failures = dict.fromkeys(range(4), 2) | dict.fromkeys(range(8, 12), 1)
+    handled: dict[bytes | None, list[int]] = {}
+
+    def handle(consumer: RetryConsumer, until: int) -> None:
+        done = 0
+        while done < until:
+            with next_message(consumer) as message:
+                number = int(message.value or b"")
+                if message.attempt <= failures.get(number, 0):
+                    raise OSError(number)
+                handled.setdefault(message.key, []).append(number)
+                done += 1
+
+    with consume(ordered=True, retry=("300ms", "600ms")) as first:
+        handle(first, 9)
+        assert first.flush(PATIENCE_S)
+    with consume(ordered=True, retry=("300ms", "600ms")) as second:
+        handle(second, 15)
+        assert second.flush(PATIENCE_S)
+    expected = {b"key %d" % key: list(range(key, 24, 4)) for key in range(4)}
+    assert handled == expected
+    assert first.counts.parked + second.counts.parked > 0
+    assert first.counts.dead + second.counts.dead == 0
+    # Nothing is known to be away any more.
+    order = {
+        Partition(orders, number): TopicPartition(f"{orders}-order-{GROUP}", number)
+        for number in range(2)
+    }
+    away = _read_away({"bootstrap.servers": kafka.address}, "reader", order)
+    assert away == {lane: [] for lane in order}
+
+
+def test_order_needs_as_many_partitions(
+    kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
+) -> None:
+    create_topic(kafka.address, f"{orders}-retry-{GROUP}", partitions=3)
+    with pytest.raises(ConsumerError) as told, consume(ordered=True) as consumer:
+        consumer.receive()
+    assert told.value.reason is ConsumerReason.ORDER_IMPOSSIBLE
 
 
 def test_a_group_that_begins_at_the_end_misses_nothing_after(

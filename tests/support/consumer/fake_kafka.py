@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from delaywheel.consumer.order import Away, read_away
 from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Place
 
@@ -30,6 +31,7 @@ class FakeKafka:
     partitions: int = 2
     source: str = "orders"
     retry: str = "orders-retry-g"
+    order: str = "orders-order-g"
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
     offsets: dict[Partition, int] = field(default_factory=dict)
     committed_records: list[Outgoing] = field(default_factory=list)
@@ -97,6 +99,11 @@ class FakeBroker:
         self._is_broken = False
         self._away = 0
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the group still counts on this member."""
+        return self._generation == self.kafka.generation
+
     def leave(self) -> None:
         """The member is asked to give up what it has, while it is still of the group."""
         self._call_back()
@@ -155,6 +162,18 @@ class FakeBroker:
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
+
+    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+        """See `Broker`."""
+        written: dict[Partition, list[tuple[bytes | None, bytes | None]]] = {
+            lane: [] for lane in lanes
+        }
+        for record in self.kafka.committed_records:
+            if record.topic == self.kafka.order:
+                lane = Partition(self.kafka.source, record.partition)
+                if lane in written:
+                    written[lane].append((record.key, record.value))
+        return {lane: read_away(records) for lane, records in written.items()}
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""

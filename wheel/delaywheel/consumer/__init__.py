@@ -21,8 +21,13 @@ except ModuleNotFoundError as missing:
 
 from delaywheel.consumer.aio import AsyncRetryConsumer
 from delaywheel.consumer.book import Counts
-from delaywheel.consumer.errors import ConsumerError, ConsumerReason, SettledError
-from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.message import (
+    Batch,
+    ConsumerError,
+    ConsumerReason,
+    ReceivedMessage,
+    SettledError,
+)
 from delaywheel.consumer.policy import DeadLetterReason
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.routing import Route, RoutePatternError

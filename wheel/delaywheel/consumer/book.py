@@ -35,11 +35,10 @@ No I/O, no clock, no lock.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from delaywheel.consumer.errors import SettledError
-from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement, State
+from delaywheel.consumer.message import Outcome, ReceivedMessage, SettledError, Settlement, State
 from delaywheel.consumer.records import Outgoing, Partition
 
 CUT_RECORDS = 5_000
@@ -57,6 +56,7 @@ class Counts:
         dead: Records that became dead letters, but for those that expired.
         skipped: Records of another route.
         expired: Records whose time to live was over.
+        parked: Records that were sent to come back because an earlier one of their key will.
         forgotten: Records that were here and are delivered again.
         commits: Transactions that were committed.
         failed_commits: Transactions that were not, or perhaps not.
@@ -67,6 +67,7 @@ class Counts:
     dead: int = 0
     skipped: int = 0
     expired: int = 0
+    parked: int = 0
     forgotten: int = 0
     commits: int = 0
     failed_commits: int = 0
@@ -202,6 +203,14 @@ class Book:
         message.state = State.IN_HAND
         return message
 
+    def hold_back(self, message: ReceivedMessage) -> None:
+        """A record is not to be handed out yet: `put_back` says when."""
+        message.state = State.WAITING
+
+    def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
+        """These are handed out before all others."""
+        self._waiting.extendleft(reversed(messages))
+
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Takes note of an outcome.
 
@@ -229,10 +238,10 @@ class Book:
                 assert message.settlement is not None
                 cut.messages.append(message)
                 cut.offsets[partition] = message.place.offset + 1
-                record = message.settlement.record
-                if record is not None:
-                    cut.records.append(record)
-                    cut.length_bytes += record.length_bytes
+                for record in (message.settlement.record, message.settlement.order):
+                    if record is not None:
+                        cut.records.append(record)
+                        cut.length_bytes += record.length_bytes
         return cut if cut.messages else None
 
     def committed(self, cut: Cut) -> None:
@@ -254,6 +263,7 @@ class Book:
         counts.dead += counted[Outcome.DEAD]
         counts.skipped += counted[Outcome.SKIPPED]
         counts.expired += counted[Outcome.EXPIRED]
+        counts.parked += counted[Outcome.PARKED]
 
     def _leave(self, message: ReceivedMessage) -> None:
         self._held -= 1

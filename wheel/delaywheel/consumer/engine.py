@@ -24,10 +24,18 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from delaywheel.consumer.book import Book, Counts
-from delaywheel.consumer.errors import ConsumerError, SettledError
-from delaywheel.consumer.message import Batch, Outcome, ReceivedMessage, Settlement
+from delaywheel.consumer.message import (
+    Batch,
+    ConsumerError,
+    Outcome,
+    ReceivedMessage,
+    SettledError,
+    Settlement,
+    State,
+)
+from delaywheel.consumer.order import KeyOrder, find_lanes
 from delaywheel.consumer.policy import DeadLetterReason, Policy
-from delaywheel.consumer.port import Broker, KafkaAway
+from delaywheel.consumer.port import Broker, KafkaAway, insist
 from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
 from delaywheel.consumer.settings import Duration, Settings
 
@@ -35,8 +43,6 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 FETCH_RECORDS = 500
 FETCH_S = 0.1
-FIRST_BACKOFF_S = 0.1
-LONGEST_BACKOFF_S = 5.0
 
 _T = TypeVar("_T")
 
@@ -57,6 +63,7 @@ class Engine:
         self._clock_ms = clock_ms
         self._retry_topics = frozenset(names.retry for names in settings.topics)
         self._book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
+        self._order = KeyOrder() if settings.ordered else None
         self._changed = threading.Condition()
         self._policy: Policy | None = None
         self._membership: bytes | None = None
@@ -64,6 +71,7 @@ class Engine:
         self._must_recover = False
         self._called_back = False
         self._paused = False
+        self._is_source_paused = False
         self._is_paused_by_caller = False
         self._is_draining = False
         self._is_stopping = False
@@ -118,17 +126,12 @@ class Engine:
             self._raise_error()
             if self._is_draining or self._is_stopping or self._is_paused_by_caller:
                 return batch
-            assert self._policy is not None or not self._book.has_waiting
             while len(batch) < most:
                 message = self._book.hand_out()
                 if message is None:
                     break
-                assert self._policy is not None
-                settlement = self._policy.at_hand_out(message, self._clock_ms())
-                if settlement is None:
+                if self._is_for_a_handler(message):
                     batch.append(message)
-                else:
-                    self._book.settle(message, settlement)
         return batch
 
     def wait(self, timeout_s: float) -> None:
@@ -209,13 +212,39 @@ class Engine:
         return meaning is not None
 
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
-        if message.is_settled:
-            raise SettledError(f"{message!r} was settled before")
         with self._changed:
-            is_ours = self._book.settle(message, settlement)
+            is_ours = self._note(message, settlement)
             if self._is_draining:
                 self._changed.notify_all()
         return is_ours
+
+    def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
+        """Whether its turn has come; else it is settled here, or held back."""
+        assert self._policy is not None
+        now_ms = self._clock_ms()
+        turn = True if self._order is None else self._order.admit(message, now_ms)
+        if turn is False:
+            self._book.hold_back(message)
+            return False
+        if turn is not True:
+            self._note(message, self._policy.park(message, turn))
+            return False
+        settlement = self._policy.at_hand_out(message, now_ms)
+        if settlement is not None:
+            self._note(message, settlement)
+        return settlement is None
+
+    def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
+        """Takes note of an outcome, and of whose turn it is then."""
+        if message.is_settled:
+            raise SettledError(f"{message!r} was settled before")
+        if self._order is not None and message.state is not State.FORGOTTEN:
+            written, freed = self._order.settled(message, settlement)
+            settlement = settlement._replace(order=written)
+            if freed:
+                self._book.put_back(freed)
+                self._tell()
+        return self._book.settle(message, settlement)
 
     # The thread.
 
@@ -250,10 +279,6 @@ class Engine:
             on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
 
-    def _renew(self) -> bool:
-        self._broker.renew_producer()
-        return True
-
     def _turn(self, *, fetches: bool = True) -> None:
         """Fetches once, and commits if it is time."""
         self._regulate(fetches=fetches)
@@ -269,7 +294,7 @@ class Engine:
             # Nobody says whether they were fetched before the call or after it: read them again.
             if self._book.partitions:
                 self._broker.assign(self._book.positions)
-                self._paused = False
+                self._paused = self._is_source_paused = False
             records = ()
         self._take(records)
         if self._must_recover:
@@ -304,7 +329,21 @@ class Engine:
             self._paused = True
         elif go and self._paused:
             self._broker.resume(partitions)
-            self._paused = False
+            self._paused = self._is_source_paused = False
+        self._regulate_sources(partitions)
+
+    def _regulate_sources(self, partitions: Sequence[Partition]) -> None:
+        """Reads on only what comes back, while too much is away: order is kept by waiting then."""
+        if self._order is None or self._paused:
+            return
+        bound = self._settings.max_away_bytes
+        sources = [one for one in partitions if one.topic not in self._retry_topics]
+        if self._order.away_bytes >= bound and not self._is_source_paused:
+            self._broker.pause(sources)
+            self._is_source_paused = True
+        elif self._order.away_bytes * 2 <= bound and self._is_source_paused:
+            self._broker.resume(sources)
+            self._is_source_paused = False
 
     def _commit(self) -> None:
         """Commits what is settled, in as many transactions as that takes."""
@@ -348,7 +387,11 @@ class Engine:
             self._renewed()
 
     def _renewed(self) -> bool:
-        is_renewed = self._insist("no transactional producer", self._renew) is not None
+        def renew() -> bool:
+            self._broker.renew_producer()
+            return True
+
+        is_renewed = self._insist("no transactional producer", renew) is not None
         self._must_recover = not is_renewed
         return is_renewed
 
@@ -361,13 +404,19 @@ class Engine:
         positions = self._insist(
             "the committed offsets are not told", lambda: self._find(partitions)
         )
-        if positions is None:
-            positions = dict.fromkeys(partitions)
+        # Only now: every transaction of an earlier owner has ended, and shows.
+        lanes = find_lanes(self._settings, partitions) if self._order is not None else []
+        away = self._insist("the order topics are not told", lambda: self._broker.away(lanes))
+        if positions is None or away is None:  # the end was asked for
+            positions, away = dict.fromkeys(partitions), {}
         self._broker.assign(positions)
-        self._paused = False
+        self._paused = self._is_source_paused = False
         with self._changed:
             self._book.assign(positions)
-        _LOG.info("assigned: %s", _told(partitions))
+            for lane, known in away.items():
+                assert self._order is not None
+                self._order.assign(lane, self._settings.names_of(lane.topic).order, known)
+        _LOG.info("assigned: %s", list(map(str, partitions)))
 
     def _find(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
         """Where to read on.
@@ -401,10 +450,12 @@ class Engine:
         self._called_back = True
         with self._changed:
             self._book.forget(partitions)
+            if self._order is not None:
+                self._order.forget(partitions)
             self._changed.notify_all()
         gone = set(partitions)
         self._ours = [one for one in self._ours if one not in gone]
-        _LOG.info("not ours any more: %s", _told(partitions))
+        _LOG.info("not ours any more: %s", list(map(str, partitions)))
 
     def _drain(self, partitions: Sequence[Partition]) -> None:
         """Waits until what is in hand is settled, but not for ever."""
@@ -427,26 +478,14 @@ class Engine:
 
     def _insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
         """Asks until Kafka answers; None: the end was asked for meanwhile."""
-        backoff_s = FIRST_BACKOFF_S
-        while True:
-            try:
-                answer = ask()
-            except KafkaAway as away:
-                self._trouble = f"{what}: {away}"
-                _LOG.warning("%s", self._trouble)
-            else:
-                self._trouble = None
-                return answer
-            deadline = time.monotonic() + backoff_s
-            while time.monotonic() < deadline:
-                if self._is_stopping:
-                    return None
-                time.sleep(min(FETCH_S, backoff_s))
-            backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+
+        def note(trouble: str | None) -> None:
+            self._trouble = None if trouble is None else f"{what}: {trouble}"
+
+        return insist(ask, note, lambda: self._is_stopping)
 
     def _can_hand_out(self) -> bool:
-        blocked = self._is_draining or self._is_paused_by_caller
-        return self._book.has_waiting and not blocked
+        return self._book.has_waiting and not (self._is_draining or self._is_paused_by_caller)
 
     def _tell(self) -> None:
         self._changed.notify_all()
@@ -458,7 +497,3 @@ class Engine:
             if isinstance(self._error, ConsumerError):
                 raise self._error
             raise RuntimeError("the consumer's thread has ended") from self._error
-
-
-def _told(partitions: Sequence[Partition]) -> str:
-    return ", ".join(f"{topic}/{number}" for topic, number in sorted(partitions)) or "nothing"

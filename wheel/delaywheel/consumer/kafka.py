@@ -33,7 +33,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.consumer.errors import ConsumerError, ConsumerReason
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
+from delaywheel.consumer.order import Away, read_away
 from delaywheel.consumer.port import KafkaAway, OnPartitions, Start
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place
 from delaywheel.consumer.settings import Settings, TopicNames
@@ -47,12 +48,15 @@ CALL_S = 9.0
 """No call that may end a transaction waits longer: below the brokers' own abort."""
 ASK_S = 5.0
 TOPICS_S = 30.0
+AWAY_S = 30.0
+FETCH_AWAY = 5_000
 NO_RETRY_BACKOFF_MS = 30_000
 LARGEST_BATCH_BYTES = 90_000_000
 """What our topics and producer let pass: a retry or letter is larger than its record."""
 DEFAULT_BATCH_BYTES = 1_048_588
 """Kafka's `max.message.bytes`, where we may not know it."""
 
+_PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the library
 _METADATA = struct.Struct("=7si")
 _METADATA_MAGIC = b"CGMDv2:"
 _REFUSALS = frozenset(
@@ -86,15 +90,18 @@ class KafkaBroker:
                 if source not in partitions:
                     raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {source}")
             if self._settings.create_topics:
-                _create(admin, self._settings.topics, partitions)
+                self._create(admin, partitions)
+            known = _partitions(admin)
             missing = [
                 name
                 for names in self._settings.topics
-                for name in (names.retry, names.dead)
-                if name not in _partitions(admin)
+                for name in self._own_topics(names)
+                if name not in known
             ]
             if missing:
                 raise ConsumerError(ConsumerReason.TOPICS_NOT_MADE, ", ".join(missing))
+            if self._settings.ordered:
+                _check_partitions(self._settings.topics, known)
             return Start(ingress, _largest_batch(admin, ingress))
         except KafkaException as exception:
             raise _away(exception) from exception
@@ -158,6 +165,17 @@ class KafkaBroker:
                 raise KafkaAway(one.error.str())
             found[Partition(one.topic, one.partition)] = one.offset if one.offset >= 0 else None
         return found
+
+    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+        """See `Broker`."""
+        if not lanes:
+            return {}
+        topics = {lane: self._settings.names_of(lane.topic).order for lane in lanes}
+        wanted = {lane: TopicPartition(topic, lane.number) for lane, topic in topics.items()}
+        try:
+            return _read_away(self._client(), self._settings.group, wanted)
+        except KafkaException as exception:
+            raise _away(exception) from exception
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
@@ -276,6 +294,29 @@ class KafkaBroker:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
 
+    def _own_topics(self, names: TopicNames) -> list[str]:
+        ordered = [names.order] if self._settings.ordered else []
+        return [names.retry, names.dead, *ordered]
+
+    def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
+        """Makes what is missing."""
+        large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
+        compacted = {"cleanup.policy": "compact", "segment.ms": "600000"}
+        _make(
+            admin,
+            [
+                NewTopic(
+                    name,
+                    num_partitions=known[names.source],
+                    replication_factor=-1,
+                    config=compacted if name == names.order else large,
+                )
+                for names in self._settings.topics
+                for name in self._own_topics(names)
+                if name not in known
+            ],
+        )
+
     def _drop_producer(self) -> None:
         """Lets go of it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
@@ -294,22 +335,11 @@ def _partitions(admin: AdminClient) -> dict[str, int]:
     return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
-def _create(admin: AdminClient, topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
-    """Makes what is missing, and waits until the brokers tell of it."""
-    wanted = [
-        NewTopic(
-            name,
-            num_partitions=known[names.source],
-            replication_factor=-1,
-            config={"max.message.bytes": str(LARGEST_BATCH_BYTES)},
-        )
-        for names in topics
-        for name in (names.retry, names.dead)
-        if name not in known
-    ]
+def _make(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
+    """Makes topics, and waits until the brokers tell of them."""
     if not wanted:
         return
-    for name, future in admin.create_topics(wanted, request_timeout=ASK_S).items():
+    for name, future in admin.create_topics(list(wanted), request_timeout=ASK_S).items():
         try:
             future.result()
         except KafkaException as exception:
@@ -325,6 +355,63 @@ def _create(admin: AdminClient, topics: Sequence[TopicNames], known: Mapping[str
         if time.monotonic() > deadline:
             raise KafkaAway("topics were made and are not seen")
         time.sleep(0.05)
+
+
+def _check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
+    for names in topics:
+        for name in (names.retry, names.order):
+            if known[name] != known[names.source]:
+                raise ConsumerError(
+                    ConsumerReason.ORDER_IMPOSSIBLE,
+                    f"{name} has {known[name]} partitions, {names.source} {known[names.source]}",
+                )
+
+
+def _read_away(
+    client: Mapping[str, Any], group: str, wanted: Mapping[Partition, TopicPartition]
+) -> dict[Partition, list[Away]]:
+    """Reads partitions of order topics up to what lies there now, whatever is still open of it."""
+    settings = {**client, "group.id": group, "enable.auto.commit": False}
+    dirty = Consumer({**settings, "isolation.level": "read_uncommitted"}, logger=_LOG)
+    reader = Consumer(
+        {
+            **settings,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        },
+        logger=_LOG,
+    )
+    try:
+        ends: dict[tuple[str, int], int] = {}
+        for where in wanted.values():
+            told = dirty.get_watermark_offsets(where, timeout=ASK_S)
+            if told is None:
+                raise KafkaAway("the end of an order topic is not told")
+            ends[where.topic, where.partition] = told[1]
+        starts = [TopicPartition(one.topic, one.partition, 0) for one in wanted.values()]
+        reader.assign(starts)
+        read: dict[tuple[str, int], list[tuple[bytes | None, bytes | None]]]
+        read = {where: [] for where in ends}
+        deadline = time.monotonic() + AWAY_S
+        while any(ends.values()):
+            if time.monotonic() > deadline:
+                raise KafkaAway("an order topic does not come to its end")
+            for message in reader.consume(FETCH_AWAY, 0.05):
+                topic, partition, offset = message.topic(), message.partition(), message.offset()
+                assert topic is not None
+                assert partition is not None
+                assert offset is not None
+                error = message.error()
+                if error is None:
+                    read[topic, partition].append((message.key(), message.value()))
+                # It is told where the committed records end now: a transaction may be open there.
+                elif error.code() == _PARTITION_EOF and offset >= ends[topic, partition]:
+                    ends[topic, partition] = 0
+    finally:
+        dirty.close()
+        reader.close()
+    return {lane: read_away(read[where.topic, where.partition]) for lane, where in wanted.items()}
 
 
 def _largest_batch(admin: AdminClient, topic: str) -> int:

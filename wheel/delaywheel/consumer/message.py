@@ -1,15 +1,16 @@
-"""A record in the hands of its handler, and the ways in which it can be settled."""
+"""A record in the hands of its handler, the ways in which it is settled, and errors by name."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Place, Trip, content_bytes
 from delaywheel.consumer.settings import Duration
+from delaywheel.errors import DelaywheelError
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -32,13 +33,58 @@ class Outcome(IntEnum):
     DEAD = 2
     SKIPPED = 3
     EXPIRED = 4
+    PARKED = 5
+
+
+class ConsumerReason(StrEnum):
+    """Why a consumer cannot go on; each name is stable."""
+
+    TOPIC_MISSING = "TOPIC_MISSING"
+    """A topic that it is to read is not there: create it, or correct its name."""
+    INGRESS_MISSING = "INGRESS_MISSING"
+    """Kafka has no ingress topic: start a delaywheel node on it, or correct `cluster`."""
+    CLUSTER_AMBIGUOUS = "CLUSTER_AMBIGUOUS"
+    """Several delaywheel clusters use this Kafka: say which one with `cluster`."""
+    TOPICS_NOT_MADE = "TOPICS_NOT_MADE"
+    """Kafka refused to make the retry or dead-letter topic: make them, or allow it."""
+    ORDER_IMPOSSIBLE = "ORDER_IMPOSSIBLE"
+    """With `ordered`, the topics of a group must have as many partitions as the source topic."""
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    """Kafka refuses a topic, the group or the transactional id to these credentials."""
+    KAFKA_FATAL = "KAFKA_FATAL"
+    """The Kafka client can do nothing any more; a new consumer may."""
+
+
+class ConsumerError(DelaywheelError):
+    """The consumer has stopped; what it had not committed is delivered again.
+
+    Attributes:
+        reason: Why.
+    """
+
+    def __init__(self, reason: ConsumerReason, text: str) -> None:
+        super().__init__(f"{reason}: {text}", outcome_known=True)
+        self.reason = reason
+
+
+class SettledError(RuntimeError):
+    """`done`, `retry` or `dead` was called for a message that had been settled before."""
 
 
 class Settlement(NamedTuple):
-    """An outcome, and what its transaction writes for it."""
+    """An outcome, and what its transaction writes for it.
+
+    Attributes:
+        outcome: How it was settled.
+        record: For the ingress or the dead-letter topic.
+        due_ms: When it comes back, if it does.
+        order: For the order topic.
+    """
 
     outcome: Outcome
     record: Outgoing | None = None
+    due_ms: int = 0
+    order: Outgoing | None = None
 
 
 class Desk(Protocol):

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import Literal
 
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
-from delaywheel.consumer.records import Trip, dead_letter, error_text, retry_record
+from delaywheel.consumer.records import Outgoing, Trip, dead_letter, error_text, retry_record
 from delaywheel.consumer.settings import Duration, Settings, delay_ms
 from delaywheel.ttl import ttl_s_of
 
@@ -78,21 +78,34 @@ class Policy:
         expiry_ms = expires_ms(message)
         if expiry_ms is not None and due_ms >= expiry_ms:
             return self.expired(message, error)
-        trip = _failed(message, error)
+        trip = _failed(message, error)._replace(attempt=message.attempt + 1)
+        record = self._coming_back(message, trip, due_ms)
+        if record is None:
+            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
+        return Settlement(Outcome.RETRIED, record, due_ms)
+
+    def park(self, message: ReceivedMessage, due_ms: int) -> Settlement:
+        """The record comes back for the attempt that it is here for."""
+        trip = Trip(message.attempt, message.origin, message.first_error, message.last_error)
+        record = self._coming_back(message, trip, due_ms)
+        if record is None:
+            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE)
+        return Settlement(Outcome.PARKED, record, due_ms)
+
+    def _coming_back(self, message: ReceivedMessage, trip: Trip, due_ms: int) -> Outgoing | None:
+        keeps = self._settings.keep_partition or self._settings.ordered
         record = retry_record(
             ingress_topic=self._ingress_topic,
             retry_topic=self._settings.names_of(message.place.topic).retry,
-            trip=trip._replace(attempt=message.attempt + 1),
+            trip=trip,
             key=message.key,
             value=message.value,
             headers=message.headers,
             due_ms=due_ms,
-            partition=message.place.partition if self._settings.keep_partition else None,
+            partition=message.place.partition if keeps else None,
         )
         whole = record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
-        if whole > self._most_bytes:
-            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
-        return Settlement(Outcome.RETRIED, record)
+        return None if whole > self._most_bytes else record
 
     def dead(
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
@@ -124,7 +137,8 @@ class Policy:
         """What becomes of a record before it reaches a handler; None: it is to be handled."""
         route = self._settings.route
         # What came back was for us when it first came, whatever the patterns are now.
-        if route is not None and message.attempt == 1 and not route.takes(message.headers):
+        is_new = message.place.topic == message.origin.topic
+        if route is not None and is_new and not route.takes(message.headers):
             return Settlement(Outcome.SKIPPED)
         expiry_ms = expires_ms(message)
         if expiry_ms is not None and now_ms >= expiry_ms:

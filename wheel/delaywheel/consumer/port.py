@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Incoming, Outgoing, Partition
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+FIRST_BACKOFF_S = 0.1
+LONGEST_BACKOFF_S = 5.0
+
+_T = TypeVar("_T")
 
 OnPartitions = Callable[[list[Partition]], None]
 
 
 class KafkaAway(Exception):  # noqa: N818 - a state of Kafka, not a defect here
     """Kafka does not answer, or not now; asking again may help."""
+
+
+def insist(
+    ask: Callable[[], _T], note: Callable[[str | None], None], gives_up: Callable[[], bool]
+) -> _T | None:
+    """Asks Kafka until it answers, a little later each time; None: it was given up meanwhile."""
+    backoff_s = FIRST_BACKOFF_S
+    while True:
+        try:
+            answer = ask()
+        except KafkaAway as away:
+            note(str(away))
+            _LOG.warning("Kafka does not answer, or not now: %s", away)
+        else:
+            note(None)
+            return answer
+        deadline = time.monotonic() + backoff_s
+        while time.monotonic() < deadline:
+            if gives_up():
+                return None
+            time.sleep(FIRST_BACKOFF_S)
+        backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
 
 
 class Start(NamedTuple):
@@ -62,6 +94,14 @@ class Broker(Protocol):
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """The offsets behind the last records.
+
+        Raises:
+            KafkaAway: try again.
+        """
+        ...
+
+    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+        """What the order topics say now of these partitions of source topics.
 
         Raises:
             KafkaAway: try again.

@@ -62,6 +62,9 @@ class Partition(NamedTuple):
     topic: str
     number: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
 
 class Place(NamedTuple):
     """Where a record lies in Kafka, and its timestamp in Unix milliseconds."""

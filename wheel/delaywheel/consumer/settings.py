@@ -55,6 +55,10 @@ class Options(TypedDict, total=False):
         route: Patterns for the header `routingkey`; other records are skipped.
         expired: What becomes of records whose `ttl` is over: skipped, or dead letters.
         keep_partition: Whether a retry comes back on the partition of the same number.
+        ordered: Whether a key's records keep their order: those behind a retried one come back
+            after it. `order.py` says how, docs/CONSUMERS.md what it costs.
+        max_away_bytes: With `ordered`, what may be known here of records that are to come back,
+            before no more is read of the source topics.
         start: Where a group begins that never committed anything.
         commit_every: How long what is settled may wait for its transaction.
         drain: How long a rebalance, or the end, waits for what is in hand to be settled.
@@ -75,6 +79,8 @@ class Options(TypedDict, total=False):
     route: Iterable[str] | None
     expired: Literal["skip", "dead"]
     keep_partition: bool
+    ordered: bool
+    max_away_bytes: int
     start: Literal["earliest", "latest"]
     commit_every: Duration
     drain: Duration
@@ -92,6 +98,7 @@ class TopicNames:
     source: str
     retry: str
     dead: str
+    order: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class Settings:
     route: Route | None = None
     expired: Literal["skip", "dead"] = "skip"
     keep_partition: bool = False
+    ordered: bool = False
+    max_away_bytes: int = 64_000_000
     start: Literal["earliest", "latest"] = "earliest"
     commit_every_ms: int = 200
     drain_ms: int = 10_000
@@ -160,6 +169,8 @@ def read_settings(
         route=None if route is None else Route(route),
         expired=expired,
         keep_partition=options.get("keep_partition", False),
+        ordered=options.get("ordered", False),
+        max_away_bytes=_positive("max_away_bytes", options.get("max_away_bytes", 64_000_000)),
         start=start,
         commit_every_ms=delay_ms(options.get("commit_every", "200ms")),
         drain_ms=delay_ms(options.get("drain", "10s")),
@@ -191,8 +202,9 @@ def _levels(levels: Iterable[Duration]) -> Iterable[Duration]:
 
 
 def _names(source: str, group: str) -> TopicNames:
-    names = TopicNames(source, f"{source}-retry-{group}", f"{source}-dead-{group}")
-    for name in (names.source, names.retry, names.dead):
+    own = (f"{source}-{use}-{group}" for use in ("retry", "dead", "order"))
+    names = TopicNames(source, *own)
+    for name in (names.source, names.retry, names.dead, names.order):
         if not _TOPIC.fullmatch(name):
             raise ValueError(
                 f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
