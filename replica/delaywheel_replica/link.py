@@ -17,6 +17,10 @@ message            direction           meaning
                                        the cleaner's row shows that it is committed
 ``SetBack``        server to cleaner   the operator wishes w to be set back to the clock; repeated
                                        in the same way
+``RescheduleWish`` server to cleaner   a message shall have another due; repeated until the
+                                       cleaner's row shows that it is decided
+``Reschedule-``    server to cleaner   what was decided so is in frames; repeated until the
+``Written``                            cleaner's row shows it no more
 ``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
                                        you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
@@ -35,6 +39,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    RescheduleWish,
+    RescheduleWritten,
+)
 from delaywheel_replica.process.inheritance import LINK_FD_VARIABLE
 from delaywheel_replica.process.logs import get_logger
 
@@ -190,6 +201,8 @@ Message: TypeAlias = (
     | AskTopic
     | NodeStorage
     | SetBack
+    | RescheduleWish
+    | RescheduleWritten
     | Stop
     | Topics
     | DeadLettered
@@ -318,6 +331,8 @@ def _document(message: Message) -> dict[str, Any]:
             document = {"type": "node", "node": message.node, "storage": message.storage}
         case SetBack():
             document = {"type": "set back", "set_backs": message.set_backs}
+        case RescheduleWish() | RescheduleWritten():
+            document = _reschedule_document(message)
         case Topics():
             document = {
                 "type": "topics",
@@ -370,6 +385,8 @@ def _message(document: dict[str, Any]) -> Message:
             message = NodeStorage(str(document["node"]), None if storage is None else str(storage))
         case "set back":
             message = SetBack(int(document["set_backs"]))
+        case "reschedule" | "rescheduled":
+            message = _reschedule(document)
         case "topics":
             message = Topics(
                 topics={
@@ -408,3 +425,34 @@ def _message(document: dict[str, Any]) -> Message:
         case _:
             raise LinkMessageError(f"unknown type {kind!r}")
     return message
+
+
+def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[str, Any]:
+    document: dict[str, Any] = {"key": _key_document(message.key), "to_ms": message.to_ms}
+    if isinstance(message, RescheduleWish):
+        return document | {"type": "reschedule", "place": str(message.place)}
+    return document | {
+        "type": "rescheduled",
+        "copy": [str(message.copy[0]), message.copy[1]],
+        "cancel": [str(message.cancel[0]), message.cancel[1]],
+    }
+
+
+def _reschedule(document: dict[str, Any]) -> RescheduleWish | RescheduleWritten:
+    key, to_ms = _key(document["key"]), int(document["to_ms"])
+    if document["type"] == "reschedule":
+        return RescheduleWish(key, to_ms, Position.parse(document["place"]))
+    return RescheduleWritten(key, to_ms, _frame(document["copy"]), _frame(document["cancel"]))
+
+
+def _key_document(key: MessageKey) -> list[Any]:
+    id_, due_ms = key
+    return [id_.hex(), due_ms]
+
+
+def _key(document: list[Any]) -> MessageKey:
+    return bytes.fromhex(document[0]), int(document[1])
+
+
+def _frame(document: list[Any]) -> tuple[WheelId, int]:
+    return WheelId.parse(document[0]), int(document[1])

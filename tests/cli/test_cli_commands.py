@@ -32,6 +32,7 @@ COMMANDS = {
     "search",
     "get",
     "cancel",
+    "reschedule",
     "status",
     "verify",
     "config check",
@@ -155,7 +156,7 @@ def test_command_that_reads_prints_json_too(name: str, command: Command) -> None
 
 
 ASKING = {
-    *("produce", "slots", "slot", "search", "get", "cancel", "status"),
+    *("produce", "slots", "slot", "search", "get", "cancel", "reschedule", "status"),
     *("node replace", "node remove"),
 }
 

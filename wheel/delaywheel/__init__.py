@@ -18,6 +18,8 @@ if TYPE_CHECKING:
         CancelOutcome,
         KafkaPlace,
         MessageState,
+        Rescheduled,
+        RescheduleOutcome,
         StoredMessage,
     )
     from delaywheel.client.exchange.pending import PendingResult
@@ -53,6 +55,8 @@ __all__ = [
     "Queue",
     "Reason",
     "RefusedError",
+    "RescheduleOutcome",
+    "Rescheduled",
     "Result",
     "StoredMessage",
     "TimedOutError",
@@ -60,7 +64,14 @@ __all__ = [
 
 _HOMES = {
     "client.aio": ("AsyncClient",),
-    "client.exchange.answers": ("CancelOutcome", "KafkaPlace", "MessageState", "StoredMessage"),
+    "client.exchange.answers": (
+        "CancelOutcome",
+        "KafkaPlace",
+        "MessageState",
+        "Rescheduled",
+        "RescheduleOutcome",
+        "StoredMessage",
+    ),
     "client.exchange.pending": ("PendingResult",),
     "client.exchange.settings": ("Queue",),
     "client.searching": ("FoundMessages", "ManyCancelled"),

@@ -269,6 +269,18 @@ class Reason(StrEnum):
         _UNKNOWN,
         "The cancel was written, but is not confirmed yet: ask again for its outcome.",
     )
+    RESCHEDULE_UNKNOWN = (
+        "RESCHEDULE_UNKNOWN",
+        _UNAVAILABLE,
+        _UNKNOWN,
+        "It was asked for and not yet seen to be decided: ask again, with the same new due.",
+    )
+    DUE_TAKEN = (
+        "DUE_TAKEN",
+        _PRECONDITION,
+        _FINAL,
+        "A message with this id had that due before: choose another millisecond.",
+    )
     SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
     PAGE_TOKEN_INVALID = (
         "PAGE_TOKEN_INVALID",

@@ -42,6 +42,8 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
     CANCEL_OUTCOME_NOT_FOUND: _CancelOutcome.ValueType  # 4
     """It was never accepted, as far as any node knows."""
+    CANCEL_OUTCOME_RESCHEDULED: _CancelOutcome.ValueType  # 5
+    """It has another due by now: nothing was done, cancel it with its id and that due."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper): ...
 
@@ -54,7 +56,42 @@ CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
 """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
 CANCEL_OUTCOME_NOT_FOUND: CancelOutcome.ValueType  # 4
 """It was never accepted, as far as any node knows."""
+CANCEL_OUTCOME_RESCHEDULED: CancelOutcome.ValueType  # 5
+"""It has another due by now: nothing was done, cancel it with its id and that due."""
 Global___CancelOutcome: _TypeAlias = CancelOutcome  # noqa: Y015
+
+class _RescheduleOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RescheduleOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RescheduleOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RESCHEDULE_OUTCOME_UNSPECIFIED: _RescheduleOutcome.ValueType  # 0
+    RESCHEDULE_OUTCOME_RESCHEDULED: _RescheduleOutcome.ValueType  # 1
+    """It has the due that is told, the one asked for, unless another request was first, or it passed
+    before it could be written: then a later one.
+    """
+    RESCHEDULE_OUTCOME_ALREADY_DELIVERED: _RescheduleOutcome.ValueType  # 2
+    RESCHEDULE_OUTCOME_TOO_LATE: _RescheduleOutcome.ValueType  # 3
+    """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
+    RESCHEDULE_OUTCOME_NOT_FOUND: _RescheduleOutcome.ValueType  # 4
+    RESCHEDULE_OUTCOME_CANCELLED: _RescheduleOutcome.ValueType  # 5
+    """It is withdrawn, and stays so."""
+
+class RescheduleOutcome(_RescheduleOutcome, metaclass=_RescheduleOutcomeEnumTypeWrapper): ...
+
+RESCHEDULE_OUTCOME_UNSPECIFIED: RescheduleOutcome.ValueType  # 0
+RESCHEDULE_OUTCOME_RESCHEDULED: RescheduleOutcome.ValueType  # 1
+"""It has the due that is told, the one asked for, unless another request was first, or it passed
+before it could be written: then a later one.
+"""
+RESCHEDULE_OUTCOME_ALREADY_DELIVERED: RescheduleOutcome.ValueType  # 2
+RESCHEDULE_OUTCOME_TOO_LATE: RescheduleOutcome.ValueType  # 3
+"""Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
+RESCHEDULE_OUTCOME_NOT_FOUND: RescheduleOutcome.ValueType  # 4
+RESCHEDULE_OUTCOME_CANCELLED: RescheduleOutcome.ValueType  # 5
+"""It is withdrawn, and stays so."""
+Global___RescheduleOutcome: _TypeAlias = RescheduleOutcome  # noqa: Y015
 
 class _MessageState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -577,19 +614,75 @@ class CancelResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OUTCOME_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
     outcome: Global___CancelOutcome.ValueType
+    due_ms: _builtins.int
+    """Only if it was rescheduled: the due that it has now."""
     def __init__(
         self,
         *,
         outcome: Global___CancelOutcome.ValueType = ...,
+        due_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms", "due_ms", b"due_ms", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__due_ms: _TypeAlias = _typing.Literal["due_ms"]  # noqa: Y015
+    _WhichOneofArgType__due_ms: _TypeAlias = _typing.Literal["_due_ms", b"_due_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_ms) -> _WhichOneofReturnType__due_ms | None: ...
+
+Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+
+@_typing.final
+class RescheduleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DELIVER_AT_MS_FIELD_NUMBER: _builtins.int
+    deliver_at_ms: _builtins.int
+    """Unix milliseconds UTC. One that is past, or nearer than half a second, means half a second."""
+    @_builtins.property
+    def message(self) -> Global___MessageRef: ...
+    def __init__(
+        self,
+        *,
+        message: Global___MessageRef | None = ...,
+        deliver_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliver_at_ms", b"deliver_at_ms", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CancelResponse: _TypeAlias = CancelResponse  # noqa: Y015
+Global___RescheduleRequest: _TypeAlias = RescheduleRequest  # noqa: Y015
+
+@_typing.final
+class RescheduleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    outcome: Global___RescheduleOutcome.ValueType
+    due_ms: _builtins.int
+    """Of RESCHEDULED: its due, and a handle by which it is found from now on."""
+    handle: _builtins.str
+    def __init__(
+        self,
+        *,
+        outcome: Global___RescheduleOutcome.ValueType = ...,
+        due_ms: _builtins.int = ...,
+        handle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "handle", b"handle", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RescheduleResponse: _TypeAlias = RescheduleResponse  # noqa: Y015
 
 @_typing.final
 class StoredMessage(_message.Message):
@@ -873,7 +966,7 @@ class CancelResult(_message.Message):
     due_ms: _builtins.int
     topic: _builtins.str
     outcome: Global___CancelOutcome.ValueType
-    """CANCELLED: it is never delivered. TOO_LATE: nothing was done. UNSPECIFIED: it is not known whether
+    """CANCELLED: it is never delivered. TOO_LATE, RESCHEDULED: nothing was done. UNSPECIFIED: it is not known whether
     it was withdrawn, ask again; in a dry run: it is pending.
     """
     def __init__(

@@ -49,6 +49,11 @@ class DelayWheelStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Reschedule = channel.unary_unary(
+                '/delaywheel.v1.DelayWheel/Reschedule',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleResponse.FromString,
+                _registered_method=True)
         self.CancelMany = channel.unary_unary(
                 '/delaywheel.v1.DelayWheel/CancelMany',
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelManyRequest.SerializeToString,
@@ -100,6 +105,14 @@ class DelayWheelServicer(object):
 
     def Cancel(self, request, context):
         """Withdraws a pending message. CANCELLED means that it is never delivered.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reschedule(self, request, context):
+        """Gives a pending message another due: it is delivered at one of them, whatever happens meanwhile.
+        It may be repeated: a message that was rescheduled is told as such, with the due that it has.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -166,6 +179,11 @@ def add_DelayWheelServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.SerializeToString,
+            ),
+            'Reschedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reschedule,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleResponse.SerializeToString,
             ),
             'CancelMany': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelMany,
@@ -279,6 +297,33 @@ class DelayWheel(object):
             '/delaywheel.v1.DelayWheel/Cancel',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reschedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheel/Reschedule',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.RescheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class DelayWheelStub:
     """The same, many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
+    Reschedule: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.RescheduleRequest, _delaywheel_pb2.RescheduleResponse]
+    """Gives a pending message another due: it is delivered at one of them, whatever happens meanwhile.
+    It may be repeated: a message that was rescheduled is told as such, with the due that it has.
+    """
     CancelMany: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]
     """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
     tells which they are. It may be repeated: what was cancelled before is told as such.
@@ -71,6 +75,10 @@ class DelayWheelAsyncStub(DelayWheelStub):
     """The same, many requests in flight on one stream; responses come in the order of requests."""
     Cancel: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]  # type: ignore[assignment]
     """Withdraws a pending message. CANCELLED means that it is never delivered."""
+    Reschedule: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.RescheduleRequest, _delaywheel_pb2.RescheduleResponse]  # type: ignore[assignment]
+    """Gives a pending message another due: it is delivered at one of them, whatever happens meanwhile.
+    It may be repeated: a message that was rescheduled is told as such, with the due that it has.
+    """
     CancelMany: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelManyRequest, _delaywheel_pb2.CancelManyResponse]  # type: ignore[assignment]
     """Withdraws the pending messages that a search would find, a page at a time, each by itself; or
     tells which they are. It may be repeated: what was cancelled before is told as such.
@@ -112,6 +120,16 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.CancelResponse, _abc.Awaitable[_delaywheel_pb2.CancelResponse]]:
         """Withdraws a pending message. CANCELLED means that it is never delivered."""
+
+    @_abc_1.abstractmethod
+    def Reschedule(
+        self,
+        request: _delaywheel_pb2.RescheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.RescheduleResponse, _abc.Awaitable[_delaywheel_pb2.RescheduleResponse]]:
+        """Gives a pending message another due: it is delivered at one of them, whatever happens meanwhile.
+        It may be repeated: a message that was rescheduled is told as such, with the due that it has.
+        """
 
     @_abc_1.abstractmethod
     def CancelMany(

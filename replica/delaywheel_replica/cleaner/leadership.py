@@ -55,9 +55,16 @@ from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.duties import Situation
 from delaywheel_replica.core.leader.failure_detector import silent_nodes
 from delaywheel_replica.core.leader.holders import holds_progress, takeable
+from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
+from delaywheel_replica.core.leader.rescheduling import Rescheduling
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    RescheduleWish,
+    RescheduleWritten,
+)
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
     ServerStatus,
@@ -119,6 +126,8 @@ class Leadership:
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
         self._uses: list[tuple[object, ...]] | None = None
+        self._wishes: dict[MessageKey, RescheduleWish] = {}
+        self._written: dict[MessageKey, RescheduleWritten] = {}
         self._answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._fills: Mapping[WheelId, int] = {}
@@ -177,6 +186,18 @@ class Leadership:
         """
         if self._election.phase is Phase.RESTING and self._set_back_from != set_backs:
             self._set_back_from = set_backs
+            self._commit_wanted = True
+
+    def reschedule(self, wish: RescheduleWish) -> None:
+        """Somebody wants a message to have another due; to be asked for until it is decided."""
+        if self._election.phase in IN_OFFICE and len(self._wishes) < MOST_RESCHEDULES:
+            self._wishes[wish.key] = wish
+            self._commit_wanted = True
+
+    def rescheduled(self, written: RescheduleWritten) -> None:
+        """What was decided so is in frames; to be told until the record is gone."""
+        if self._election.phase in IN_OFFICE and len(self._written) < MOST_RESCHEDULES:
+            self._written[written.key] = written
             self._commit_wanted = True
 
     def stop(self) -> None:
@@ -373,6 +394,7 @@ class Leadership:
         self._fences, self._fills = (), {}
         self._replacements = {}
         self._set_back_from = None
+        self._wishes, self._written = {}, {}
 
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
@@ -431,7 +453,10 @@ class Leadership:
             in_office_ms=self._clock.monotonic_ms() - self._office_since_ms,
             replacements=self._replacements,
             set_back_from=self._set_back_from,
+            rescheduling=Rescheduling([*self._wishes.values()], [*self._written.values()]),
         )
+        # What is not decided or settled by this one is told again.
+        self._wishes, self._written = {}, {}
         since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
         # No longer than it is heard to lead: after that somebody else stands.
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS

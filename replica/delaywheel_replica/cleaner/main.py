@@ -46,6 +46,7 @@ from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
@@ -237,6 +238,12 @@ class Cleaner:
                 self._leadership.remove(node)
             case SetBack():
                 self._leadership.set_back(message.set_backs)
+            case RescheduleWish():
+                self._row_news.ask(self._clock.monotonic())
+                self._leadership.reschedule(message)
+            case RescheduleWritten():
+                self._row_news.ask(self._clock.monotonic())
+                self._leadership.rescheduled(message)
             case Stop():
                 self._leadership.stop()
             case _:
@@ -282,6 +289,7 @@ class Cleaner:
             unreadable=view.unreadable,
             lost=view.state.lost,
             ingress_slot=view.ingress_slot,
+            reschedules=view.state.reschedules,
         )
         self._telling.tell(status)
         if is_new:

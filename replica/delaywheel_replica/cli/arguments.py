@@ -175,6 +175,16 @@ def cancel(parser: Parser) -> None:
     options.asking(parser)
 
 
+def reschedule(parser: Parser) -> None:
+    """Of `reschedule`."""
+    options.one_message(parser)
+    parser.argument(
+        "--to", type=parse_time, required=True, metavar="TIME", help="the new due: now+2h, ..."
+    )
+    options.as_json(parser)
+    options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)
+
+
 def one_message(parser: Parser) -> None:
     """Adds the arguments of `get`."""
     options.one_message(parser)

@@ -135,6 +135,16 @@ COMMANDS: Final[Mapping[str, Command | Group]] = {
             delaywheel cancel --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --from now --to now+1d
         """,
     ),
+    "reschedule": Command(
+        "Give a pending message another due; prints its new handle.",
+        f"{_DOING}.pending.reschedule:reschedule",
+        arguments.reschedule,
+        "It is delivered at one of the two dues, never at both. Exit code 0 only if it has "
+        "another due now. Where the outcome is unknown (4), the same command again finds out.",
+        """
+            handle=$(delaywheel reschedule "$handle" --to now+2h)
+        """,
+    ),
     "status": Command(
         "Show whether the cluster does its work, and how each node and each copy stands.",
         f"{_DOING}.status:status",

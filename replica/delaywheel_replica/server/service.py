@@ -3,14 +3,16 @@
 Messages are taken by producing.py. Refusals become the status of a call in calls.py.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import Message
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.changing.cancel_many import CancelMany
+from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.asking import Asking
-from delaywheel_replica.server.lookup.cancel_many import CancelMany
-from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.lookup.places import Places
@@ -24,6 +26,15 @@ _SHORT_BYTES: Final = 1 << 12
 _LIST_BYTES: Final = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Who changes pending messages."""
+
+    cancels: Cancels
+    cancel_many: CancelMany
+    reschedules: Reschedules
+
+
 class DelayWheelService:
     """The calls of ``delaywheel.v1.DelayWheel``, except those that produce."""
 
@@ -31,8 +42,7 @@ class DelayWheelService:
         self,
         queries: Queries,
         search: Search,
-        cancels: Cancels,
-        cancel_many: CancelMany,
+        changes: Changes,
         asking: Asking,
         passing: Passing,
         places: Places,
@@ -43,8 +53,7 @@ class DelayWheelService:
         self._search = search
         self._passing = passing
         self._places = places
-        self._cancels = cancels
-        self._cancel_many = cancel_many
+        self._changes = changes
         self._asking = asking
         self._max_message_bytes = max_message_bytes
 
@@ -64,14 +73,21 @@ class DelayWheelService:
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
-        return await self._cancels.cancel(request, passed=passed)
+        return await self._changes.cancels.cancel(request, passed=passed)
 
     async def CancelMany(  # noqa: N802 - gRPC's names
         self, request: pb.CancelManyRequest, context: Context
     ) -> pb.CancelManyResponse:
         """See the protocol."""
         passed = was_passed(context.invocation_metadata())
-        return await self._cancel_many.cancel_many(request, passed=passed)
+        return await self._changes.cancel_many.cancel_many(request, passed=passed)
+
+    async def Reschedule(  # noqa: N802 - gRPC's names
+        self, request: pb.RescheduleRequest, context: Context
+    ) -> pb.RescheduleResponse:
+        """See the protocol."""
+        passed = was_passed(context.invocation_metadata())
+        return await self._changes.reschedules.reschedule(request, passed=passed)
 
     async def GetMessage(  # noqa: N802 - gRPC's names
         self, request: pb.GetMessageRequest, context: Context

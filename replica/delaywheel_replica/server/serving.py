@@ -25,6 +25,9 @@ from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.process.inheritance import ADDRESS_VARIABLE, tell_ready
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.changing.cancel_many import CancelMany
+from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.asking import Asking
 from delaywheel_replica.server.cluster.details import Details, Said
 from delaywheel_replica.server.cluster.operator import (
@@ -46,8 +49,6 @@ from delaywheel_replica.server.ledger.assignment import publishable, registered
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig, BooksLinks
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
 from delaywheel_replica.server.listening import Listener, Services
-from delaywheel_replica.server.lookup.cancel_many import CancelMany
-from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.places import Places
 from delaywheel_replica.server.lookup.queries import Queries
@@ -61,7 +62,7 @@ from delaywheel_replica.server.node.counts import Counts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 from delaywheel_replica.server.node.refusals import Refusal
-from delaywheel_replica.server.service import DelayWheelService
+from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
 
@@ -205,11 +206,19 @@ class Server:
             ask=self._link.send,
             next_word=self._hearing.next_word,
         )
+        self._reschedules = Reschedules(
+            self._view,
+            self._queries,
+            writing,
+            self._passing,
+            span=Span(config.span_seconds, config.max_clock_skew_ms),
+            tell=self._link.send,
+            next_word=self._hearing.next_word,
+        )
         questions = DelayWheelService(
             self._queries,
             self._search,
-            cancels,
-            cancel_many,
+            Changes(cancels, cancel_many, self._reschedules),
             self._asking(disk),
             self._passing,
             places,
@@ -299,6 +308,7 @@ class Server:
             background = [
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._tell_health()),
+                tasks.create_task(self._reschedules.run()),
             ]
             tell_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)

@@ -68,6 +68,7 @@ def view(**changes: object) -> CancelView:
         copies=[COPY],
         cancels=[],
         complete=True,
+        confirmed=True,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -203,3 +204,11 @@ def test_once_a_cancel_is_written_only_true_answers_are_left() -> None:
             progress=progress, copies=found, complete=complete, cancels=[Position(A1, 1, 0)]
         )
         assert after_writing(seen) in allowed
+
+
+def test_cancelled_is_said_only_of_what_was_scanned_with_all_that_progress_covers() -> None:
+    counted = view(progress=Progress(8, None, {A1: 1}), cancels=[Position(A1, 1, 0)])
+    assert after_writing(counted) is CancelDecision.CANCELLED
+    assert after_writing(replace(counted, confirmed=False)) is CancelDecision.CONFIRM
+    assert after_writing(replace(counted, rescheduled=True)) is CancelDecision.RESCHEDULED
+    assert before_writing(view(rescheduled=True)) is CancelDecision.RESCHEDULED

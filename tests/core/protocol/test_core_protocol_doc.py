@@ -71,6 +71,9 @@ def test_keys_of_the_control_topic() -> None:
         control.node_record("<id>", NodeRecord("s", 0))[0],
         control.wheel_record(A1, wheel_record_of())[0].replace("a.1", "<id>"),
         control.lost_record(FrameRange(A1, 7, 9))[0].replace("a.1/7", "<wheel>/<seq>"),
+        control.reschedule_record((bytes(16), 7), None)[0].replace(
+            f"{bytes(16).hex()}/7", "<id>/<due>"
+        ),
         control.ingress_record(("<topic>", 0), IngressRecord("", 0))[0].replace("0", "<partition>"),
     ]
     assert [row[0].strip("`") for row in table("key")[1:]] == written
@@ -302,6 +305,7 @@ KNOWN = {
     "its second lies below the floor: it is finished and deleted": replace(
         VIEW, copies=[], progress=Progress(900, None, floor=VIEW.due_ms // 1000 + 1)
     ),
+    "it was rescheduled": replace(VIEW, rescheduled=True),
     "no copy, everything could be read": replace(VIEW, copies=[]),
     "no copy, something could not be read": replace(VIEW, copies=[], complete=False),
     "a cancel lies there": replace(VIEW, cancels=[CANCEL]),
@@ -310,11 +314,12 @@ KNOWN = {
     "due within the next 100 ms": replace(VIEW, now_ms=900),
     "none of these": VIEW,
 }
-WRITTEN = replace(VIEW, cancels=[CANCEL])
+WRITTEN = replace(VIEW, cancels=[CANCEL], confirmed=True)
 BEYOND = Progress(900, None, {A1: 2}, ahead=(Done(999, None, {A1: 1}),), set_backs=1)
 ELSEWHERE = replace(BEYOND, ahead=(Done(2_000, None, {}),))
 AHEAD = replace(BEYOND, ahead=(Done(2_000, None, {A1: 1}),))
 SEEN = {
+    ("yes or no", "it was rescheduled"): replace(WRITTEN, rescheduled=True),
     ("yes", "w < due, beyond all that was done ahead"): replace(WRITTEN, progress=BEYOND),
     ("yes", "w < due, was not done ahead, everything could be read"): replace(
         WRITTEN, progress=ELSEWHERE

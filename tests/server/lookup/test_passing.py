@@ -22,8 +22,8 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
+from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.commit.writing import Writing
-from delaywheel_replica.server.lookup.cancels import Cancels
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Passing, Silent, was_passed
 from delaywheel_replica.server.node.node_view import NodeView

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -45,7 +45,9 @@ class Entry:
         acknowledged_us: when its producer heard that.
         cancelled: a caller was told so.
         cancel_tried: somebody asked to cancel it: perhaps a cancel was written.
+        reschedule_tried: somebody asked for another due: perhaps it has one.
         visible_us: when a copy of it became visible.
+        original: it is this message, at another due.
     """
 
     number: int
@@ -59,7 +61,9 @@ class Entry:
     acknowledged_us: int = -1
     cancelled: bool = False
     cancel_tried: bool = False
+    reschedule_tried: bool = False
     visible_us: int = -1
+    original: Entry | None = None
 
     @property
     def due_ms(self) -> int:
@@ -99,10 +103,26 @@ class Book:
     Attributes:
         entries: by number in the plan.
         by_key: by id and due.
+        by_id: as they were sent.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
     by_key: dict[Key, Entry] = field(default_factory=dict)
+    by_id: dict[bytes, Entry] = field(default_factory=dict)
+
+    def of(self, key: Key) -> Entry | None:
+        """The message with this id and due; perhaps one of before, which was given this due."""
+        entry = self.by_key.get(key)
+        if entry is None:
+            original = self.by_id.get(key[0])
+            if original is not None and original.reschedule_tried:
+                entry = replace(original, key=key, visible_us=-1, original=original)
+                self.by_key[key] = entry
+        return entry
+
+    def family(self, entry: Entry) -> list[Entry]:
+        """The same message at all its dues."""
+        return [each for each in self.by_key.values() if each.key[0] == entry.key[0]]
 
     def enter(self, draft: Draft, at_ms: int) -> Entry:
         """A message that is sent now for the first time; its due is fixed from now on."""
@@ -119,6 +139,7 @@ class Book:
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
+        self.by_id[id_] = entry
         return entry
 
 

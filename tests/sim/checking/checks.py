@@ -82,6 +82,7 @@ class Checks:
         registered: every wheel that ever was.
         given_up: frames that were ever committed to be lost.
         floor: the committed one; it can be read a little later.
+        rescheduled: messages of which it was ever committed that they have another due.
     """
 
     def __init__(self, world: World) -> None:
@@ -95,6 +96,7 @@ class Checks:
         self.registered: dict[WheelId, WheelRecord] = {}
         self.given_up = NO_FRAMES
         self.floor = 0
+        self.rescheduled: set[Key] = set()
         self._told: dict[tuple[str, str, WheelId], Held] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
@@ -266,13 +268,40 @@ class Checks:
         """A caller heard what became of a cancel."""
         if decision is CancelDecision.CANCELLED:
             entry.cancelled = True
-            if self._delivered[entry.key] and not self._gone(self._truth.cancels[entry.key]):
+            if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
                 self._fail(f"{entry} is told to be cancelled after it was delivered")
         elif decision is CancelDecision.ALREADY_DELIVERED:
             if not self._delivered[entry.key] and not self._excused(entry.key):
                 self._fail(f"{entry} is told to be delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._is_known(entry):
             self._fail(f"{entry} is told not to be found")
+
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of the wish for another due."""
+        if decision is CancelDecision.RESCHEDULED:
+            if entry.key not in self.rescheduled:
+                self._fail(f"{entry} is told to be rescheduled, and nobody has decided that")
+            if self._delivered[entry.key] and not self._any_is_gone(entry):
+                self._fail(f"{entry} is told to be rescheduled after it was delivered")
+        elif decision in {CancelDecision.ALREADY_DELIVERED, CancelDecision.NOT_FOUND}:
+            self.cancel_answered(entry, decision)
+
+    def _check_dues(self, entry: Entry) -> None:
+        """A message that was given another due is delivered at one of them."""
+        if self._deliveries(entry) > 1 and not self._any_is_gone(entry):
+            dues = [str(each) for each in self._book.family(entry) if self._delivered[each.key]]
+            self._fail(f"{entry} is delivered twice, at several dues: {dues}")
+
+    def _deliveries(self, entry: Entry) -> int:
+        return sum(self._delivered[each.key] for each in self._book.family(entry))
+
+    def _any_is_gone(self, entry: Entry) -> bool:
+        """Whether a frame that says anything of the message was lost."""
+        truth = self._truth
+        return any(
+            self._any_gone(truth.copies[each.key]) or self._any_gone(truth.cancels[each.key])
+            for each in self._book.family(entry)
+        )
 
     def _is_known(self, entry: Entry) -> bool:
         """Whether it was acknowledged before that was decided, and was not lost."""
@@ -306,6 +335,7 @@ class Checks:
         """One control record counts, though nobody can read it yet."""
         for wheel, record in news.wheels.items():
             self.registered.setdefault(wheel, record)
+        self.rescheduled.update(news.reschedules)
         if news.lost:
             self._give_up(news.lost)
         if news.progress is not None:
@@ -331,18 +361,20 @@ class Checks:
             self._fail(f"a record with headers {log_entry.headers}")
             return
         key = bytes.fromhex(own["dw-id"].decode()), int(own["dw-due"])
-        entry = self._book.by_key.get(key)
+        entry = self._book.of(key)
         if entry is None:
             self._fail(f"a record that nobody sent: {own}")
             return
         entry.visible_us = self._world.scheduler.now_us
         self._world.trace.add("kafka", "delivers", f"m{entry.number}", own["dw-wheel"].decode())
         self._delivered[key] += 1
-        copies, cancels = self._truth.copies[key], self._truth.cancels[key]
+        copies = self._truth.copies[key]
         if self._delivered[key] > 1 and not self._any_gone(copies):
             self._fail(f"{entry} is delivered twice")
-        if entry.cancelled and not self._gone(cancels):
+        original = entry.original or entry
+        if original.cancelled and not self._gone(self._truth.cancels[original.key]):
             self._fail(f"{entry} is delivered after it was cancelled")
+        self._check_dues(entry)
         if entry.fate is Fate.UNSENT:
             self._fail(f"{entry} is delivered before it was sent")
         self._check_time(entry)
@@ -366,7 +398,7 @@ class Checks:
         """A dead letter is the one end of its message, as a delivery would be."""
         told = dict(log_entry.headers)
         key = bytes.fromhex((told["dw-id"] or b"").decode()), int(told["dw-due"] or 0)
-        entry = self._book.by_key.get(key)
+        entry = self._book.of(key)
         if entry is None:
             self._fail(f"a dead letter that nobody sent: {told}")
             return
@@ -393,13 +425,13 @@ class Checks:
                 self._world.trace.add("kafka", "tells lost", f"{wheel}/{seq}")
             return
         key = bytes.fromhex(told["id"]), told["due_ms"]
-        entry = self._book.by_key.get(key)
+        entry = self._book.of(key)
         if entry is None:
             self._fail(f"an outcome of what nobody sent: {told}")
             return
         self._world.trace.add("kafka", f"tells {outcome}", f"m{entry.number}")
         self.outcomes[key].append(outcome)
-        if outcome == "cancelled" and not entry.cancel_tried:
+        if outcome == "cancelled" and not (entry.cancel_tried or entry.reschedule_tried):
             self._fail(f"{entry} counts as cancelled, and nobody asked for it")
 
     def _control(self, log_entry: LogEntry) -> None:
@@ -410,6 +442,9 @@ class Checks:
             self._marked(int(rest), log_entry.transaction)
         elif kind == "wheel":
             self._wheel(before, WheelId.parse(rest))
+        elif kind == "reschedule":
+            words = "settled" if log_entry.value is None else log_entry.value.decode()
+            self._world.trace.add("kafka", "reschedule", rest, words)
         elif kind == "lost" and log_entry.value is not None:
             for frame in self.control.lost - before.lost:
                 self._committed_lost(*frame)
@@ -500,7 +535,8 @@ class Checks:
             self._take(wheel, seq)
         while self._undone and self._undone[0][0] <= after.due_ms:
             _, key, name = heappop(self._undone)
-            entry = self._book.by_key[key]
+            entry = self._book.of(key)
+            assert entry is not None
             if not (self._is_done(entry) or name in self.given_up):
                 self._fail(f"progress is ahead of {entry} in {name[0]}/{name[1]}")
         if before.progress is None or after.floor > before.progress.floor:
@@ -521,6 +557,8 @@ class Checks:
 
     def _finished(self, entry: Entry) -> None:
         """The floor is above an acknowledged message."""
+        if entry.key in self.rescheduled:
+            return  # its end is another one's
         if not (self._is_done(entry) or self._excused(entry.key)):
             self._fail(f"floor {self.floor} is above {entry}")
 
@@ -535,12 +573,18 @@ class Checks:
 
     def is_finished(self, entry: Entry) -> bool:
         """Whether an acknowledged message is done, or cannot be."""
-        return self._is_done(entry) or self._excused(entry.key)
+        return self._has_end(entry) or self._excused(entry.key)
+
+    def _has_end(self, entry: Entry) -> bool:
+        """One that was given another due is done where it went to, and nowhere else."""
+        if entry.key not in self.rescheduled:
+            return self._is_done(entry)
+        return bool(self._deliveries(entry)) or self._any_is_gone(entry)
 
     def check_at_the_end(self) -> None:
         """When everything has drained: every message has its one end, and losses are told."""
         for entry in self._book.entries.values():
-            if entry.fate is not Fate.ACKNOWLEDGED or self._is_done(entry):
+            if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
                 continue
             copies = self._truth.copies[entry.key]
             if not self._excused(entry.key):

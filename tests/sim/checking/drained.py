@@ -82,6 +82,8 @@ def _control_left(world: World) -> Iterator[str]:
     left = sorted(str(wheel) for wheel in control.wheels if wheel not in named)
     if left:
         yield f"wheels {left} are registered and not in use"
+    if control.reschedules:
+        yield f"rescheduled and not settled are {sorted(control.reschedules)}"
     if control.lost:
         yield f"lost frames are kept: {sorted(map(str, control.lost))}"
     for beat in beats.values():

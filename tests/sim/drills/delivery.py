@@ -120,6 +120,41 @@ def many_cancels(script: Script) -> None:
     script.until_ms = 12_000
 
 
+@DELIVERY(r"client +reschedules", r"reschedule .*to_ms", r"reschedule .*settled", r"delivers")
+def other_dues(script: Script) -> None:
+    """Messages are given nearer and later dues; leaders die when it is decided, or written."""
+    for at_ms in range(3_000, 15_000, 3_000):
+        for n, delay_ms in enumerate((900, 2_500, 400, 5_000)):
+            first = script.send(at_ms + 10 * n, "abc", delay_ms=2_000)
+            script.reschedule(script.about(at_ms + 300, 900), first, delay_ms, "abc"[n % 3])
+        dies = script.about(at_ms + 500, 900)
+        for process in ("kill_server", "kill_cleaner"):
+            script.do(dies, process, node="abc"[at_ms // 3_000 % 3])
+    script.until_ms = 18_000
+
+
+@DELIVERY(r"client +reschedules", r"reschedule .*to_ms", r'reschedule .*"passed":\[\d', r"delivers")
+def passed_dues(script: Script) -> None:
+    """The new due passes before the copy is there: mirrors are slow when it is written."""
+    for at_ms in range(3_000, 10_000, 2_000):
+        first = script.send(at_ms, "a", delay_ms=3_500)
+        script.reschedule(script.about(at_ms + 200), first, 350, "a")
+        for node in "bc":
+            script.mute(at_ms + 150, "Applied Gossip", node, "a", ms=script.about(900, 250))
+    script.until_ms = 14_000
+
+
+@DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
+def cancel_or_other_due(script: Script) -> None:
+    """Somebody withdraws what somebody else reschedules, at the same time."""
+    script.do(2_500, "kafka_faults", changes={"way_us": (20_000, 40_000)}, ms=12_000)
+    for at_ms in range(3_000, 12_000, 500):
+        first = script.send(at_ms, "abc", delay_ms=2_500)
+        script.cancel(script.about(at_ms + 300, 150), first, "a")
+        script.reschedule(script.about(at_ms + 300, 150), first, 1_200, "a")
+    script.until_ms = 15_000
+
+
 @DELIVERY(r"client +cancels", r"delivers")
 def slow_cancel(script: Script) -> None:
     """Interleaving 2: a cancel is mirrored slowly while the cleaner takes its message."""

@@ -18,6 +18,7 @@ from sim.plans.plan import (
     Draft,
     Plan,
     Request,
+    RescheduleOrder,
     Settings,
     Step,
     in_order,
@@ -108,6 +109,10 @@ class Script:
     def cancel_many(self, at_ms: int, numbers: Iterable[int], node: str) -> None:
         """A caller withdraws several messages with one call."""
         self._steps.append(CancelManyOrder(at_ms, tuple(numbers), (node,)))
+
+    def reschedule(self, at_ms: int, number: int, delay_ms: int, node: str) -> None:
+        """A caller gives a message another due."""
+        self._steps.append(RescheduleOrder(at_ms, number, delay_ms, (node,)))
 
 
 Drill = Callable[[Script], None]

@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.due.seconds import Bounds, Second
 from delaywheel_replica.cleaner.due.steps import Draft
 from delaywheel_replica.core.election.machine import Election
 from delaywheel_replica.core.leader import cancel as cancelling
-from delaywheel_replica.core.leader import floor
+from delaywheel_replica.core.leader import floor, rescheduling
 from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
 from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
 from delaywheel_replica.core.protocol import seal
@@ -114,6 +114,20 @@ def many_cancels_as_one() -> list[Patch]:
         return {key: real(next(iter(views.values()))) for key in views}
 
     return [everywhere(cancelling.after_writing_many, as_the_first)]
+
+
+def rescheduled_is_not_withdrawn() -> list[Patch]:
+    return [everywhere(rescheduling.withdrawn, lambda _: frozenset())]
+
+
+def cancelled_though_rescheduled() -> list[Patch]:
+    real = cancelling.after_writing
+
+    def after_writing(view: CancelView) -> CancelDecision:
+        decision = real(replace(view, rescheduled=False))
+        return CancelDecision.CANCELLED if decision is CancelDecision.CONFIRM else decision
+
+    return [everywhere(cancelling.after_writing, after_writing)]
 
 
 def cancelled_before_the_commit() -> list[Patch]:
@@ -231,6 +245,18 @@ FORWARDING = {
         many_cancels_as_one,
         "after it was (cancelled|delivered)",
         ("many_cancels",),
+    ),
+    "what was rescheduled is not withdrawn": Mutant(
+        "the record of another due does not keep the message from its old one",
+        rescheduled_is_not_withdrawn,
+        "delivered twice, at several dues|told to be rescheduled after",
+        ("other_dues", "passed_dues"),
+    ),
+    "what was rescheduled is told to be cancelled": Mutant(
+        "a cancel that counts is answered, wherever the message is by now",
+        cancelled_though_rescheduled,
+        "after it was (cancelled|delivered)",
+        ("cancel_or_other_due",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

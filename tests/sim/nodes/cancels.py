@@ -1,6 +1,6 @@
 """Cancels at a simulated server: carries out what `core/leader/cancel.py` decides.
 
-As `delaywheel_replica.server.lookup.cancels` does it, without threads: whoever waits for a
+As `delaywheel_replica.server.changing.cancels` does it, without threads: whoever waits for a
 committed progress is looked at again with every word of the cleaner.
 """
 
@@ -23,7 +23,7 @@ from delaywheel_replica.core.leader.cancel import (
     before_writing,
     others_to_ask,
 )
-from delaywheel_replica.core.leader.holders import knows_all
+from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
@@ -79,20 +79,20 @@ class Cancels:
 
     def ask(self, key: Key, on_answer: OnDecision) -> None:
         """A caller withdraws a message."""
-        found = self._find(key)
-        decision = before_writing(self._sight(key, found))
+        found = self.find(key)
+        decision = before_writing(self.sight(key, found))
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             decision = CancelDecision.UNKNOWN
         if decision is CancelDecision.WRITE:
             self._write(key, on_answer)
-        elif decision is CancelDecision.WAIT:
+        elif decision in {CancelDecision.WAIT, CancelDecision.CONFIRM}:
             self._wait(key, found, on_answer)
         else:
             on_answer(decision)
 
     def ask_many(self, keys: list[Key], on_answer: OnDecisions) -> None:
         """A caller withdraws messages that are written together."""
-        decisions = {key: before_writing(self._sight(key, self._find_one(key))) for key in keys}
+        decisions = {key: before_writing(self.sight(key, self._find_one(key))) for key in keys}
         if CancelDecision.NO_LEADER in decisions.values():
             on_answer(dict.fromkeys(keys, CancelDecision.NO_LEADER))
             return
@@ -117,8 +117,9 @@ class Cancels:
         found = {
             key: self._find_one(key)
             for key, decided in decisions.items()
-            if decided is CancelDecision.WAIT
+            if decided in {CancelDecision.WAIT, CancelDecision.CONFIRM}
         }
+        decisions |= dict.fromkeys(found, CancelDecision.WAIT)
         until_ms = self._server.now_ms() + WAIT_MS
         self._waiting_many.append(_WaitingMany(found, decisions, until_ms, on_answer))
         self._server.node.commit_soon()
@@ -128,11 +129,14 @@ class Cancels:
         waiting, self._waiting_many = self._waiting_many, []
         for each in waiting:
             undecided = {
-                key: self._sight(key, found)
+                key: self.sight(key, found)
                 for key, found in each.found.items()
                 if each.decisions[key] is CancelDecision.WAIT
             }
-            each.decisions |= after_writing_many(undecided)
+            each.decisions |= {
+                key: self._confirmed(key) if decided is CancelDecision.CONFIRM else decided
+                for key, decided in after_writing_many(undecided).items()
+            }
             over = self._server.now_ms() >= each.until_ms
             if over or CancelDecision.WAIT not in each.decisions.values():
                 each.on_answer(each.decisions)
@@ -144,7 +148,9 @@ class Cancels:
         self._look_at_many()
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            decision = after_writing(self._sight(each.key, each.found))
+            decision = after_writing(self.sight(each.key, each.found))
+            if decision is CancelDecision.CONFIRM:
+                decision = self._confirmed(each.key)
             if decision is not CancelDecision.WAIT:
                 each.on_answer(decision)
             elif self._server.now_ms() >= each.until_ms:
@@ -152,10 +158,19 @@ class Cancels:
             else:
                 self._waiting.append(each)
 
+    def _confirmed(self, key: Key) -> CancelDecision:
+        """Looks once more, if all is held that progress takes account of."""
+        status, row = self._server.cleaner_row, self._server.row
+        if status is None or row is None:
+            return CancelDecision.WAIT
+        if not holds_progress(status.control, self._server.driver.status().beat):
+            return CancelDecision.WAIT
+        return after_writing(self.sight(key, self.find(key), confirmed=True))
+
     def _write(self, key: Key, on_answer: OnDecision) -> None:
         def written(outcome: Outcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
-                self._wait(key, self._find(key), on_answer)
+                self._wait(key, self.find(key), on_answer)
             else:
                 on_answer(CancelDecision.UNKNOWN)
 
@@ -167,7 +182,8 @@ class Cancels:
         self._server.node.commit_soon()
         self.look()
 
-    def _sight(self, key: Key, found: Found) -> CancelView:
+    def sight(self, key: Key, found: Found, *, confirmed: bool = False) -> CancelView:
+        """What this node knows of a message."""
         status = self._server.cleaner_row
         return CancelView(
             due_ms=key[1],
@@ -177,6 +193,9 @@ class Cancels:
             copies=found.copies,
             cancels=found.cancels,
             complete=found.complete,
+            rescheduled=found.rescheduled_to_ms is not None
+            or (status is not None and key in status.reschedules),
+            confirmed=confirmed,
         )
 
     def _others_have_none(self, key: Key) -> bool:
@@ -199,15 +218,15 @@ class Cancels:
         """What this node answers another one; None: it cannot say."""
         if self._server.cleaner_row is None or self._server.row is None:
             return None
-        found = self._find(key)
+        found = self.find(key)
         return False if found.copies else found.complete or None
 
     def _find_one(self, key: Key) -> Found:
         """One copy of a message and its cancels: of others nothing is known, as after a search."""
-        found = self._find(key)
+        found = self.find(key)
         return replace(found, copies=found.copies[:1], complete=False)
 
-    def _find(self, key: Key) -> Found:
+    def find(self, key: Key) -> Found:
         """Where a message and its cancels lie.
 
         What this node does not hold of a registered wheel could be the message, or a cancel.

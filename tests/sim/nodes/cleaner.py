@@ -21,6 +21,7 @@ from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.checking.letters import WatchedDeadLetters
 from sim.kafka.line import KafkaLine
@@ -138,6 +139,14 @@ class SimCleaner:
         self.leadership.commit_soon()
         self._signal.set()
 
+    def hear(self, word: RescheduleWish | RescheduleWritten) -> None:
+        """The server tells of a message that gets another due."""
+        if isinstance(word, RescheduleWish):
+            self.leadership.reschedule(word)
+        else:
+            self.leadership.rescheduled(word)
+        self._signal.set()
+
     # --- the clock that the cleaner sees
 
     def wall_ms(self) -> int:
@@ -222,6 +231,7 @@ class SimCleaner:
                 unreadable=view.unreadable,
                 lost=view.state.lost,
                 ingress_slot=view.ingress_slot,
+                reschedules=view.state.reschedules,
             )
         )
 

@@ -13,9 +13,10 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.checking.book import Book, Entry, Fate
 from sim.checking.truth import Key
+from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, Scheduler
 from sim.machine.trace import Trace
-from sim.plans.plan import CancelManyOrder, CancelOrder, Draft, Request
+from sim.plans.plan import CancelManyOrder, CancelOrder, Draft, Request, RescheduleOrder
 
 BACKOFF_MS = (50, 100, 200, 400)
 AGAIN_MS = 1_500
@@ -42,6 +43,11 @@ class Frontend(Protocol):
     ) -> None:
         """Asks to cancel several; there may be no answer."""
 
+    def reschedule(
+        self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
+    ) -> None:
+        """Asks for another due; there may be no answer."""
+
 
 class Ears(Protocol):
     """Who is told at once what callers heard."""
@@ -51,6 +57,9 @@ class Ears(Protocol):
 
     def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
         """A caller heard what became of a cancel."""
+
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of the wish for another due."""
 
 
 class Clients:
@@ -84,6 +93,12 @@ class Clients:
         entries = [known[number] for number in order.numbers if number in known]
         if entries:
             _ManyCanceller(self, order, entries).start()
+
+    def reschedule(self, order: RescheduleOrder) -> None:
+        """A caller begins to give a message another due."""
+        entry = self.book.entries.get(order.number)
+        if entry is not None:
+            _Rescheduler(self, order, entry).start()
 
     def _entered(self, draft: Draft, now_ms: int) -> Entry:
         return self.book.entries.get(draft.number) or self.book.enter(draft, now_ms)
@@ -261,6 +276,40 @@ class _ManyCanceller(_Caller):
             if decision not in unknown:
                 del self._waiting[key]
         if self._waiting:
+            self.try_later()
+        else:
+            self.end()
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self.try_later()
+
+
+class _Rescheduler(_Caller):
+    def __init__(self, clients: Clients, order: RescheduleOrder, entry: Entry) -> None:
+        super().__init__(clients, order.nodes, order.patience_ms)
+        self._entry = entry
+        self._to_ms = EPOCH_MS + order.at_ms + order.delay_ms
+
+    def try_it(self) -> None:
+        self._entry.reschedule_tried = True
+        attempt = self.attempt
+
+        def on_answer(decision: CancelDecision) -> None:
+            if attempt == self.attempt:
+                self._answered(decision)
+
+        number = self._entry.number
+        self.clients.trace.add("client", f"reschedules m{number} at", self.node)
+        self.clients.frontend.reschedule(self.node, self._entry.key, self._to_ms, on_answer)
+        self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
+
+    def _answered(self, decision: CancelDecision) -> None:
+        entry = self._entry
+        told = decision.value
+        self.clients.trace.add("client", f"hears of m{entry.number} rescheduled:", told)
+        self.clients.ears.reschedule_answered(entry, decision)
+        if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
             self.try_later()
         else:
             self.end()

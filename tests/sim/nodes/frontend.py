@@ -66,6 +66,18 @@ class Frontend:
         unknown = dict.fromkeys(keys, CancelDecision.UNKNOWN)
         self._call(leader or node, arrive, on_answer, (away, unknown))
 
+    def reschedule(
+        self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
+    ) -> None:
+        """Asks for another due, wherever the leader is; there may be no answer."""
+        leader = self._leader_known_at(node)
+
+        def arrive(server: SimServer, answer: Answer) -> None:
+            server.run(server.reschedule, key, to_ms, answer)
+
+        away = CancelDecision.NO_LEADER
+        self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
+
     def broke(self, node: str) -> None:
         """The node's server died: whoever waits for an answer does not know what became of it."""
         for on_answer, unknown in self._open.pop(node, {}).values():

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.checking.truth import DATA
 from sim.machine.clocks import SimClock
@@ -230,6 +231,11 @@ class SimNode:
         """Somebody waits for a commit."""
         if self.cleaner is not None:
             self.cleaner.commit_soon()
+
+    def tell_cleaner(self, word: RescheduleWish | RescheduleWritten) -> None:
+        """The server tells of a message that gets another due."""
+        if self.cleaner is not None:
+            self.cleaner.hear(word)
 
     # --- behind it
 

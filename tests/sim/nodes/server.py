@@ -49,6 +49,7 @@ from sim.machine.disk import Crash
 from sim.machine.scheduler import US_PER_MS
 from sim.nodes.cancels import Cancels
 from sim.nodes.clients import Verdicts
+from sim.nodes.reschedules import Reschedules
 from sim.nodes.waiting import GROUP_US, WatchedDriver
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class SimServer:
             held_up=lambda us: self.world.checks.held_up(node, us),
         )
         self._cancels = Cancels(self)
+        self._reschedules = Reschedules(self, self._cancels)
 
     def start(self) -> None:
         """Begins to listen and to tick."""
@@ -178,6 +180,12 @@ class SimServer:
         """A caller withdraws several messages."""
         self._cancels.ask_many(keys, on_answer)
 
+    def reschedule(
+        self, key: tuple[bytes, int], to_ms: int, on_answer: Callable[[Any], None]
+    ) -> None:
+        """A caller gives a message another due."""
+        self._reschedules.ask(key, to_ms, on_answer)
+
     def has_none(self, key: tuple[bytes, int]) -> bool | None:
         """What is answered when another node asks whether it has nothing of a message."""
         return self._cancels.has_none(key)
@@ -191,6 +199,7 @@ class SimServer:
         self.cleaner_row = status
         self.driver.cleaner_told(status)
         self._cancels.look()
+        self._reschedules.look()
 
     def drain(self) -> None:
         """The node is to stop cleanly."""
@@ -229,6 +238,7 @@ class SimServer:
         self._tell_published()
         self._write_row()
         self._cancels.look()
+        self._reschedules.look()
 
     def _judge(self, entries: list[Entry]) -> Verdicts:
         now_ms, settings = self.wall_ms(), self.world.settings

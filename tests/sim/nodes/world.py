@@ -39,7 +39,15 @@ from sim.nodes.clients import Clients
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
 from sim.plans.faults import perform
-from sim.plans.plan import Action, CancelManyOrder, CancelOrder, Plan, Request, Step
+from sim.plans.plan import (
+    Action,
+    CancelManyOrder,
+    CancelOrder,
+    Plan,
+    Request,
+    RescheduleOrder,
+    Step,
+)
 
 CLUSTER = "sim"
 PARTITIONS = 2
@@ -201,6 +209,10 @@ class World:
         """A producer heard that its message is accepted."""
         self.checks.caller_acknowledged(entry)
 
+    def reschedule_answered(self, entry: Entry, decision: CancelDecision) -> None:
+        """A caller heard what became of the wish for another due."""
+        self.checks.reschedule_answered(entry, decision)
+
     def cancel_answered(self, entry: Entry, decision: CancelDecision) -> None:
         """A caller heard what became of a cancel."""
         self.checks.cancel_answered(entry, decision)
@@ -253,6 +265,8 @@ class World:
                 self.clients.cancel(step)
             case CancelManyOrder():
                 self.clients.cancel_many(step)
+            case RescheduleOrder():
+                self.clients.reschedule(step)
             case Action():
                 self.trace.add("fault", str(step))
                 perform(self, step.kind, dict(step.arguments))

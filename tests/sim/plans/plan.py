@@ -124,6 +124,25 @@ class CancelManyOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class RescheduleOrder:
+    """A caller gives a message another due, and goes on trying.
+
+    Attributes:
+        at_ms: when it begins.
+        number: of the message.
+        delay_ms: the new due, from then on.
+        nodes: who is asked, in turns.
+        patience_ms: how long it is tried.
+    """
+
+    at_ms: int
+    number: int
+    delay_ms: int
+    nodes: tuple[str, ...]
+    patience_ms: int = 6_000
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """A fault, or a deed of the operator.
 
@@ -142,7 +161,7 @@ class Action:
         return f"{self.at_ms / 1000:8.3f} {self.kind} {words}".rstrip()
 
 
-Step = Request | CancelOrder | CancelManyOrder | Action
+Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +208,9 @@ def step_text(step: Step) -> str:
         case CancelManyOrder():
             numbers = " ".join(f"m{number}" for number in step.numbers)
             return f"{step.at_ms / 1000:8.3f} cancel {numbers} at {','.join(step.nodes)}"
+        case RescheduleOrder():
+            to = f"to {(step.at_ms + step.delay_ms) / 1000:.3f}"
+            return f"{step.at_ms / 1000:8.3f} reschedule m{step.number} {to} at {step.nodes}"
         case Action():
             return str(step)
 

@@ -21,6 +21,7 @@ from sim.plans.plan import (
     Draft,
     Plan,
     Request,
+    RescheduleOrder,
     Settings,
     Step,
     in_order,
@@ -484,6 +485,14 @@ def _traffic(random: Random, settings: Settings, until_ms: int) -> Iterator[Step
             yield CancelManyOrder(one.at_ms, numbers, one.nodes, one.patience_ms)
         else:
             yield from orders
+        for draft in drafts:
+            # Of its own, so that all else is drawn as without it.
+            own = Random(f"{round(at_ms)} {draft.number}")
+            if own.random() < 0.1:
+                begin_ms = round(at_ms) + own.randrange(10, max(draft.delay_ms, 300))
+                patience_ms = own.choice((2_000, 6_000))
+                delay_ms = own.choice((150, 400, 1_000, 3_000, 8_000)) + own.randrange(100)
+                yield RescheduleOrder(begin_ms, draft.number, delay_ms, tuple(nodes), patience_ms)
 
 
 def _drafts(random: Random, settings: Settings, first: int) -> Iterator[Draft]:

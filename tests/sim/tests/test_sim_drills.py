@@ -41,6 +41,9 @@ INTERLEAVINGS = {
 
 FOUND = {
     "many_cancels",
+    "other_dues",
+    "passed_dues",
+    "cancel_or_other_due",
     "self_fenced",
     "slow_mirror",
     "nobody_left",

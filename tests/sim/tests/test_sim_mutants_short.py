@@ -20,6 +20,8 @@ QUICK = (
     "takes before it holds V",
     "the floor ignores spares",
     "unregisters what is above the floor",
+    "what was rescheduled is not withdrawn",
+    "what was rescheduled is told to be cancelled",
 )
 
 

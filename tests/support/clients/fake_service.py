@@ -202,6 +202,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.cancels: list[pb.CancelRequest] = []
         self.gets: list[pb.GetMessageRequest] = []
         self.searches: list[pb.SearchRequest] = []
+        self.reschedules: list[pb.RescheduleRequest] = []
         self.many: list[pb.CancelManyRequest] = []
         self.otherwise_many: Behaviour = answer(pb.CancelManyResponse())
         self.described: list[pb.DescribeClusterRequest] = []
@@ -289,6 +290,17 @@ class FakeService(pb_grpc.DelayWheelServicer):
         return self._behave(  # type: ignore[no-any-return]
             request, context, self.otherwise_many
         )
+
+    def Reschedule(  # noqa: N802
+        self, request: pb.RescheduleRequest, context: grpc.ServicerContext
+    ) -> pb.RescheduleResponse:
+        self.reschedules.append(request)
+        done = pb.RescheduleResponse(
+            outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
+            due_ms=request.deliver_at_ms,
+            handle=f"a.1:{request.deliver_at_ms // 1000}:{bytes(16).hex()}",
+        )
+        return self._behave(request, context, answer(done))  # type: ignore[no-any-return]
 
     def Search(  # noqa: N802
         self, request: pb.SearchRequest, context: grpc.ServicerContext

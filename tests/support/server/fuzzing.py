@@ -184,6 +184,11 @@ _QUESTIONS = (
         with_content=st.booleans(),
     )
     | st.builds(
+        pb.RescheduleRequest,
+        message=_REFERENCES,
+        deliver_at_ms=_INT64 | st.integers(0, 500_000).map(lambda ms: _now_ms() + ms),
+    )
+    | st.builds(
         pb.CancelManyRequest,
         filter=_FILTERS,
         limit=st.integers(0, 2**32 - 1),

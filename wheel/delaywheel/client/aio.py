@@ -11,11 +11,15 @@ import grpc
 
 from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_sender import AioSender
-from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.answers import CancelOutcome, Rescheduled, StoredMessage
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import cancel_question, get_question
+from delaywheel.client.exchange.question import (
+    cancel_question,
+    get_question,
+    reschedule_question,
+)
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
@@ -27,7 +31,7 @@ from delaywheel.client.searching import (
     filter_of,
 )
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
-from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
+from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
 from delaywheel.reasons import Reason
 
 
@@ -154,6 +158,21 @@ class AsyncClient:
             if refused.reason is Reason.MESSAGE_NOT_FOUND:
                 return None
             raise
+
+    async def reschedule(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        to: datetime,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> Rescheduled:
+        """Gives a pending message another due; see `Client.reschedule`."""
+        self._check_open()
+        question = reschedule_question(message_ref(handle, id, deliver_at), unix_ms(to))
+        await self._calls.run(question, lambda stub: stub.Reschedule, self._deadline_s(timeout))
+        return question.answer()
 
     async def search(
         self,

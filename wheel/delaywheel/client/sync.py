@@ -9,11 +9,15 @@ from typing import Final, Self, Unpack
 
 import grpc
 
-from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.answers import CancelOutcome, Rescheduled, StoredMessage
 from delaywheel.client.exchange.batching import split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import cancel_question, get_question
+from delaywheel.client.exchange.question import (
+    cancel_question,
+    get_question,
+    reschedule_question,
+)
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
 from delaywheel.client.references import Id, message_ref
 from delaywheel.client.searching import (
@@ -27,7 +31,7 @@ from delaywheel.client.searching import (
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, RefusedError, TimedOutError
-from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result
+from delaywheel.message import Handle, Message, MessageOptions, PastDue, Result, unix_ms
 from delaywheel.reasons import Reason
 
 
@@ -222,6 +226,39 @@ class Client:
             if refused.reason is Reason.MESSAGE_NOT_FOUND:
                 return None
             raise
+
+    def reschedule(
+        self,
+        handle: Handle | str | None = None,
+        *,
+        to: datetime,
+        id: Id | None = None,  # noqa: A002  its public name
+        deliver_at: datetime | None = None,
+        timeout: float | None = None,
+    ) -> Rescheduled:
+        """Gives a pending message another due: it is delivered at one of the two, never at both.
+
+        Args:
+            handle: The message; or `id` and `deliver_at`, its id and the due that it has.
+            to: The new due; one that is past, or nearer than half a second, means half a second.
+            id: See `handle`.
+            deliver_at: See `handle`.
+            timeout: Seconds for all attempts.
+
+        Raises:
+            RefusedError: the service refused, or RESCHEDULE_UNKNOWN: it may count, ask again.
+            TimedOutError: no answer in time; ask again with the same `to`.
+
+        Example:
+            ::
+
+                later = client.reschedule(handle, to=datetime.now(UTC) + timedelta(hours=1))
+                client.cancel(later.handle)
+        """
+        self._check_open()
+        question = reschedule_question(message_ref(handle, id, deliver_at), unix_ms(to))
+        self._calls.run(question, lambda stub: stub.Reschedule, self._deadline_s(timeout))
+        return question.answer()
 
     def search(
         self,

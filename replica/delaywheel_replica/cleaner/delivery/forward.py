@@ -37,9 +37,11 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record,
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
+from delaywheel_replica.core.leader.rescheduling import Rescheduling, passing, withdrawn
 from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 
@@ -59,8 +61,19 @@ class ReaderPort(Protocol):
     def look_at_lost(self, frames: FrameSet) -> Looked:
         """Returns what is known of frames to be given up, and which can be read after all."""
 
-    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
-        """Sets how far each wheel may be taken, and which frames are lost."""
+    def update(
+        self,
+        limits: Mapping[WheelId, int],
+        lost: FrameSet = NO_FRAMES,
+        withdrawn: frozenset[MessageKey] = frozenset(),
+    ) -> None:
+        """Says how far each wheel may be taken, which frames are lost, what is withdrawn."""
+
+    def is_uncancelled(self, id_: bytes, due_ms: int) -> bool:
+        """Whether no cancel of this message is admitted, as far as its second can be read."""
+
+    def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
+        """Whether a copy of a message that a step passes lies in a frame that it covers."""
 
     def next_due_ms(self) -> int | None:
         """Returns the earliest unfinished due among loaded messages."""
@@ -179,7 +192,7 @@ class Forwarder:
         if not self._reading:
             self._reader.start(self.state.progress)
             self._reading = True
-        self._reader.update(limits, self.state.lost)
+        self._reader.update(limits, self.state.lost, withdrawn(self.state))
         step = self._reader.next_step(now_ms, self._pace.cap_messages, self._pace.cap_bytes)
         plan = self._dead_letters.plan(step.messages, self._reader.topics_ahead)
         if isinstance(plan, Hold):
@@ -193,6 +206,7 @@ class Forwarder:
         """Runs one transaction: what was planned with all duties, or the duties alone."""
         step = None if planned is None else planned.step
         progress = self.state.progress if step is None else step.after
+        situation = replace(situation, rescheduling=self._rescheduling(step, situation))
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
         number, self._turn = self._turn, (self._turn + 1) % IDS
@@ -221,6 +235,21 @@ class Forwarder:
                 self._dead_letters.failed(step.messages)
         self._next_begin = began + self._pace.pause_ms / 1000
         return Transacted(ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead)
+
+    def _rescheduling(self, step: Step | None, situation: Situation) -> Rescheduling:
+        """What is wished and known of it; only who reads what is due can tell."""
+        if step is None:
+            return Rescheduling()
+        told = situation.rescheduling
+        return replace(
+            told,
+            wishes=[wish for wish in told.wishes if self._reader.is_uncancelled(*wish.key)],
+            absent=frozenset(
+                (id_, due_ms)
+                for id_, due_ms in passing(self.state, step.after)
+                if not self._reader.has_copy(step, id_, self.state.reschedules[id_, due_ms].to_ms)
+            ),
+        )
 
     def _duties(
         self, progress: Progress | None, situation: Situation

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Kind
+from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step
@@ -14,6 +18,7 @@ from delaywheel_replica.cleaner.due.tail import Tail
 from delaywheel_replica.cleaner.due.window import Window
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 __all__ = ["DueReader", "Step"]
 
@@ -45,6 +50,7 @@ class DueReader:
         self._progress = Progress(due_ms=-1, position=None)
         self._step: Step | None = None  # the last one made, if not done
         self._lost = NO_FRAMES
+        self._withdrawn: frozenset[MessageKey] = frozenset()
         self._looked_ms: int | None = None
 
     def start(self, progress: Progress) -> None:
@@ -65,8 +71,15 @@ class DueReader:
         """Returns the index rows of frames to be given up, and which frames can be read."""
         return look_at(self._disk, self._data, frames)
 
-    def update(self, limits: Mapping[WheelId, int], lost: FrameSet = NO_FRAMES) -> None:
-        """Sets how far each registered wheel may enter V (HW, or T), and all lost frames.
+    def update(
+        self,
+        limits: Mapping[WheelId, int],
+        lost: FrameSet = NO_FRAMES,
+        withdrawn: frozenset[MessageKey] = frozenset(),
+    ) -> None:
+        """Say how far each registered wheel may enter V (HW, or T), and all frames known lost.
+
+        And which messages are withdrawn, whatever frames say.
 
         Until the limits cover V, every step is empty: a leader rests until it holds V.
         """
@@ -74,6 +87,7 @@ class DueReader:
             self._wheels.add(wheel)
             self._tail.follow(wheel)
         self._limits = dict(limits)
+        self._withdrawn = withdrawn
         if lost is not self._lost:
             self._lost = lost
             self._tail.lost = lost
@@ -97,7 +111,7 @@ class DueReader:
             cap_messages: so many messages at most, dropped ones included.
             cap_bytes: so many bytes of keys, values and headers at most.
         """
-        draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes)
+        draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes, self._withdrawn)
         self._look_again(now_ms)
         if self._may_move(now_ms):
             self._read(now_ms, wait_s=0)
@@ -107,6 +121,32 @@ class DueReader:
                 self._take(draft, now_ms)
         self._step = draft.step(now_ms)
         return self._step
+
+    def is_uncancelled(self, id_: bytes, due_ms: int) -> bool:
+        """Whether no cancel of this message is admitted, as far as its second can be read."""
+        wanted, tail = np.frombuffer(id_, dtype=np.uint8), self._tail
+        for wheel, seq in tail.admitted.items():
+            reader, lost = tail.readers[wheel], tail.lost.seqs(wheel)
+            for frame in reader.slot_frames(due_ms // 1000, seq, kind=Kind.CANCELS, lost=lost):
+                if isinstance(frame, DamagedFrame):
+                    return False
+                columns = frame.columns
+                if ((columns.ids == wanted).all(axis=1) & (columns.due_ms == due_ms)).any():
+                    return False
+            if reader.holes(seq, lost):
+                return False
+        return True
+
+    def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
+        """Whether a copy of a message, due in what a step passes, lies in a frame that it covers.
+
+        Every second that a step passes is in memory, if there is one.
+        """
+        second = self._window.get(due_ms // 1000)
+        if second is None:
+            return False
+        seqs = np.array([step.after.seq(wheel) for wheel in self._wheels.names], np.int64)
+        return second.has(id_, due_ms, seqs)
 
     def topics_ahead(self) -> Iterator[str]:
         """Returns the topics of loaded messages, including those due soon."""

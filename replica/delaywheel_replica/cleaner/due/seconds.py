@@ -9,6 +9,7 @@ a taken message that                   is
 repeats one taken in an earlier step   a duplicate of that one
 repeats one before it in position      a duplicate of the first
 is named by a cancel with seq <= V'    cancelled
+is withdrawn: it has another due       cancelled
 is anything else                       forwarded
 =====================================  ==========================================
 
@@ -39,6 +40,7 @@ from delaywheel_replica.cleaner.due.duplicates import (
 from delaywheel_replica.cleaner.due.rows import AS_BYTES, RECORD, DueRows, Outcome, Records
 from delaywheel_replica.cleaner.due.runs import Runs, WheelNumbers
 from delaywheel_replica.core.protocol.progress import Done, Position
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 FORWARDED = 0
 """Beside the `Outcome` values: what becomes of a message that is no duplicate nor cancelled."""
@@ -64,6 +66,7 @@ class Bounds:
     due_ms: int  # w before the step
     seqs_before: NDArray[np.int64]  # V before
     seqs_after: NDArray[np.int64]  # V after
+    withdrawn: frozenset[MessageKey] = frozenset()  # whatever frames say
 
 
 class Second:
@@ -144,6 +147,9 @@ class Second:
         differ = np.zeros(len(rows), np.bool_)
         if len(self._cancels):
             outcomes[self._cancelled(records, bounds)] = Outcome.CANCELLED
+        for id_, due_ms in bounds.withdrawn:
+            if due_ms // 1000 == self.slot:
+                outcomes[_with_key(records, id_, due_ms)] = Outcome.CANCELLED
         suspects = np.flatnonzero(records["suspect"])
         if len(suspects):
             originals = self._originals(rows[suspects], bounds)
@@ -154,6 +160,12 @@ class Second:
                 records.take(duplicates), self.records(originals[repeats]), self._blobs
             )
         return outcomes, differ
+
+    def has(self, id_: bytes, due_ms: int, seqs: NDArray[np.int64]) -> bool:
+        """Whether a copy of this message lies in a frame up to these seqs, by wheel number."""
+        records = self._records[: self._count]
+        found = records[_with_key(records, id_, due_ms)]
+        return bool((found["seq"] <= seqs[found["wheel"]]).any())
 
     def _originals(self, rows: NDArray[np.intp], bounds: Bounds) -> NDArray[np.intp]:
         """Returns, for each row, the one that represents its key among frames <= V'."""
@@ -248,6 +260,14 @@ class Second:
         records["due_ms"] = batch.columns.due_ms
         records["seq"] = np.repeat(batch.seqs, batch.counts)
         records["wheel"] = self._wheels.add(batch.wheel)
+
+
+def _with_key(records: Records, id_: bytes, due_ms: int) -> NDArray[np.bool_]:
+    """Which of the messages have this id and due."""
+    low, high = np.frombuffer(id_, "<u8")
+    same: NDArray[np.bool_] = records["due_ms"] == due_ms
+    same &= (records["id_low"] == low) & (records["id_high"] == high)
+    return same
 
 
 def _set_mixes(records: Records) -> None:

@@ -42,6 +42,7 @@ from delaywheel_replica.cleaner.due.seconds import FORWARDED, Bounds, Second
 from delaywheel_replica.cleaner.due.tail import Tail
 from delaywheel_replica.cleaner.due.window import Window
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,15 @@ class Draft:
     """A step that is being filled."""
 
     def __init__(
-        self, progress: Progress, wheels: WheelNumbers, cap_messages: int, cap_bytes: int
+        self,
+        progress: Progress,
+        wheels: WheelNumbers,
+        cap_messages: int,
+        cap_bytes: int,
+        withdrawn: frozenset[MessageKey] = frozenset(),
     ) -> None:
         self._before = progress
+        self._withdrawn = withdrawn
         self._wheels = wheels
         self._room_messages = cap_messages
         self._room_bytes = cap_bytes
@@ -146,7 +153,9 @@ class Draft:
         """Returns the filled step."""
         before = self._before
         after = before.moved(self._due_ms, self._position, self._seqs)
-        bounds = Bounds(before.due_ms, self._by_number(before), self._by_number(after))
+        bounds = Bounds(
+            before.due_ms, self._by_number(before), self._by_number(after), self._withdrawn
+        )
         forwarded, dropped = [], []
         for part in self._parts:
             outcomes, differ = part.second.outcomes(part.rows, part.records, bounds)

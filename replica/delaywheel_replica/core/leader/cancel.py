@@ -10,6 +10,7 @@ Before writing (`before_writing`), the first line that fits:
 |---|---|
 | this node does not lead, or its row is old | NO_LEADER |
 | its second lies below the floor: it is finished and deleted | TOO_LATE |
+| it was rescheduled | RESCHEDULED |
 | no copy, everything could be read | NOT_FOUND |
 | no copy, something could not be read | UNKNOWN |
 | a cancel of it lies there | as after writing |
@@ -22,6 +23,7 @@ After writing (`after_writing`), for each committed progress seen:
 
 | a cancel with c <= V | the message | decision |
 |---|---|---|
+| - | was rescheduled | RESCHEDULED |
 | yes | w < due, beyond all that was done ahead | CANCELLED |
 | yes | w < due, was not done ahead, everything could be read | CANCELLED |
 | yes | w < due, perhaps done ahead | UNKNOWN |
@@ -29,6 +31,11 @@ After writing (`after_writing`), for each committed progress seen:
 | no | done, everything could be read | ALREADY_DELIVERED |
 | no | done, something could not be read | UNKNOWN |
 | no | not done | WAIT |
+
+A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
+mark lies in the slot. Before CANCELLED is answered the slot is scanned once more, when the node
+holds every frame up to V of the progress that says so (CONFIRM): of what was settled before, the
+mark is <= V, and of what is decided later the leader sees the cancel, and leaves it alone.
 
 UNKNOWN stands where the progress record does not say which came first, or where a cancel that
 counted may lie in what could not be read. Who is to answer ALREADY_DELIVERED scans once more first,
@@ -59,7 +66,10 @@ class CancelDecision(StrEnum):
     """Write a cancel frame, scan the slot again, then follow `after_writing`."""
     WAIT = "wait"
     """Look again at the next committed progress."""
+    CONFIRM = "confirm"
+    """Scan when all up to V of this progress is held, then decide by it once more."""
     CANCELLED = "cancelled"
+    RESCHEDULED = "rescheduled"
     ALREADY_DELIVERED = "already delivered"
     TOO_LATE = "too late"
     NOT_FOUND = "not found"
@@ -81,6 +91,10 @@ class CancelView:
             own cancel was in its file, so that no cancel with a smaller seq is missing.
         complete: every frame of the slot could be read, of every registered wheel, and the node
             holds all that was acknowledged (`holding.knows_all`).
+        rescheduled: it has another due: a record of that stands with this progress, or its mark
+            lies in the slot.
+        confirmed: the cancels were found by a scan that began when the node held every frame <= V
+            of this progress.
     """
 
     due_ms: int
@@ -90,6 +104,8 @@ class CancelView:
     copies: Collection[Position]
     cancels: Collection[Position]
     complete: bool
+    rescheduled: bool = False
+    confirmed: bool = False
 
 
 def others_to_ask(wheels: Collection[WheelRecord]) -> int:
@@ -108,6 +124,8 @@ def before_writing(view: CancelView) -> CancelDecision:
         return CancelDecision.NO_LEADER
     if view.due_ms // 1000 < view.progress.floor:
         return CancelDecision.TOO_LATE
+    if view.rescheduled:
+        return CancelDecision.RESCHEDULED
     if not view.copies:
         return CancelDecision.NOT_FOUND if view.complete else CancelDecision.UNKNOWN
     return after_writing(view) if view.cancels else _before_any(view, view.progress)
@@ -130,8 +148,12 @@ def after_writing(view: CancelView) -> CancelDecision:
     progress = view.progress
     if progress is None:
         return CancelDecision.WAIT
+    if view.rescheduled:
+        return CancelDecision.RESCHEDULED
     if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
-        return CancelDecision.CANCELLED if _is_to_come(view, progress) else CancelDecision.UNKNOWN
+        if not _is_to_come(view, progress):
+            return CancelDecision.UNKNOWN
+        return CancelDecision.CANCELLED if view.confirmed else CancelDecision.CONFIRM
     if _is_done(view, progress):
         return CancelDecision.ALREADY_DELIVERED if view.complete else CancelDecision.UNKNOWN
     return CancelDecision.WAIT

@@ -11,7 +11,7 @@ the nodes tell, and says which control records go with it, in this order:
    them; where enough answered and too few hold, the end that was found is committed as a fill;
 5. closed wheels wholly below the floor are unregistered;
 6. ingress partitions: what is settled, and what is announced;
-7. the floor moves;
+7. messages get another due, and what was decided so is put off or settled; the floor moves;
 8. nodes without a spare of today's members get one, sealed at that floor; and a member that was
    never given a wheel is entered with its storage.
 
@@ -50,6 +50,11 @@ from delaywheel_replica.core.leader.floor import (
 )
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.leader.rescheduling import (
+    Rescheduling,
+    floor_below,
+    reschedule_records,
+)
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
     ControlRecord,
@@ -104,6 +109,7 @@ class Situation:
             settled or announced.
         ingress_slot: the floor must not pass it, for the sake of what is announced then; None:
             nobody reads what is, if anything is.
+        rescheduling: what is wished and known of messages that get another due.
     """
 
     now_ms: int
@@ -118,6 +124,7 @@ class Situation:
     set_back_from: int | None = None
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
     ingress_slot: int | None = None
+    rescheduling: Rescheduling = field(default_factory=Rescheduling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,7 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += [ingress_record(at, taken) for at, taken in sorted(situation.ingress.items())]
+    records += reschedule_records(state, progress, situation.rescheduling, situation.now_ms)
     after = state.apply_all(records)
 
     view = FloorView(
@@ -192,7 +200,8 @@ def duties(
         ingress_slot=_ingress_slot(after, situation),
     )
     watch = watch_seals(watch, view)
-    floor = floor_after(view, watch, late_window_s=cluster.late_window_s)
+    floor = floor_below(after, floor_after(view, watch, late_window_s=cluster.late_window_s))
+    floor = max(floor, progress.floor)
     registrations, refused = _registered(after, floor, cluster, situation)
     return Duties(
         records=records + registrations,

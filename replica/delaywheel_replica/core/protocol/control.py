@@ -12,6 +12,7 @@ that transaction is known to be committed.
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
+| ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
 | ``ingress/<topic>/<partition>`` | how far an ingress partition was taken in | never |
 """
 
@@ -26,6 +27,7 @@ from delaywheel_replica.core.protocol.fields import Fields, MalformedError, dump
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
 ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
@@ -35,6 +37,7 @@ REMOVED = "removed"
 
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
+_RESCHEDULE_KEY = re.compile(r"reschedule/([0-9a-f]{32})/([1-9][0-9]{0,15})")
 _INGRESS_KEY = re.compile(r"ingress/([^/]+)/(0|[1-9][0-9]{0,9})")
 
 
@@ -205,6 +208,7 @@ class ControlState:
         lost_records: first frame of each record of lost ones -> last seq: what is to be removed
             with the wheel. Ranges of several records may touch, and overlap.
         ingress: every ingress partition that was ever read.
+        reschedules: messages that have another due by now, of which frames do not say so yet.
     """
 
     progress: Progress | None = None
@@ -214,6 +218,7 @@ class ControlState:
     lost: FrameSet = NO_FRAMES
     lost_records: Mapping[FrameName, int] = field(default_factory=dict)
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
+    reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
 
     def apply(self, key: bytes | str | None, value: bytes | None, offset: int) -> "ControlState":
         """Returns the state after one more record.
@@ -285,7 +290,24 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
         return _apply_wheel(state, parse_wheel(rest), value)
     if match := _LOST_KEY.fullmatch(key):
         return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
+    return _apply_other(state, kind, key, value)
+
+
+def _apply_other(state: ControlState, kind: str, key: str, value: bytes | None) -> ControlState:
+    if kind == "reschedule":
+        return _apply_reschedule(state, key, value)
     return _apply_ingress(state, key, value) if kind == "ingress" else state
+
+
+def _apply_reschedule(state: ControlState, key: str, value: bytes | None) -> ControlState:
+    match = _RESCHEDULE_KEY.fullmatch(key)
+    if match is None:
+        return state
+    message = bytes.fromhex(match[1]), int(match[2])
+    reschedules = {known: stands for known, stands in state.reschedules.items() if known != message}
+    if value is not None:
+        reschedules[message] = Reschedule.from_json(_fields(value))
+    return replace(state, reschedules=reschedules)
 
 
 def _apply_ingress(state: ControlState, key: str, value: bytes | None) -> ControlState:
@@ -358,6 +380,12 @@ def ingress_record(partition: IngressPartition, record: IngressRecord) -> Contro
     """Builds the record of how far an ingress partition has been read."""
     topic, number = partition
     return f"ingress/{topic}/{number}", dump(record.to_json())
+
+
+def reschedule_record(key: MessageKey, stands: Reschedule | None) -> ControlRecord:
+    """A message that has another due; None: frames say so by now."""
+    id_, due_ms = key
+    return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else dump(stands.to_json())
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:

@@ -17,6 +17,7 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
 SERVER_FRESH_MS = 500
 """A server that has not stamped its row for so long does not count as living."""
@@ -184,6 +185,7 @@ class CleanerStatus:
         lost: frames that are committed to be lost.
         ingress_slot: the seals of this node's wheels must not pass it while it is in office, so
             that they take again what was announced; 0: they rest; None: they may pass any.
+        reschedules: messages that have another due by now, of which frames do not say so yet.
     """
 
     node: str
@@ -217,6 +219,7 @@ class CleanerStatus:
     unreadable: FrameSet = NO_FRAMES
     lost: FrameSet = NO_FRAMES
     ingress_slot: int | None = None
+    reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
 
     @property
     def floor(self) -> int | None:
@@ -227,7 +230,11 @@ class CleanerStatus:
     def control(self) -> ControlState:
         """The committed state, without the id of the leader that committed it."""
         return ControlState(
-            progress=self.progress, nodes=self.nodes, wheels=self.wheels, lost=self.lost
+            progress=self.progress,
+            nodes=self.nodes,
+            wheels=self.wheels,
+            lost=self.lost,
+            reschedules=self.reschedules,
         )
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:
@@ -280,6 +287,10 @@ class CleanerStatus:
             "unreadable": self.unreadable.to_json(),
             "lost": self.lost.to_json(),
             "ingress_slot": self.ingress_slot,
+            "reschedules": [
+                [id_.hex(), due_ms, stands.to_json()]
+                for (id_, due_ms), stands in self.reschedules.items()
+            ],
         }
 
     @classmethod
@@ -330,7 +341,15 @@ class CleanerStatus:
             unreadable=known.of("unreadable", fields.items("unreadable"), FrameSet.from_json),
             lost=known.of("lost", fields.items("lost"), FrameSet.from_json),
             ingress_slot=fields.optional_integer("ingress_slot", at_least=0),
+            reschedules=known.of("reschedules", fields.items("reschedules"), _reschedules),
         )
+
+
+def _reschedules(document: Any) -> dict[MessageKey, Reschedule]:
+    return {
+        (bytes.fromhex(id_), int(due_ms)): Reschedule.from_json(stands)
+        for id_, due_ms, stands in document
+    }
 
 
 def _sight(fields: Fields, known: Unchanged) -> PeerSight:

@@ -1,1 +1,1 @@
-"""Answers about messages and slots, and cancels."""
+"""Answers about messages and slots."""

@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_beats
@@ -113,6 +114,22 @@ class Queries:
             )
         return found
 
+    async def look_for_cancels(self, reference: Reference, found: Found) -> None:
+        """Looks once more for cancels of a message that was found, and for where it went."""
+        assert reference.due_ms is not None
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        look = partial(self._scanner.cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost)
+        key = reference.id, reference.due_ms
+        found.cancels, found.rescheduled_to_ms = await asyncio.get_running_loop().run_in_executor(
+            self._thread, look, reference.slot, key, limits_of(status)
+        )
+
+    async def frame(self, place: Position) -> Frame | None:
+        """One frame; None: it cannot be read, or is there no more."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.frame, place.wheel, place.seq
+        )
+
     async def get_message(self, reference: Reference) -> pb.StoredMessage:
         """Returns one message with its content.
 
@@ -125,9 +142,7 @@ class Queries:
             reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
             raise RefusedError(reason)
         place = found.copies[0]
-        frame = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.frame, place.wheel, place.seq
-        )
+        frame = await self.frame(place)
         if frame is None:  # since then: deleted with its second, or not to be read any more
             raise RefusedError(Reason.NOT_UP_TO_DATE)
         message = stored_message(

@@ -19,6 +19,12 @@ from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import (
+    MARK_HASH_BYTES,
+    MessageKey,
+    mark_of,
+    marked_due_ms,
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +38,7 @@ class Found:
         in_wheel: the wheel that the handle names has a copy, or none is named.
         complete: every frame of the slot could be read, of every wheel, and of none it is unknown
             whether it is of this slot.
+        rescheduled_to_ms: the message has this due by now, as the mark of that says.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -39,6 +46,7 @@ class Found:
     cancels: list[Position] = field(default_factory=list)
     in_wheel: bool = True
     complete: bool = True
+    rescheduled_to_ms: int | None = None
 
 
 class Scanner:
@@ -107,7 +115,41 @@ class Scanner:
             found.copies = [place for place, its_due_ms in copies if its_due_ms == due_ms]
             cancels = named[Kind.CANCELS]
             found.cancels = [place for place, its_due_ms in cancels if its_due_ms == due_ms]
+            if found.cancels:
+                found.rescheduled_to_ms = self.cancels(slot, (id_, due_ms), limits)[1]
         return found
+
+    def cancels(
+        self,
+        slot: int,
+        key: MessageKey,
+        limits: Mapping[WheelId, int],
+        *,
+        found: Found | None = None,
+        lost: FrameSet = NO_FRAMES,
+    ) -> tuple[list[Position], int | None]:
+        """Where cancels of one message lie, and where it went to, if it was rescheduled.
+
+        Args:
+            slot: its second.
+            key: its id and due.
+            limits: the wheels to look at, each up to a seq.
+            found: as in `frames`.
+            lost: as in `find`.
+        """
+        id_, due_ms = key
+        wanted = np.frombuffer(id_, dtype=np.uint8)
+        places: list[Position] = []
+        ids: list[bytes] = []
+        begin = np.frombuffer(mark_of(key, 0)[:MARK_HASH_BYTES], dtype=np.uint8)
+        for frame in self.frames(slot, limits, kind=Kind.CANCELS, found=found, lost=lost):
+            columns = frame.columns
+            rows = _rows_of(columns, wanted, due_ms)
+            places += [Position(frame.wheel, frame.seq, row) for row in rows]
+            marked = (columns.ids[:, :MARK_HASH_BYTES] == begin).all(axis=1)
+            marked &= columns.due_ms == due_ms
+            ids += [columns.ids[row].tobytes() for row in np.flatnonzero(marked).tolist()]
+        return places, marked_due_ms(key, ids)
 
     def frame(self, wheel: WheelId, seq: int) -> Frame | None:
         """Returns one frame; None if it is unreadable or gone."""

@@ -25,15 +25,23 @@ from typing import Final, TypeVar
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel.storage.frames.format import Frame, Kind
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MARK_HASH_BYTES, mark_of
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.queries import limits_of
-from delaywheel_replica.server.lookup.scan import Found, Scanner, cancelled_keys, key_of
+from delaywheel_replica.server.lookup.scan import (
+    Found,
+    Scanner,
+    cancelled_keys,
+    key_of,
+    message_key,
+)
 from delaywheel_replica.server.lookup.stored import stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot
 from delaywheel_replica.server.node.refusals import RefusedError
@@ -88,6 +96,19 @@ class Asked:
     page_size: int = 0
     with_content: bool = False
     with_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class Withdrawals:
+    """What withdraws one message.
+
+    Attributes:
+        places: where cancels of it lie.
+        rescheduled: the mark of its going to another due lies there.
+    """
+
+    places: list[Position] = field(default_factory=list)
+    rescheduled: bool = False
 
 
 @dataclass(slots=True)
@@ -179,13 +200,20 @@ class Search:
         begin = _place_of(asked.token)
         status, cleaner = self._view.status(), self._view.cleaner.status
         progress = None if cleaner is None else cleaner.progress
-        held = Held(limits_of(status), progress, NO_FRAMES if cleaner is None else cleaner.lost)
+        held = Held(
+            limits_of(status),
+            progress,
+            NO_FRAMES if cleaner is None else cleaner.lost,
+            frozenset()
+            if cleaner is None
+            else frozenset(message_key(*key) for key in cleaner.reschedules),
+        )
         page = await self.on_thread(lambda: self._walk.page(asked, begin, held))
         page.complete = page.complete and self._knows_all(status)
         return page
 
-    async def cancels(self, keys: set[bytes], slots: set[int]) -> dict[bytes, list[Position]]:
-        """Returns where cancels of these messages lie now.
+    async def cancels(self, keys: set[bytes], slots: set[int]) -> dict[bytes, Withdrawals]:
+        """What withdraws these messages now.
 
         Args:
             keys: ids and dues, as `key_of` gives them.
@@ -214,11 +242,15 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The state at the beginning of a walk: wheels up to a seq each, progress, lost frames."""
+    """What the node has when a walk begins: wheels up to a seq each, what is done, what is lost.
+
+    And which messages have another due by now, as ids with dues.
+    """
 
     limits: Mapping[WheelId, int]
     progress: Progress | None
     lost: FrameSet
+    rescheduled: frozenset[bytes] = frozenset()
 
 
 class Walk:
@@ -264,15 +296,19 @@ class Walk:
 
     def cancels(
         self, keys: set[bytes], slots: set[int], limits: Mapping[WheelId, int]
-    ) -> dict[bytes, list[Position]]:
-        """Returns where cancels of these messages lie."""
-        found: dict[bytes, list[Position]] = {key: [] for key in keys}
+    ) -> dict[bytes, Withdrawals]:
+        """What withdraws these messages."""
+        found = {key: Withdrawals() for key in keys}
+        marks = {_mark_begin(key): found[key] for key in keys}
         for slot in sorted(slots):
             for frame in self._scanner.frames(slot, limits, kind=Kind.CANCELS):
                 for row in range(len(frame.columns)):
-                    places = found.get(key_of(frame.columns, row))
-                    if places is not None:
-                        places.append(Position(frame.wheel, frame.seq, row))
+                    named = key_of(frame.columns, row)
+                    if named in found:
+                        found[named].places.append(Position(frame.wheel, frame.seq, row))
+                    marked = marks.get(named[:MARK_HASH_BYTES])
+                    if marked is not None:
+                        marked.rescheduled = True
         return found
 
     def _matches(
@@ -299,7 +335,7 @@ class Walk:
                 key = key_of(frame.columns, row)
                 if _is_before(at, begin.after) or key in seen:
                     continue
-                if key in cancelled and not asked.with_cancelled:
+                if not asked.with_cancelled and (key in cancelled or key in held.rescheduled):
                     continue
                 if held.progress is not None and held.progress.covers(
                     int(frame.columns.due_ms[row]), at
@@ -318,6 +354,11 @@ class Walk:
                 )
             yield None, Position(frame.wheel, frame.seq, len(frame.columns))
         page.complete = page.complete and scan.complete
+
+
+def _mark_begin(key: bytes) -> bytes:
+    due_ms = int.from_bytes(key[ID_LENGTH_BYTES:], "little")
+    return mark_of((key[:ID_LENGTH_BYTES], due_ms), 0)[:MARK_HASH_BYTES]
 
 
 def _counted(frames: Iterator[Frame], page: Page) -> Iterator[Frame]:

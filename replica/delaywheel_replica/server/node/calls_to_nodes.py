@@ -118,6 +118,23 @@ class Passing:
             ),
         )
 
+    async def reschedule(
+        self, address: str, request: pb.RescheduleRequest
+    ) -> pb.RescheduleResponse:
+        """The same call there.
+
+        Raises:
+            RefusedError: with the reason that was given there; RESCHEDULE_UNKNOWN if there was
+                none.
+        """
+        return await self.call(
+            address,
+            lambda channel: rpc.DelayWheelStub(channel).Reschedule(
+                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=AS_PASSED
+            ),
+            unknown=Reason.RESCHEDULE_UNKNOWN,
+        )
+
     async def _withdraw(
         self, address: str, call: Callable[[grpc.aio.Channel], Awaitable[_Answer]]
     ) -> _Answer:

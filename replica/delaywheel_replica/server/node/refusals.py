@@ -27,6 +27,7 @@ _RETRY_DELAY_MS = {
     Reason.NO_LEADER: 200,
     Reason.NOT_UP_TO_DATE: 200,
     Reason.CANCEL_UNKNOWN: 200,
+    Reason.RESCHEDULE_UNKNOWN: 200,
 }
 # So much of a caller's text is said back to it.
 _QUOTED_LENGTH: Final = 60

@@ -19,12 +19,45 @@ class CancelOutcome(StrEnum):
     """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
     NOT_FOUND = "NOT_FOUND"
     """It was never accepted."""
+    RESCHEDULED = "RESCHEDULED"
+    """It has another due by now; nothing was done: cancel it by the handle that it got then."""
 
     @classmethod
     def of(cls, number: int) -> Self | None:
         """Returns the outcome of a response; None for an unknown one."""
         names: dict[int, str] = {value: name for name, value in pb.CancelOutcome.items()}
         return cls.__members__.get(names.get(number, "").removeprefix("CANCEL_OUTCOME_"))
+
+
+class RescheduleOutcome(StrEnum):
+    """What a reschedule came to."""
+
+    RESCHEDULED = "RESCHEDULED"
+    """It has the due that is told, and is delivered then alone."""
+    ALREADY_DELIVERED = "ALREADY_DELIVERED"
+    """It is in its topic, or a dead letter."""
+    TOO_LATE = "TOO_LATE"
+    """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
+    NOT_FOUND = "NOT_FOUND"
+    """It was never accepted."""
+    CANCELLED = "CANCELLED"
+    """It is withdrawn, and stays so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """What `Client.reschedule` came to.
+
+    Attributes:
+        outcome: whether it has another due.
+        handle: of the message from now on; None: it has no other due.
+        due_ms: its due now: the one asked for, unless another request was first, or that due passed
+            before it could be written; None: it has no other due.
+    """
+
+    outcome: RescheduleOutcome
+    handle: Handle | None = None
+    due_ms: int | None = None
 
 
 class MessageState(StrEnum):

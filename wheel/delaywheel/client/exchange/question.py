@@ -8,10 +8,16 @@ have been written. So after such an attempt only an outcome that excludes it is 
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from delaywheel.client.exchange.answers import CancelOutcome, StoredMessage
+from delaywheel.client.exchange.answers import (
+    CancelOutcome,
+    Rescheduled,
+    RescheduleOutcome,
+    StoredMessage,
+)
 from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.retry import Failure
 from delaywheel.errors import DelaywheelError, RefusedError, TimedOutError
+from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -20,7 +26,9 @@ ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT")
 
 # They keep a node from answering, not from taking messages.
-_OF_THE_CLUSTER: Final = frozenset({Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN})
+_OF_THE_CLUSTER: Final = frozenset(
+    {Reason.NO_LEADER, Reason.NOT_UP_TO_DATE, Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN}
+)
 
 
 class Question(Generic[RequestT, ResponseT, AnswerT]):
@@ -112,6 +120,31 @@ def cancel_many_question(
 ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
     """Builds the question that cancels a page of messages; a retry reports what was done before."""
     return Question(request, lambda response, _doubtful: response)
+
+
+def reschedule_question(
+    message: pb.MessageRef, deliver_at_ms: int
+) -> Question[pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]:
+    """Asks for another due of a message."""
+    return Question(
+        pb.RescheduleRequest(message=message, deliver_at_ms=deliver_at_ms), _read_reschedule
+    )
+
+
+def _read_reschedule(response: pb.RescheduleResponse, doubtful: bool) -> Rescheduled:
+    names: dict[int, str] = {value: name for name, value in pb.RescheduleOutcome.items()}
+    name = names.get(response.outcome, "").removeprefix("RESCHEDULE_OUTCOME_")
+    outcome = RescheduleOutcome.__members__.get(name)
+    in_doubt = {RescheduleOutcome.TOO_LATE, RescheduleOutcome.NOT_FOUND}
+    if outcome is None or (doubtful and outcome in in_doubt):
+        raise RefusedError(
+            Reason.RESCHEDULE_UNKNOWN,
+            f"{name or response.outcome}, and an earlier attempt without a reply may count",
+            outcome_known=False,
+        )
+    if outcome is not RescheduleOutcome.RESCHEDULED:
+        return Rescheduled(outcome)
+    return Rescheduled(outcome, Handle.parse(response.handle), response.due_ms)
 
 
 def _read_cancel(response: pb.CancelResponse, doubtful: bool) -> CancelOutcome:

@@ -7,6 +7,7 @@ itself, as `core/leader/cancel.py` decides of one of which nothing else is known
 |---|---|
 | due within the next 100 ms, or its second is sealed or finished | TOO_LATE |
 | a cancel of it was seen to count, by committed progress | CANCELLED |
+| it has another due by now | RESCHEDULED |
 | nothing of the kind, for 10 s at most | UNSPECIFIED: it may count or not |
 
 A repetition finds again what is not due yet, with the cancels of before, and tells the same of it.
@@ -29,12 +30,14 @@ from delaywheel_replica.core.leader.cancel import (
     after_writing_many,
     before_writing,
 )
+from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.scan import message_key
-from delaywheel_replica.server.lookup.search import Asked, Page, Search
+from delaywheel_replica.server.lookup.search import Asked, Page, Search, Withdrawals
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import RefusedError
@@ -44,6 +47,7 @@ _WAIT_S: Final = 10.0
 _OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
     CancelDecision.TOO_LATE: pb.CANCEL_OUTCOME_TOO_LATE,
+    CancelDecision.RESCHEDULED: pb.CANCEL_OUTCOME_RESCHEDULED,
 }
 
 
@@ -99,7 +103,7 @@ class CancelMany:
         copies = _places(page)
         cancels = await self._cancels(copies, page)
         decisions = {
-            key: before_writing(self._sight(key, place, cancels[key]))
+            key: before_writing(self._sight(key, place, cancels[key], self._view.cleaner.status))
             for key, place in copies.items()
         }
         if CancelDecision.NO_LEADER in decisions.values():
@@ -116,58 +120,89 @@ class CancelMany:
         waiting = {
             key: copies[key]
             for key, decided in decisions.items()
-            if decided in {CancelDecision.WRITE, CancelDecision.WAIT}
+            if decided in {CancelDecision.WRITE, CancelDecision.WAIT, CancelDecision.CONFIRM}
         }
         if waiting:
-            decisions |= await self._wait(waiting, cancels)
+            decisions |= await self._wait(waiting, cancels, page)
         return decisions
 
     async def _known(self, page: Page) -> dict[bytes, CancelDecision]:
         """Returns decisions on messages that were cancelled before."""
         copies = _places(page, pb.MESSAGE_STATE_CANCELLED)
-        cancels = await self._cancels(copies, page) if copies else {}
+        return await self._confirmed(copies, page) if copies else {}
+
+    async def _confirmed(
+        self, copies: Mapping[bytes, Position], page: Page
+    ) -> dict[bytes, CancelDecision]:
+        """Decides by a scan that has every frame up to V of the progress by which it decides."""
+        status = self._view.cleaner.status
+        if status is None or not holds_progress(status.control, self._view.status().beat):
+            return dict.fromkeys(copies, CancelDecision.WAIT)
+        cancels = await self._cancels(copies, page)
         return after_writing_many(
-            {key: self._sight(key, place, cancels[key]) for key, place in copies.items()}
+            {
+                key: self._sight(key, place, cancels[key], status, confirmed=True)
+                for key, place in copies.items()
+            }
         )
 
     async def _cancels(
         self, copies: Mapping[bytes, Position], page: Page
-    ) -> dict[bytes, list[Position]]:
+    ) -> dict[bytes, Withdrawals]:
         slots = {message.due_ms // 1000 for message in page.messages}
         return await self._search.cancels(set(copies), slots)
 
     async def _wait(
-        self, waiting: Mapping[bytes, Position], cancels: Mapping[bytes, list[Position]]
+        self, waiting: Mapping[bytes, Position], cancels: Mapping[bytes, Withdrawals], page: Page
     ) -> dict[bytes, CancelDecision]:
         """Follows committed progress until all are decided, or time is over."""
         self._ask(CommitSoon())
-        decisions: dict[bytes, CancelDecision] = {}
+        decisions = dict.fromkeys(waiting, CancelDecision.WAIT)
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
+                    status = self._view.cleaner.status
                     decisions |= after_writing_many(
                         {
-                            key: self._sight(key, place, cancels[key])
+                            key: self._sight(key, place, cancels[key], status)
                             for key, place in waiting.items()
-                            if decisions.get(key, CancelDecision.WAIT) is CancelDecision.WAIT
+                            if decisions[key] is CancelDecision.WAIT
                         }
                     )
+                    doubtful = {
+                        key: waiting[key]
+                        for key, decided in decisions.items()
+                        if decided is CancelDecision.CONFIRM
+                    }
+                    if doubtful:
+                        decisions |= await self._confirmed(doubtful, page)
                     if CancelDecision.WAIT not in decisions.values():
                         return decisions
                     await self._next_word()
         except TimeoutError:
             return decisions
 
-    def _sight(self, key: bytes, copy: Position, cancels: list[Position]) -> CancelView:
-        status = self._view.cleaner.status
+    def _sight(
+        self,
+        key: bytes,
+        copy: Position,
+        cancels: Withdrawals,
+        status: CleanerStatus | None,
+        *,
+        confirmed: bool = False,
+    ) -> CancelView:
+        due_ms = int.from_bytes(key[ID_LENGTH_BYTES:], "little")
         return CancelView(
-            due_ms=int.from_bytes(key[ID_LENGTH_BYTES:], "little"),
+            due_ms=due_ms,
             now_ms=wall_ms(),
             leading=self._view.cleaner.leading() is not None,
             progress=None if status is None else status.progress,
             copies=(copy,),
-            cancels=cancels,
+            cancels=cancels.places,
             complete=False,  # of other copies nothing is known
+            rescheduled=cancels.rescheduled
+            or (status is not None and (key[:ID_LENGTH_BYTES], due_ms) in status.reschedules),
+            confirmed=confirmed,
         )
 
     def _answer(

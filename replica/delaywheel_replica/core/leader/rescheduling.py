@@ -1,0 +1,168 @@
+"""Another due for a pending message: never both, never none.
+
+One control record, `reschedule/<id>/<due>`, decides. It is committed in a transaction of the
+leader's, so nobody takes the message of the old due in between, and it says which other due the
+message has. Until frames say the same, the record stands, and binds every leader:
+
+| state | (id, due) | (id, to) | next |
+|---|---|---|---|
+| pending | will be forwarded | is not there | decided; done; cancelled |
+| decided | is withdrawn by the record | is to be written, by whoever leads | written; put off |
+| put off | the same | has a later `to`; the one that passed is withdrawn | written; put off |
+| written | is cancelled by a frame <= V | will be forwarded: a frame <= V | settled |
+| settled | the same; the record is gone | a message like any other | - |
+
+| it is | by a transaction |
+|---|---|
+| decided | that leaves w before both dues, while a copy of (id, due) is <= V, and no cancel |
+| put off | that takes w past `to` while no copy of (id, to) is <= V |
+| written | with a copy of (id, to), and a cancel of (id, due) with its mark, <= V |
+| settled | with the floor above every due that passed |
+
+Never both: from the record on (id, due) is withdrawn, first by it and then by a cancel <= V; and of
+several dues that were given, all but the last are, until no frame can come for them any more. Never
+none: until a copy of (id, to) is <= V no due passes without it, and the floor leaves what it is
+made of, the old second, and the one that it goes to, where they are.
+
+What was cancelled is not rescheduled, for the leader looks for a cancel up to what it admits; what
+was rescheduled is not told to be cancelled, for the record stands or its mark is <= V
+(core/leader/cancel.py). A repetition of the wish changes nothing: the record, or the mark, says
+where the message is.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Final
+
+from delaywheel_replica.core.protocol.control import (
+    ControlRecord,
+    ControlState,
+    reschedule_record,
+)
+from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    Reschedule,
+    RescheduleWish,
+    RescheduleWritten,
+)
+
+MOST: Final = 256
+"""So many records stand at once; each does for about a second. More wishes wait for their turn."""
+
+PUT_OFF_MS: Final = 1_000
+"""By so much a due that passed is put off, twice as much each time."""
+
+_DOUBLINGS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Rescheduling:
+    """What a leader knows of it besides the control topic.
+
+    Attributes:
+        wishes: of which no cancel is admitted, and whose seconds could be read.
+        written: what is in frames.
+        absent: what was decided, whose due the transaction passes without a copy <= V.
+    """
+
+    wishes: Collection[RescheduleWish] = ()
+    written: Collection[RescheduleWritten] = ()
+    absent: frozenset[MessageKey] = frozenset()
+
+
+def reschedule_records(
+    state: ControlState, after: Progress, told: Rescheduling, now_ms: int
+) -> list[ControlRecord]:
+    """What a transaction decides, puts off and settles.
+
+    Args:
+        state: what is committed.
+        after: what is done once the transaction is; its floor is the committed one.
+        told: what else is known.
+        now_ms: the leader's clock.
+    """
+    records = [
+        reschedule_record(key, None)
+        for key, stands in state.reschedules.items()
+        if (stands.place.wheel, stands.place.seq) in state.lost  # told to be lost, with its frame
+    ]
+    records += [
+        reschedule_record(key, _put_off(state.reschedules[key], after, now_ms))
+        for key in sorted(told.absent & state.reschedules.keys())
+    ]
+    written = {each.key: each for each in told.written}
+    for key, stands in state.reschedules.items():
+        is_written = stands.is_written or _is_in_v(stands, written.get(key), after)
+        if is_written and not _still_passed(stands, after):
+            records.append(reschedule_record(key, None))
+        elif is_written != stands.is_written:
+            records.append(reschedule_record(key, replace(stands, is_written=True)))
+    for wish in told.wishes:
+        decided = state.apply_all(records)
+        if len(decided.reschedules) < MOST and may_be_decided(decided, wish, after):
+            records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
+    return records
+
+
+def may_be_decided(state: ControlState, wish: RescheduleWish, after: Progress) -> bool:
+    """Whether a transaction that leads there may decide it, as far as cancels allow."""
+    (id_, due_ms), to_ms = wish.key, wish.to_ms
+    if state.progress is None or after.ahead or to_ms == due_ms:
+        return False
+    if min(due_ms, to_ms) <= after.due_ms + 1:  # of w + 1 a part may be done
+        return False
+    if wish.place.seq > state.progress.seq(wish.place.wheel):
+        return False
+    touched = {wish.key, (id_, to_ms)}
+    return not any(
+        touched & {key, (key[0], stands.to_ms), *((key[0], passed) for passed in stands.passed)}
+        for key, stands in state.reschedules.items()
+    )
+
+
+def withdrawn(state: ControlState) -> frozenset[MessageKey]:
+    """The messages that no transaction forwards, though no cancel of them need be there."""
+    keys = set(state.reschedules)
+    for (id_, _), stands in state.reschedules.items():
+        keys.update((id_, due_ms) for due_ms in stands.passed)
+    return frozenset(keys)
+
+
+def passing(state: ControlState, after: Progress) -> list[MessageKey]:
+    """Of what was decided: whose new due a transaction that leads there passes."""
+    if state.progress is None:
+        return []
+    return [
+        key
+        for key, stands in state.reschedules.items()
+        if state.progress.due_ms < stands.to_ms <= after.due_ms and not stands.is_written
+    ]
+
+
+def floor_below(state: ControlState, floor: int) -> int:
+    """The floor, no higher than what is rescheduled is made of, and goes to."""
+    dues_ms = [
+        min(due_ms, stands.to_ms)
+        for (_, due_ms), stands in state.reschedules.items()
+        if not stands.is_written
+    ]
+    return min([floor, *(due_ms // 1000 for due_ms in dues_ms)])
+
+
+def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:
+    passed = _still_passed(stands, after)
+    by_ms = PUT_OFF_MS << min(len(passed), _DOUBLINGS)
+    to_ms = max(now_ms, after.due_ms) + by_ms
+    return replace(stands, to_ms=to_ms, passed=(*passed, stands.to_ms))
+
+
+def _still_passed(stands: Reschedule, after: Progress) -> tuple[int, ...]:
+    """What is below the floor comes no more, and need not be remembered."""
+    return tuple(due_ms for due_ms in stands.passed if due_ms // 1000 >= after.floor)
+
+
+def _is_in_v(stands: Reschedule, written: RescheduleWritten | None, after: Progress) -> bool:
+    if written is None or written.to_ms != stands.to_ms:
+        return False
+    return all(seq <= after.seq(wheel) for wheel, seq in (written.copy, written.cancel))

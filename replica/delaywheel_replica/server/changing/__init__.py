@@ -1,0 +1,1 @@
+"""Cancels, of one message and of many, and other dues for pending messages."""

@@ -1,0 +1,135 @@
+"""Another due for a message: what one transaction decides, puts off and settles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.leader.rescheduling import (
+    MOST,
+    PUT_OFF_MS,
+    Rescheduling,
+    floor_below,
+    may_be_decided,
+    passing,
+    reschedule_records,
+    withdrawn,
+)
+from delaywheel_replica.core.protocol.control import ControlState, reschedule_record
+from delaywheel_replica.core.protocol.frames import FrameSet
+from delaywheel_replica.core.protocol.progress import Done, Position, Progress
+from delaywheel_replica.core.protocol.reschedules import (
+    Reschedule,
+    RescheduleWish,
+    RescheduleWritten,
+    mark_of,
+    marked_due_ms,
+)
+
+A1 = WheelId("a", 1)
+ID = b"i" * 16
+KEY = (ID, 50_000)
+TO_MS = 90_000
+PLACE = Position(A1, 3, 0)
+WISH = RescheduleWish(KEY, TO_MS, PLACE)
+NOW = Progress(10_000, None, {A1: 5}, floor=4)
+STATE = ControlState(progress=NOW)
+DECIDED = STATE.apply_all([reschedule_record(KEY, Reschedule(TO_MS, PLACE))])
+WRITTEN = RescheduleWritten(KEY, TO_MS, (A1, 7), (A1, 8))
+
+
+def after(state: ControlState, progress: Progress = NOW, **told: object) -> ControlState:
+    """The state once a transaction that leads there is committed."""
+    records = reschedule_records(state, progress, Rescheduling(**told), 10_000)  # type: ignore[arg-type]
+    return replace(state.apply_all(records), progress=progress)
+
+
+def test_a_wish_is_decided_once() -> None:
+    decided = after(STATE, wishes=[WISH])
+    assert decided.reschedules == {KEY: Reschedule(TO_MS, PLACE)}
+    assert withdrawn(decided) == {KEY}
+    other = replace(WISH, to_ms=70_000)
+    assert after(decided, wishes=[other]).reschedules == decided.reschedules
+    both = after(STATE, wishes=[WISH, other])
+    assert both.reschedules == decided.reschedules
+
+
+@pytest.mark.parametrize(
+    ("wish", "progress"),
+    [
+        (WISH, replace(NOW, due_ms=49_999)),
+        (replace(WISH, to_ms=10_001), NOW),
+        (replace(WISH, to_ms=KEY[1]), NOW),
+        (replace(WISH, place=Position(A1, 6, 0)), NOW),
+        (WISH, replace(NOW, ahead=(Done(60_000, None),))),
+    ],
+    ids=["the old due", "the new due", "the same due", "beyond V", "done ahead"],
+)
+def test_what_is_not_decided(wish: RescheduleWish, progress: Progress) -> None:
+    assert not may_be_decided(STATE, wish, progress)
+    assert not after(STATE, progress, wishes=[wish]).reschedules
+
+
+def test_a_due_that_is_touched_already_is_not_given() -> None:
+    back = RescheduleWish((ID, TO_MS), KEY[1], PLACE)
+    assert not may_be_decided(DECIDED, back, NOW)
+    assert not may_be_decided(DECIDED, RescheduleWish((ID, 60_000), TO_MS, PLACE), NOW)
+    assert may_be_decided(DECIDED, RescheduleWish((ID, 60_000), 70_000, PLACE), NOW)
+
+
+def test_so_many_stand_at_once() -> None:
+    wishes = [replace(WISH, key=(number.to_bytes(16, "big"), 50_000)) for number in range(MOST + 9)]
+    assert len(after(STATE, wishes=wishes).reschedules) == MOST
+
+
+def test_a_record_goes_when_v_has_copy_and_cancel() -> None:
+    for seq, goes in ((6, False), (7, False), (8, True)):
+        progress = replace(NOW, seqs={A1: seq})
+        assert (not after(DECIDED, progress, written=[WRITTEN]).reschedules) == goes
+    of_before = replace(WRITTEN, to_ms=80_000)
+    assert after(DECIDED, replace(NOW, seqs={A1: 9}), written=[of_before]).reschedules
+
+
+def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
+    later = replace(NOW, due_ms=TO_MS, seqs={A1: 9}, floor=60)
+    assert passing(DECIDED, later) == [KEY]
+    assert passing(DECIDED, replace(later, due_ms=TO_MS - 1)) == []
+    put_off = after(DECIDED, later, absent=frozenset([KEY]))
+    to_ms = TO_MS + PUT_OFF_MS
+    assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,))}
+    assert withdrawn(put_off) == {KEY, (ID, TO_MS)}
+    # It is written, and stands until nothing can come for the due that passed.
+    words = [replace(WRITTEN, to_ms=to_ms)]
+    written = after(put_off, later, written=words)
+    assert written.reschedules[KEY].is_written
+    assert withdrawn(written) == {KEY, (ID, TO_MS)}
+    assert passing(written, replace(later, due_ms=to_ms)) == []
+    assert after(written, later).reschedules == written.reschedules
+    assert not after(written, replace(later, floor=91)).reschedules
+
+
+def test_the_floor_leaves_what_it_is_made_of() -> None:
+    assert floor_below(STATE, 70) == 70
+    assert floor_below(DECIDED, 70) == 50
+    written = Reschedule(TO_MS, PLACE, (80_000,), is_written=True)
+    assert floor_below(STATE.apply_all([reschedule_record(KEY, written)]), 70) == 70
+
+
+def test_what_is_lost_is_not_waited_for() -> None:
+    lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
+    assert not after(lost).reschedules
+
+
+def test_a_mark_tells_where_its_message_went_and_no_other() -> None:
+    ids = [ID, mark_of((ID, 1), 5), mark_of(KEY, TO_MS)]
+    assert marked_due_ms(KEY, ids) == TO_MS
+    assert marked_due_ms((ID, 2), ids) is None
+
+
+def test_records_are_read_as_they_were_written() -> None:
+    stands = Reschedule(TO_MS, PLACE, (1, 2), is_written=True)
+    state = STATE.apply_all([reschedule_record(KEY, stands)])
+    assert state.reschedules == {KEY: stands}
+    assert not state.apply_all([reschedule_record(KEY, None)]).reschedules

@@ -1,0 +1,1 @@
+"""Answers about messages and slots, and cancels."""

@@ -1,0 +1,133 @@
+"""Reschedules at a simulated server, as `delaywheel_replica.server.changing.reschedules` does them.
+
+A wish is told to the cleaner until it is decided; what is decided is written by whoever leads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.format import Kind
+from delaywheel_replica.core.leader.cancel import CancelDecision, before_writing
+from delaywheel_replica.core.protocol.reschedules import (
+    Reschedule,
+    RescheduleWish,
+    RescheduleWritten,
+    mark_of,
+)
+from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.lookup.scan import Scanner
+from sim.checking.truth import Key
+from sim.nodes.cancels import WAIT_MS, Cancels
+
+if TYPE_CHECKING:
+    from sim.nodes.server import SimServer
+
+OnDecision = Callable[[CancelDecision], None]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A wish that is not decided yet."""
+
+    wish: RescheduleWish
+    until_ms: int
+    on_answer: OnDecision
+
+
+class Reschedules:
+    """Gives messages other dues at one server."""
+
+    def __init__(self, server: SimServer, cancels: Cancels) -> None:
+        self._server = server
+        self._cancels = cancels
+        self._scanner = Scanner(server.node.disk, server.node.data)
+        self._waiting: list[_Waiting] = []
+        self._busy: set[Key] = set()
+        self._written: dict[Key, RescheduleWritten] = {}
+
+    def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
+        """A caller wants another due for a message."""
+        found = self._cancels.find(key)
+        decision = before_writing(self._cancels.sight(key, found))
+        if decision is not CancelDecision.WRITE:
+            on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
+            return
+        wish = RescheduleWish(key, to_ms, found.copies[0])
+        until_ms = self._server.now_ms() + WAIT_MS
+        self._waiting.append(_Waiting(wish, until_ms, on_answer))
+        self.look()
+
+    def look(self) -> None:
+        """Perhaps something is decided, or settled."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            key = each.wish.key
+            decision = before_writing(self._cancels.sight(key, self._cancels.find(key)))
+            if decision is CancelDecision.WRITE:
+                self._server.node.tell_cleaner(each.wish)
+            # Once it was told, something may be done: what is said of it is to be certain.
+            is_open = _is_open(decision) or decision is CancelDecision.TOO_LATE
+            if is_open and self._server.now_ms() < each.until_ms:
+                self._waiting.append(each)
+            elif is_open:
+                each.on_answer(CancelDecision.UNKNOWN)
+            else:
+                each.on_answer(decision)
+        self._write_all()
+
+    def _write_all(self) -> None:
+        status = self._cancels.leading()
+        if status is None:
+            return
+        for key in self._written.keys() - status.reschedules.keys():
+            del self._written[key]
+        for key, stands in status.reschedules.items():
+            if stands.is_written:
+                continue
+            written = self._written.get(key)
+            if written is not None and written.to_ms == stands.to_ms:
+                self._server.node.tell_cleaner(written)
+            elif key not in self._busy:
+                self._busy.add(key)
+                self._write_copy(key, stands)
+
+    def _write_copy(self, key: Key, stands: Reschedule) -> None:
+        frame = self._scanner.frame(stands.place.wheel, stands.place.seq)
+        if frame is None:
+            self._busy.discard(key)
+            return
+        columns = frame.columns.take(np.array([stands.place.row])).compacted()
+        columns = replace(columns, due_ms=np.array([stands.to_ms], dtype=np.int64))
+
+        def written(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed) and not outcome.failed:
+                self._write_cancel(key, stands.to_ms, (outcome.wheel, outcome.seq))
+            else:
+                self._busy.discard(key)
+
+        self._server.write(Request(columns, Kind.MESSAGES, written))
+
+    def _write_cancel(self, key: Key, to_ms: int, copy: tuple[WheelId, int]) -> None:
+        id_, due_ms = key
+        ids = np.frombuffer(id_ + mark_of(key, to_ms), dtype=np.uint8).reshape(2, -1)
+        columns = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
+
+        def written(outcome: Outcome) -> None:
+            self._busy.discard(key)
+            if isinstance(outcome, Committed) and not outcome.failed:
+                cancel = outcome.wheel, outcome.seq
+                self._written[key] = RescheduleWritten(key, to_ms, copy, cancel)
+
+        self._server.write(Request(columns, Kind.CANCELS, written))
+
+
+def _is_open(decision: CancelDecision) -> bool:
+    """Whether nothing can be said of it yet."""
+    return decision in {CancelDecision.WRITE, CancelDecision.WAIT, CancelDecision.CONFIRM}
