@@ -1,4 +1,4 @@
-"""A consumer that sends failed records back through delaywheel: settled exactly once each.
+"""A consumer that sends failed records back through delaywheel, settling each exactly once.
 
     from delaywheel.consumer import RetryConsumer
 

@@ -18,7 +18,7 @@ _WAIT_S = 0.5
 
 
 class AsyncRetryConsumer:
-    """As `RetryConsumer`, for coroutines of one loop: `async for`, `async with`.
+    """`RetryConsumer` for the coroutines of one loop: `async for`, `async with`.
 
     Messages may be settled in any order, from any coroutine or thread.
 
@@ -65,7 +65,7 @@ class AsyncRetryConsumer:
         await asyncio.shield(asyncio.to_thread(join))
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """Messages, until `stop`."""
+        """Yields messages until `stop`."""
         while True:
             message = await self.receive(_WAIT_S)
             if message is not None:
@@ -76,7 +76,7 @@ class AsyncRetryConsumer:
     async def run(
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
     ) -> None:
-        """Has each message handled within `async with`, so many at once, until `stop`.
+        """Handles each message within `async with`, so many concurrently, until `stop`.
 
         Raises:
             Exception: what a handler raised that is neither retried nor dead; the other handlers
@@ -101,12 +101,12 @@ class AsyncRetryConsumer:
                     handlers.create_task(one(message))
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; None: there was none in that time, or there will be none."""
+        """Returns the next message; None if none came in time, or none will come."""
         batch = await self.receive_batch(1, timeout_s)
         return batch[0] if batch else None
 
     async def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
-        """What is there, so many at most, as soon as there is something."""
+        """Returns available messages, at most so many, as soon as there are any."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
@@ -139,15 +139,15 @@ class AsyncRetryConsumer:
 
     @property
     def counts(self) -> Counts:
-        """What became of records."""
+        """The numbers of records by outcome."""
         return self._engine.counts
 
     @property
     def partitions(self) -> list[Partition]:
-        """What this consumer has now."""
+        """The partitions that this consumer has now."""
         return self._engine.partitions
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be read or committed now; None: it can."""
+        """Why nothing can be read or committed now; None if it can."""
         return self._engine.trouble

@@ -1,4 +1,4 @@
-"""The records that a consumer holds: where each stands, and what the next transaction commits.
+"""The records that a consumer holds: the state of each, and what to commit next.
 
 A record:
 
@@ -48,7 +48,7 @@ CUT_BYTES = 8_000_000
 
 @dataclass(slots=True)
 class Counts:
-    """What became of records, since the consumer was made.
+    """The numbers of records by outcome, since the consumer was made.
 
     Attributes:
         done: Records whose handling is committed.
@@ -75,7 +75,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Cut:
-    """What one transaction commits: outcomes of records, and the offsets behind them."""
+    """What one transaction commits: outcomes of records, and the offsets after them."""
 
     messages: list[ReceivedMessage] = field(default_factory=list)
     records: list[Outgoing] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Cut:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to go into it."""
+        """Whether the transaction is full."""
         return len(self.messages) >= CUT_RECORDS or self.length_bytes >= CUT_BYTES
 
 
@@ -99,7 +99,7 @@ class _Shelf:
 
 
 class Book:
-    """All records that one consumer holds."""
+    """All records that a consumer holds."""
 
     def __init__(self, *, max_held: int, max_held_bytes: int) -> None:
         self.counts = Counts()
@@ -112,49 +112,49 @@ class Book:
 
     @property
     def partitions(self) -> list[Partition]:
-        """The partitions assigned."""
+        """The assigned partitions."""
         return list(self._shelves)
 
     @property
     def positions(self) -> dict[Partition, int | None]:
-        """Of each partition the offset to be read next; None: the first there is."""
+        """The next offset to read of each partition; None: the first existing one."""
         return {partition: shelf.position for partition, shelf in self._shelves.items()}
 
     @property
     def held_bytes(self) -> int:
-        """What the records here take: keys, values, headers."""
+        """The length of all held keys, values and headers."""
         return self._held_bytes
 
     @property
     def room(self) -> int:
-        """How many records may be fetched yet."""
+        """How many more records may be fetched."""
         return max(0, self._max_held - self._held)
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more is to be fetched."""
+        """Whether nothing more may be fetched."""
         return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether fetching may go on after it was full: half of it is free again."""
+        """Whether fetching may resume after the book was full: half of it is free again."""
         return self._held * 2 <= self._max_held and self._held_bytes * 2 <= self._max_held_bytes
 
     @property
     def has_waiting(self) -> bool:
-        """Whether there is something to be handed out."""
+        """Whether any record can be handed out."""
         return bool(self._waiting)
 
     @property
     def can_cut(self) -> bool:
-        """Whether a transaction would have something to commit."""
+        """Whether a transaction would have anything to commit."""
         return any(
             shelf.records and shelf.records[0].state is State.SETTLED
             for shelf in self._shelves.values()
         )
 
     def in_hand(self, partitions: Iterable[Partition]) -> int:
-        """How many records of these partitions handlers have."""
+        """Returns how many records of these partitions handlers have."""
         shelves = (self._shelves.get(partition) for partition in partitions)
         return sum(
             message.state is State.IN_HAND
@@ -164,13 +164,13 @@ class Book:
         )
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Partitions are ours now, from these offsets on; what was held of them is forgotten."""
+        """Assigns partitions from these offsets on; forgets what was held of them."""
         self.forget(positions)
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        """Partitions are not ours any more."""
+        """Forgets partitions that are no longer assigned."""
         for partition in list(partitions):
             shelf = self._shelves.pop(partition, None)
             if shelf is None:
@@ -183,7 +183,7 @@ class Book:
         self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
 
     def take(self, message: ReceivedMessage) -> bool:
-        """Holds a record that was fetched; False: it is not of this assignment."""
+        """Holds a fetched record; returns False if it is not of this assignment."""
         place = message.place
         shelf = self._shelves.get(Partition(place.topic, place.partition))
         if shelf is None or (shelf.position is not None and place.offset < shelf.position):
@@ -196,7 +196,7 @@ class Book:
         return True
 
     def hand_out(self) -> ReceivedMessage | None:
-        """The record that has waited longest, in hand now; None: none waits."""
+        """Returns the longest waiting record, which is in hand from then on; None if none waits."""
         if not self._waiting:
             return None
         message = self._waiting.popleft()
@@ -212,7 +212,7 @@ class Book:
         self._waiting.extendleft(reversed(messages))
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
-        """Takes note of an outcome.
+        """Notes the outcome of a record.
 
         Returns:
             False: the record is forgotten.
@@ -229,7 +229,7 @@ class Book:
         return True
 
     def cut(self) -> Cut | None:
-        """What the next transaction is to commit; nothing is changed by that. None: nothing."""
+        """Returns what the next transaction should commit, without any change; None if nothing."""
         cut = Cut()
         for partition, shelf in self._shelves.items():
             for message in shelf.records:
@@ -245,7 +245,7 @@ class Book:
         return cut if cut.messages else None
 
     def committed(self, cut: Cut) -> None:
-        """That transaction was committed."""
+        """Notes that the transaction was committed."""
         counted = [0] * len(Outcome)
         for message in cut.messages:
             assert message.settlement is not None

@@ -16,7 +16,7 @@ _LOG = logging.getLogger("delaywheel.consumer")
 
 
 class State(IntEnum):
-    """Where a record stands; `book.py` has the table."""
+    """The state of a record; `book.py` has the table."""
 
     WAITING = 0
     IN_HAND = 1
@@ -37,7 +37,7 @@ class Outcome(IntEnum):
 
 
 class ConsumerReason(StrEnum):
-    """Why a consumer cannot go on; each name is stable."""
+    """Why a consumer cannot go on; names are stable."""
 
     TOPIC_MISSING = "TOPIC_MISSING"
     """A topic that it is to read is not there: create it, or correct its name."""
@@ -56,7 +56,7 @@ class ConsumerReason(StrEnum):
 
 
 class ConsumerError(DelaywheelError):
-    """The consumer has stopped; what it had not committed is delivered again.
+    """The consumer has stopped; uncommitted records are delivered again.
 
     Attributes:
         reason: Why.
@@ -68,7 +68,7 @@ class ConsumerError(DelaywheelError):
 
 
 class SettledError(RuntimeError):
-    """`done`, `retry` or `dead` was called for a message that had been settled before."""
+    """`done`, `retry` or `dead` was called for a message that was settled before."""
 
 
 class Settlement(NamedTuple):
@@ -88,10 +88,10 @@ class Settlement(NamedTuple):
 
 
 class Desk(Protocol):
-    """Where messages are settled."""
+    """Settles messages."""
 
     def done(self, message: ReceivedMessage) -> bool:
-        """The record was handled."""
+        """Settles a record as handled."""
         ...
 
     def retry(
@@ -100,22 +100,22 @@ class Desk(Protocol):
         after: Duration | None,
         error: BaseException | str | None,
     ) -> bool:
-        """The record comes back, or is dead if it came back often enough."""
+        """Settles a record to come back, or as dead if it came back often enough."""
         ...
 
     def dead(
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None
     ) -> bool:
-        """The record goes to the dead letters."""
+        """Settles a record as a dead letter."""
         ...
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
-        """The handler raised; False: this exception is not ours to settle."""
+        """Settles a record by its handler's exception; False if the exception must be raised."""
         ...
 
 
 class ReceivedMessage:
-    """A record to be handled: it ends as exactly one of done, retried and dead.
+    """A record to be handled, with exactly one outcome: done, retried or dead.
 
     Use it as a context manager, `with` or `async with`: left normally, it is done; left by an
     exception, it is retried or dead, as the consumer was told (`retry`, `retry_on`, `dead_on`).
@@ -169,26 +169,26 @@ class ReceivedMessage:
         self.settlement: Settlement | None = None
 
     def __repr__(self) -> str:
-        """Places and lengths, never contents."""
+        """Shows places and lengths, but no contents."""
         return f"<{self.origin} attempt={self.attempt} {self.length_bytes} bytes>"
 
     @property
     def topic(self) -> str:
-        """The topic of its origin, even if it was read from the retry topic."""
+        """The topic of origin, even if the record was read from the retry topic."""
         return self.origin.topic
 
     @property
     def timestamp_ms(self) -> int:
-        """The timestamp that the record had when it was first read."""
+        """The timestamp of the record when it was first read."""
         return self.origin.timestamp_ms
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has its outcome; not if it was taken from this consumer before it had one."""
+        """Whether it has an outcome; False if it was taken from this consumer before that."""
         return self.state in (State.SETTLED, State.COMMITTED)
 
     def header(self, name: str) -> bytes | None:
-        """The last value of a header; None: there is none, or it is null."""
+        """Returns the last value of a header; None if it is absent or null."""
         found = None
         for known, value in self.headers:
             if known == name:
@@ -196,7 +196,7 @@ class ReceivedMessage:
         return found
 
     def done(self) -> bool:
-        """It was handled.
+        """Settles the record as handled.
 
         Returns:
             False: it is not this consumer's any more (a rebalance, or a transaction that failed),
@@ -210,7 +210,7 @@ class ReceivedMessage:
     def retry(
         self, after: Duration | None = None, *, error: BaseException | str | None = None
     ) -> bool:
-        """It comes back.
+        """Settles the record to come back.
 
         Args:
             after: When, from now. None: after the level of this attempt; after the last, it is
@@ -224,7 +224,7 @@ class ReceivedMessage:
         return self._desk.retry(self, after, error)
 
     def dead(self, reason: str, *, error: BaseException | str | None = None) -> bool:
-        """It goes to the dead letters, with this reason.
+        """Settles the record as a dead letter with this reason.
 
         Raises:
             SettledError: it was settled before.
@@ -254,12 +254,12 @@ class ReceivedMessage:
         return _leave([self], error)
 
     def fail(self, error: Exception) -> bool:
-        """Settles it as an exception of its handler asks; False: that is not ours to settle."""
+        """Settles it by its handler's exception; False if the exception must be raised."""
         return self._desk.fail(self, error)
 
 
 class Batch(list[ReceivedMessage]):
-    """Some messages, to be handled together.
+    """Messages to be handled together.
 
     As a context manager it settles those that are not yet: left normally they are done, left by an
     exception each is retried or dead.
@@ -289,7 +289,7 @@ class Batch(list[ReceivedMessage]):
 
 
 def _leave(messages: Iterable[ReceivedMessage], error: BaseException | None) -> bool:
-    """Settles what is left of a `with` block; whether its exception ends there."""
+    """Settles what is left of a `with` block; returns whether its exception ends there."""
     open_ = [message for message in messages if not message.is_settled]
     if error is None:
         for message in open_:

@@ -1,4 +1,4 @@
-"""What becomes of a record: what an exception means, which attempt is the last, what expires.
+"""Decides what becomes of a record: by exceptions, attempts, and its time to live.
 
 | the handler | attempts left | outcome |
 |---|---|---|
@@ -30,7 +30,7 @@ _HEADER_BYTES = 10
 
 
 class DeadLetterReason(StrEnum):
-    """Why a record became a dead letter, where its handler gave no reason of its own."""
+    """Why a record became a dead letter, where its handler gave no reason."""
 
     ATTEMPTS_EXHAUSTED = "ATTEMPTS_EXHAUSTED"
     NOT_RETRIABLE = "NOT_RETRIABLE"
@@ -39,10 +39,10 @@ class DeadLetterReason(StrEnum):
 
 
 class Policy:
-    """Makes settlements; knows no clock and no state."""
+    """Makes settlements, without clock or state."""
 
     def __init__(self, settings: Settings, *, ingress_topic: str, most_bytes: int) -> None:
-        """Is what the settings say.
+        """Takes the settings.
 
         Args:
             settings: Of the consumer.
@@ -54,7 +54,7 @@ class Policy:
         self._most_bytes = most_bytes
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
-        """What an exception of a handler asks for; None: it is to be raised."""
+        """Returns what a handler's exception asks for; None if it must be raised."""
         if isinstance(error, self._settings.dead_on):
             return "dead"
         return "retry" if isinstance(error, self._settings.retry_on) else None
@@ -66,7 +66,7 @@ class Policy:
         error: BaseException | str | None,
         now_ms: int,
     ) -> Settlement:
-        """The record comes back; or is dead, or has expired."""
+        """Returns the settlement of a failed record: it comes back, is dead, or has expired."""
         levels = self._settings.retry_ms
         if after is not None:
             wait_ms = delay_ms(after)
@@ -110,7 +110,7 @@ class Policy:
     def dead(
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
     ) -> Settlement:
-        """The record's dead letter."""
+        """Returns the settlement with a record's dead letter."""
         names = self._settings.names_of(message.place.topic)
         letter = dead_letter(
             dead_topic=names.dead,
@@ -127,14 +127,14 @@ class Policy:
     def expired(
         self, message: ReceivedMessage, error: BaseException | str | None = None
     ) -> Settlement:
-        """What becomes of a record whose time to live is over."""
+        """Returns the settlement of a record whose time to live is over."""
         if self._settings.expired == "skip":
             return Settlement(Outcome.EXPIRED)
         letter = self.dead(message, DeadLetterReason.EXPIRED, error)
         return Settlement(Outcome.EXPIRED, letter.record)
 
     def at_hand_out(self, message: ReceivedMessage, now_ms: int) -> Settlement | None:
-        """What becomes of a record before it reaches a handler; None: it is to be handled."""
+        """Returns the settlement of a record before it is handled; None if it is to be handled."""
         route = self._settings.route
         # What came back was for us when it first came, whatever the patterns are now.
         is_new = message.place.topic == message.origin.topic
@@ -147,13 +147,13 @@ class Policy:
 
 
 def expires_ms(message: ReceivedMessage) -> int | None:
-    """When the record's time to live is over, from the timestamp it was first read with."""
+    """Returns when the time to live ends, counted from the first timestamp."""
     ttl_s = ttl_s_of(message.headers)
     return None if ttl_s is None else message.timestamp_ms + ttl_s * 1000
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:
-    """What is known of the record's attempts, this one counted."""
+    """Returns what is known of the record's attempts, including this one."""
     said = error_text(error) if isinstance(error, BaseException) else error
     first = message.first_error if message.first_error is not None else said
     last = said if said is not None else message.last_error

@@ -1,4 +1,4 @@
-"""What a consumer asks of Kafka. The real one is in `kafka.py`; tests have one that fails."""
+"""What a consumer needs of Kafka, as a port. Tests have one that fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnPartitions = Callable[[list[Partition]], None]
 
 
 class KafkaAway(Exception):  # noqa: N818 - a state of Kafka, not a defect here
-    """Kafka does not answer, or not now; asking again may help."""
+    """Kafka does not answer; retrying may help."""
 
 
 def insist(
@@ -47,7 +47,7 @@ def insist(
 
 
 class Start(NamedTuple):
-    """What is found out of Kafka at the start.
+    """What is learnt from Kafka at the start.
 
     Attributes:
         ingress_topic: Of the cluster.
@@ -59,10 +59,10 @@ class Start(NamedTuple):
 
 
 class Broker(Protocol):
-    """One member of the group, and one transactional producer."""
+    """One member of the group, with one transactional producer."""
 
     def start(self) -> Start:
-        """Looks at the topics, and makes those that are missing and ours.
+        """Looks at the topics, and creates missing ones of ours.
 
         Raises:
             KafkaAway: try again.
@@ -73,11 +73,11 @@ class Broker(Protocol):
     def subscribe(
         self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
     ) -> None:
-        """Joins the group; these are called from within `fetch`, and nowhere else."""
+        """Joins the group; the callbacks are called only from within `fetch`."""
         ...
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:
-        """Records that were committed; waits for the first so long.
+        """Returns committed records; waits this long for the first one.
 
         Raises:
             ConsumerError: the client can go on no more.
@@ -85,7 +85,7 @@ class Broker(Protocol):
         ...
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, int | None]:
-        """Where the group stands, once no transaction is open that may still change it.
+        """Returns the group's offsets, once no open transaction may still change them.
 
         Raises:
             KafkaAway: try again.
@@ -93,7 +93,7 @@ class Broker(Protocol):
         ...
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """The offsets behind the last records.
+        """Returns the offsets after the last records.
 
         Raises:
             KafkaAway: try again.
@@ -109,19 +109,19 @@ class Broker(Protocol):
         ...
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """Reads these partitions on from these offsets; None: from the beginning."""
+        """Reads these partitions from these offsets on; None: from the beginning."""
         ...
 
     def membership(self) -> bytes | None:
-        """What a transaction shows to prove that we are of the group; None: we are not now."""
+        """Returns the proof of membership for transactions; None while not in the group."""
         ...
 
     def pause(self, partitions: Sequence[Partition]) -> None:
-        """Fetches no more from these."""
+        """Fetches no more of these partitions."""
         ...
 
     def resume(self, partitions: Sequence[Partition]) -> None:
-        """Fetches from these again."""
+        """Fetches these partitions again."""
         ...
 
     def commit(
@@ -135,7 +135,7 @@ class Broker(Protocol):
         ...
 
     def renew_producer(self) -> None:
-        """A new producer of the same transactional id: what the old one had begun is over then.
+        """Makes a new producer with the same transactional id, which ends the old one's work.
 
         Raises:
             KafkaAway: try again.

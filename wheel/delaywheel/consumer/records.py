@@ -1,4 +1,4 @@
-"""What is read from Kafka and written to it: how a retry and a dead letter are told in headers.
+"""Encodes and decodes records: how retries and dead letters are stated in headers.
 
 A record that is retried goes to the ingress topic (docs/INGRESS.md) and comes back on the group's
 retry topic. What the group has to know of it travels in headers that begin with `dw-retry-`, which
@@ -67,7 +67,7 @@ class Partition(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a record lies in Kafka, and its timestamp in Unix milliseconds."""
+    """The place of a record in Kafka, and its timestamp in Unix milliseconds."""
 
     topic: str
     partition: int
@@ -88,7 +88,7 @@ class Incoming(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A record to be written."""
+    """A record to write."""
 
     topic: str
     key: bytes | None
@@ -98,7 +98,7 @@ class Outgoing(NamedTuple):
 
     @property
     def length_bytes(self) -> int:
-        """Key, value and headers."""
+        """The length of key, value and headers."""
         return content_bytes(self.key, self.value, self.headers)
 
 
@@ -119,13 +119,13 @@ class Trip(NamedTuple):
 
 
 def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """What key, value and headers take."""
+    """Returns the length of key, value and headers."""
     told = sum(len(name) + len(content or b"") for name, content in headers)
     return len(key or b"") + len(value or b"") + told
 
 
 def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
-    """What a record of the retry topic says of its attempts, and its own headers.
+    """Parses a record of the retry topic: its attempts, and its own headers.
 
     A record that somebody else put there is one like any other, at its first attempt.
     """
@@ -158,7 +158,7 @@ def retry_record(
     due_ms: int,
     partition: int | None,
 ) -> Outgoing:
-    """The record for the ingress topic that brings a record back.
+    """Returns the record for the ingress topic that brings a record back.
 
     Args:
         ingress_topic: Where it goes.
@@ -199,7 +199,7 @@ def dead_letter(
     value: bytes | None,
     headers: Headers,
 ) -> Outgoing:
-    """A record's dead letter; `trip` is that of the attempt it died in."""
+    """Returns a record's dead letter; `trip` includes the attempt that failed."""
     told: Headers = [
         *headers,
         ("dw-dead-reason", encode_error(reason)),
@@ -217,7 +217,7 @@ def dead_letter(
 
 
 def error_text(error: BaseException) -> str:
-    """An exception in a header's words: its class, and what it says."""
+    """Returns an exception as text: its class and message."""
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - the exception is the caller's, and so is its text
@@ -227,7 +227,7 @@ def error_text(error: BaseException) -> str:
 
 
 def encode_error(text: str) -> bytes:
-    """Text for a header, whatever is in it."""
+    """Encodes any text for a header."""
     return text[:LONGEST_ERROR].encode(errors="replace")
 
 

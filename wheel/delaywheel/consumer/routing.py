@@ -23,11 +23,11 @@ _ANY_WORD, _ANY_WORDS = "*", "#"
 
 
 class RoutePatternError(ValueError):
-    """A pattern that cannot mean anything; the text says why."""
+    """A routing pattern is invalid; the text says why."""
 
 
 class Route:
-    """Patterns, compiled; a key matches if any of them does.
+    """Compiled patterns; a key matches if any of them does.
 
     Example:
         >>> route = Route(["orders.*.created", "audit.#"])
@@ -48,12 +48,12 @@ class Route:
         self._remembered = lru_cache(maxsize=_CACHED_KEYS)(self._find)
 
     def matches(self, key: bytes | None) -> bool:
-        """Whether a record with this routing key is for us; None: it has none."""
+        """Whether a record with this routing key is wanted; None: it has no key."""
         key = key or b""
         return self._find(key) if len(key) > _CACHED_KEY_BYTES else self._remembered(key)
 
     def takes(self, headers: Iterable[tuple[str, bytes | None]]) -> bool:
-        """Whether a record with these headers is for us; the last of several keys counts."""
+        """Whether a record with these headers is wanted; the last of several keys counts."""
         found = None
         for name, value in headers:
             if name == ROUTING_HEADER:
@@ -66,7 +66,7 @@ class Route:
 
 
 class _Pattern:
-    """Bit n of a state: the first n words of the pattern are used up."""
+    """One pattern; bit n of a state: the first n words are consumed."""
 
     def __init__(self, pattern: str) -> None:
         self._words: dict[bytes, int] = {}
@@ -97,7 +97,7 @@ class _Pattern:
         return bool(state & self._end)
 
     def _skip(self, state: int) -> int:
-        """A `#` may stand for nothing."""
+        """Lets a `#` match nothing."""
         return state | (state & self._any_words) << 1
 
 

@@ -1,4 +1,4 @@
-"""What a consumer is told: topics, group, levels of retrying, bounds; checked when it is made."""
+"""Settings of a consumer: topics, group, retry levels, bounds; checked at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class Options(TypedDict, total=False):
-    """What may be said of a consumer besides its topics, group and Kafka.
+    """Options of a consumer besides its topics, group and Kafka.
 
     Attributes:
         cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class TopicNames:
-    """The topics that go with one source topic, for one group."""
+    """The topics that belong to one source topic, for one group."""
 
     source: str
     retry: str
@@ -103,7 +103,7 @@ class TopicNames:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """As `Options`, checked; durations in milliseconds."""
+    """The checked `Options`; durations in milliseconds."""
 
     topics: tuple[TopicNames, ...]
     group: str
@@ -127,14 +127,14 @@ class Settings:
     kafka: Mapping[str, Any] = field(default_factory=dict)
 
     def names_of(self, topic: str) -> TopicNames:
-        """The topics that belong together, of which this one is the source or the retry topic."""
+        """Returns the topics that belong to this source or retry topic."""
         return next(names for names in self.topics if topic in (names.source, names.retry))
 
 
 def read_settings(
     topics: str | Iterable[str], group: str, bootstrap: str, options: Options
 ) -> Settings:
-    """Checks what a consumer is told.
+    """Checks the settings of a consumer.
 
     Raises:
         ValueError: something cannot be; RoutePatternError, for a pattern, is one.
@@ -183,7 +183,7 @@ def read_settings(
 
 
 def delay_ms(delay: Duration) -> int:
-    """A duration in milliseconds, rounded up.
+    """Returns a duration in milliseconds, rounded up.
 
     Raises:
         ValueError: it is no duration, or below zero.

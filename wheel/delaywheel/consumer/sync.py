@@ -19,7 +19,7 @@ _WAIT_S = 0.5
 
 
 class RetryConsumer:
-    """Reads topics, and the group's own retry topics, as one stream; sends back what fails.
+    """Reads topics, with the group's retry topics, as one stream; sends back what fails.
 
     Each record ends as exactly one of done, retried and dead, and that is committed in one Kafka
     transaction with its offset. Handlers run at least once: what was being handled when a consumer
@@ -76,7 +76,7 @@ class RetryConsumer:
             self._engine.join_quietly()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages, until `stop`."""
+        """Yields messages until `stop`."""
         while True:
             message = self.receive(_WAIT_S)
             if message is not None:
@@ -85,7 +85,7 @@ class RetryConsumer:
                 return
 
     def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
-        """Batches of messages, until `stop`.
+        """Yields batches of messages until `stop`.
 
         Args:
             most: Messages in one, at most.
@@ -106,12 +106,12 @@ class RetryConsumer:
                 return
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
-        """The next message; None: there was none in that time, or there will be none."""
+        """Returns the next message; None if none came in time, or none will come."""
         batch = self.receive_batch(1, timeout_s)
         return batch[0] if batch else None
 
     def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
-        """What is there, so many at most, as soon as there is something."""
+        """Returns available messages, at most so many, as soon as there are any."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             batch = self._engine.hand_out(most)
@@ -121,7 +121,7 @@ class RetryConsumer:
             self._engine.wait(min(left_s, _WAIT_S))
 
     def flush(self, timeout_s: float = 30.0) -> bool:
-        """Waits until what is settled is committed; whether it is.
+        """Waits until settled records are committed; returns whether they are.
 
         What comes behind a record of its partition that is not settled cannot be, and is not
         waited for.
@@ -129,15 +129,15 @@ class RetryConsumer:
         return self._engine.flush(timeout_s)
 
     def pause(self) -> None:
-        """Neither hands out nor fetches, until `resume`; the consumer stays in its group."""
+        """Stops handing out and fetching until `resume`; the consumer stays in its group."""
         self._engine.pause(on=True)
 
     def resume(self) -> None:
-        """Goes on after `pause`."""
+        """Resumes after `pause`."""
         self._engine.pause(on=False)
 
     def stop(self) -> None:
-        """Ends the loops, and then, when the `with` block is left, the consumer.
+        """Ends the loops and, when the `with` block is left, the consumer.
 
         What is settled is committed, what waits is left to others. A signal's handler may call it.
         """
@@ -145,15 +145,15 @@ class RetryConsumer:
 
     @property
     def counts(self) -> Counts:
-        """What became of records."""
+        """The numbers of records by outcome."""
         return self._engine.counts
 
     @property
     def partitions(self) -> list[Partition]:
-        """What this consumer has now."""
+        """The partitions that this consumer has now."""
         return self._engine.partitions
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be read or committed now; None: it can."""
+        """Why nothing can be read or committed now; None if it can."""
         return self._engine.trouble

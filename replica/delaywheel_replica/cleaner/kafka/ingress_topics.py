@@ -41,7 +41,7 @@ log = get_logger(__name__)
 
 
 def partitions_of(admin: AdminClient, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-    """Returns Kafka's id and the number of partitions of each of these topics that is there.
+    """Returns Kafka's id and the number of partitions of each of these topics that exists.
 
     Raises:
         KafkaAway: it does not answer.
@@ -60,7 +60,7 @@ def partitions_of(admin: AdminClient, topics: Iterable[str]) -> dict[str, TopicP
 
 
 class IngressReader:
-    """Reads partitions from where it is told on."""
+    """Reads partitions from given offsets on."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked.
@@ -78,11 +78,11 @@ class IngressReader:
 
     @property
     def cut_off(self) -> frozenset[IngressPartition]:
-        """Returns the partitions that are not read, since they end before what was read of them."""
+        """Returns partitions that end before what was read of them, and so are not read."""
         return frozenset(self._cut_off)
 
     def assign(self, positions: Mapping[IngressPartition, int]) -> None:
-        """Reads these partitions from these offsets on, and those that it reads already go on."""
+        """Reads these partitions from these offsets on; those already being read continue."""
         new = {at: offset for at, offset in positions.items() if at not in self._positions}
         if new:
             self._positions |= new
@@ -91,7 +91,7 @@ class IngressReader:
             )
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
-        """Returns what came of each partition, at most so many records together.
+        """Returns the records of each partition, up to a total number.
 
         Raises:
             KafkaAway: Kafka refuses to be read, and says why.
@@ -110,7 +110,7 @@ class IngressReader:
         return fetched + deleted + self._passed(set(records))
 
     def lags(self) -> dict[IngressPartition, int]:
-        """Returns how many offsets follow what was read of each partition, as far as was heard."""
+        """Returns how many offsets lie beyond what was read of each partition, as last heard."""
         lags: dict[IngressPartition, int] = {}
         for at, position in self._positions.items():
             with contextlib.suppress(KafkaException):
@@ -120,14 +120,14 @@ class IngressReader:
         return lags
 
     def tell_group(self, offsets: Mapping[IngressPartition, int]) -> None:
-        """Has the consumer group show how far things are; what fails is repeated by the next."""
+        """Shows progress by the consumer group; a failure is made good by the next call."""
         if offsets:
             told = [TopicPartition(*at, offset) for at, offset in offsets.items()]
             with contextlib.suppress(KafkaException):
                 self._consumer.commit(offsets=told, asynchronous=True)
 
     def close(self) -> None:
-        """Ends the consumer, on another thread: librdkafka's own may be waiting for a broker."""
+        """Closes the consumer on another thread, since librdkafka's may wait for a broker."""
         threading.Thread(target=self._consumer.close, name="close ingress", daemon=True).start()
 
     def _take_error(self, at: IngressPartition | None, message: Message) -> None:
@@ -140,7 +140,7 @@ class IngressReader:
             raise KafkaAway(f"{at}: {error.str()}")
 
     def _looked_at(self) -> list[Fetched]:
-        """Looks where partitions go on of which Kafka does not have the next offset."""
+        """Finds where partitions continue whose next offset Kafka does not have."""
         found: list[Fetched] = []
         for at in sorted(self._to_look_at):
             partition = TopicPartition(*at)

@@ -1,4 +1,4 @@
-"""All ingress partitions in one office: what goes with the next transaction, what is handed over.
+"""All ingress partitions during one term: what goes with a transaction, what is handed over.
 
 Each partition is an `Intake` (partition.py); here is what concerns all of them: which there are,
 how much of them is held in memory, and the least slot that floor and seals wait for. A partition
@@ -40,7 +40,7 @@ class Handed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfficeStep:
-    """What the next transaction carries of all partitions.
+    """What the next transaction carries, over all partitions.
 
     Attributes:
         steps: of each partition of which it carries something.
@@ -55,15 +55,15 @@ class OfficeStep:
 
     @property
     def records(self) -> dict[IngressPartition, IngressRecord]:
-        """Returns what it leaves in the control topic."""
+        """Returns the control records of the step."""
         return {at: step.record for at, step in self.steps.items()}
 
 
 class Office:
-    """The ingress under one leadership. Made anew with each, from what is committed."""
+    """The ingress during one leadership. Created anew for each, from what is committed."""
 
     def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
-        """No partition was found yet.
+        """Begins without partitions.
 
         Args:
             committed: of each partition that was ever read.
@@ -76,7 +76,7 @@ class Office:
         self._held_bytes: dict[IngressPartition, int] = {}
 
     def found(self, topic: str, topic_id: str, partitions: int) -> dict[IngressPartition, int]:
-        """Takes in a topic with so many partitions; returns where the new ones are to be read from.
+        """Takes a topic with so many partitions; returns where to read the new ones from.
 
         A topic that was made anew while this office lasts is found by the next one.
         """
@@ -105,7 +105,7 @@ class Office:
         position: int,
         first_kept: int | None = None,
     ) -> None:
-        """Takes in what was read of a partition.
+        """Takes records that were read of a partition.
 
         Args:
             at: which one.
@@ -137,7 +137,7 @@ class Office:
         return OfficeStep(steps, tuple(settled), dict(self._abandoned))
 
     def committed(self, step: OfficeStep) -> None:
-        """Hears that the transaction with the newest step is committed."""
+        """Notes that the transaction with the newest step is committed."""
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
@@ -156,11 +156,11 @@ class Office:
         return handed
 
     def answered(self, handed: Handed, answer: Answer) -> None:
-        """Hears from the server what became of a record."""
+        """Takes the server's answer about a record."""
         self._intakes[handed.at].answered(handed.taken, answer)
 
     def bound(self, step: OfficeStep | None = None) -> int | None:
-        """Returns the slot that floor and own seals must not pass; None: they may pass any.
+        """Returns the slot that floor and own seals must not pass; None if there is none.
 
         Args:
             step: for the transaction that carries it; None: as it is committed.
@@ -172,7 +172,7 @@ class Office:
 
     @property
     def positions(self) -> dict[IngressPartition, int]:
-        """Returns of each partition the offset that is read next."""
+        """Returns the offset of each partition that is read next."""
         return {at: intake.position for at, intake in self._intakes.items()}
 
     @property

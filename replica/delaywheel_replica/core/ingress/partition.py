@@ -1,4 +1,4 @@
-"""One partition of an ingress topic under one leader: what of it is settled, what is on its way.
+"""One partition of an ingress topic under one leader: what is settled, what is under way.
 
 The control topic says of a partition which offset is next, everything below being settled, and
 which offsets are announced. Only what is announced is ever handed to a server, so only that may lie
@@ -64,14 +64,14 @@ SPANS_MOST: Final = 200
 
 
 class Deleted(NamedTuple):
-    """Kafka has deleted records before they were read; those that were announced may be held."""
+    """Kafka deleted records before they were read; announced ones among them may be held."""
 
     first_offset: int
     last_offset: int
 
 
 class Answer(Enum):
-    """What a server said of a record that it was handed."""
+    """The server's answer about a record that it was handed."""
 
     HELD = "held"
     """W members have it."""
@@ -95,7 +95,7 @@ class _Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Taken:
-    """A record on its way.
+    """A record under way.
 
     Attributes:
         offset: where it lies; of deleted ones the last.
@@ -115,26 +115,26 @@ class Taken:
 
     @property
     def slot(self) -> int | None:
-        """Returns the second of its due; None: it has none."""
+        """Returns the slot of its due; None if it has no due."""
         return None if isinstance(self.wish, Unfit | Deleted) else self.wish.due_ms // 1000
 
 
 class Goes(NamedTuple):
-    """Settled: it goes out in the transaction."""
+    """Settled: the message is forwarded in the transaction."""
 
     taken: Taken
     message: Delayed
 
 
 class Dies(NamedTuple):
-    """Settled: a dead letter in the transaction."""
+    """Settled: the transaction has a dead letter for it."""
 
     taken: Taken
     unfit: Unfit
 
 
 class Gone(NamedTuple):
-    """Settled: its records were deleted before they were read, which is told in the transaction."""
+    """Settled: its records were deleted before they were read, which the transaction reports."""
 
     taken: Taken
     deleted: Deleted
@@ -145,7 +145,7 @@ Settled: TypeAlias = Goes | Dies | Gone
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a step is planned.
+    """The time and limits at which a step is planned.
 
     Attributes:
         now_ms: the leader's wall clock.
@@ -163,7 +163,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class IntakeStep:
-    """What the next transaction carries of a partition.
+    """What the next transaction carries for one partition.
 
     Attributes:
         record: what it leaves in the control topic.
@@ -180,7 +180,7 @@ class IntakeStep:
 
 @dataclass(slots=True)
 class _Draft:
-    """A step while it is filled."""
+    """A step that is being filled."""
 
     passed: int = 0
     next_offset: int = 0
@@ -188,7 +188,7 @@ class _Draft:
 
 
 class Intake:
-    """One partition in one office. Made anew with each, from what is committed.
+    """One partition during one term. Created anew for each, from what is committed.
 
     Attributes:
         record: what is committed.
@@ -196,7 +196,7 @@ class Intake:
     """
 
     def __init__(self, record: IngressRecord, rules: Rules) -> None:
-        """Nothing is read yet.
+        """Begins with nothing read.
 
         Args:
             record: what is committed.
@@ -211,11 +211,11 @@ class Intake:
         self._taken: deque[Taken] = deque()
 
     def __len__(self) -> int:
-        """Returns how many records are on their way."""
+        """Returns how many records are under way."""
         return len(self._taken)
 
     def read(self, records: Iterable[Incoming], position: int) -> None:
-        """Takes in what was read, in order.
+        """Takes records that were read, in order.
 
         Args:
             records: committed ones, from `position` of before on.
@@ -231,7 +231,7 @@ class Intake:
         self.position = max(self.position, position)
 
     def deleted(self, first_kept: int) -> None:
-        """Hears that Kafka has nothing before this offset any more, however much of it was read."""
+        """Notes that Kafka no longer has anything before this offset, however much was read."""
         if first_kept > self.position:
             gap = Deleted(self.position, first_kept - 1)
             self._taken.append(Taken(gap.last_offset, gap, None))
@@ -261,7 +261,7 @@ class Intake:
         return IntakeStep(record, tuple(draft.settled), draft.passed, tuple(announced))
 
     def committed(self, step: IntakeStep) -> None:
-        """Hears that the transaction with the newest step is committed."""
+        """Notes that the transaction with the newest step is committed."""
         for _ in range(step.passed):
             self._taken.popleft()
         for taken in step.announced:
@@ -269,7 +269,7 @@ class Intake:
         self.record = step.record
 
     def first(self, count: int) -> Iterator[Taken]:
-        """Returns so many of those that are on their way, in order."""
+        """Returns the first so many records under way, in order."""
         return islice(self._taken, count)
 
     def to_hand(self, most: int) -> list[Taken]:
@@ -281,7 +281,7 @@ class Intake:
         return handed
 
     def answered(self, taken: Taken, answer: Answer) -> None:
-        """Hears from the server what became of a record."""
+        """Takes the server's answer about a record."""
         taken.answer = answer
         match answer:
             case Answer.HELD:
@@ -293,7 +293,7 @@ class Intake:
                 taken.perhaps_held |= answer is Answer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
-        """Returns the slot that floor and own seals must not pass; None: they may pass any.
+        """Returns the slot that floor and own seals must not pass; None if there is none.
 
         Args:
             step: for the transaction that carries it; None: as it is committed.
@@ -321,7 +321,7 @@ class Intake:
         return draft
 
     def _settled(self, taken: Taken, moment: Moment) -> Settled | None:
-        """Returns how a record that is not held can be settled now; None: it cannot."""
+        """Returns how a record that is not held can be settled now; None if it cannot."""
         wish = taken.wish
         if isinstance(wish, Deleted):
             return Gone(taken, wish)
@@ -336,7 +336,7 @@ class Intake:
         return Goes(taken, wish)
 
     def _announce(self, moment: Moment, passed: int, spans: SeqSet) -> tuple[list[Taken], SeqSet]:
-        """Returns the records to be handed over from now on, and all that is announced then.
+        """Returns records to hand over from now on, and everything announced with that.
 
         What lies between two that follow on one another is no record: it is announced with them.
         """
@@ -357,7 +357,7 @@ class Intake:
 
 
 def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
-    """Returns where a new office begins in a partition.
+    """Returns where a new term begins in a partition.
 
     Args:
         record: what is committed; None: nothing was ever read of it.
@@ -375,7 +375,7 @@ def unread_bound(records: Iterable[IngressRecord]) -> int | None:
 
 
 def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
-    """Returns why a record that is not held becomes a dead letter; None: it does not."""
+    """Returns why a record that is not held becomes a dead letter; None if it does not."""
     if taken.perhaps_held:
         is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
         return None if is_known else Unfit(UnfitReason.WHEEL_LOST, "It may have been accepted")
@@ -392,7 +392,7 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
 
 
 def _can_be_handed(taken: Taken, moment: Moment) -> bool:
-    """Returns whether a record that was only read may be announced."""
+    """Whether a record that was only read may be announced."""
     slot = taken.slot
     return (
         slot is not None
@@ -404,7 +404,7 @@ def _can_be_handed(taken: Taken, moment: Moment) -> bool:
 
 
 def _is_late(taken: Taken, moment: Moment) -> bool:
-    """Returns whether a record that nobody was handed comes too late to be handed over."""
+    """Whether a record that was not handed over comes too late for that."""
     slot = taken.slot
     return (
         taken.stage is _Stage.READ

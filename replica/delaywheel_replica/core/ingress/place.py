@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def message_id(place: Place, timestamp_ms: int) -> bytes:
-    """Returns the id of a record that names none: 16 bytes, the same at each reading.
+    """Returns the id of a record without one: 16 bytes, the same at each reading.
 
     Args:
         place: of the record.

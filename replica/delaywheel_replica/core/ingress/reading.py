@@ -1,4 +1,4 @@
-"""What a record of an ingress topic asks for, by its headers: docs/INGRESS.md is the contract.
+"""Parses what a record of an ingress topic asks for; docs/INGRESS.md is the contract.
 
 It follows from the record and the table of levels alone: no clock, no place but the record's own.
 So whoever reads a record again makes the same message of it, with the same id and the same due.
@@ -44,7 +44,7 @@ class Incoming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a cluster takes.
+    """What a cluster accepts.
 
     Attributes:
         levels_ms: name of a level -> its delay.
@@ -74,14 +74,14 @@ class Delayed(NamedTuple):
 
 
 class Withdrawn(NamedTuple):
-    """A message that is not to be delivered any more."""
+    """A message to be cancelled."""
 
     id: bytes
     due_ms: int
 
 
 class UnfitReason(StrEnum):
-    """Why a record is not delayed; the names are those of refused calls, `Reason` in the SDK."""
+    """Why a record is not delayed; names are those of refused calls, `Reason` in the SDK."""
 
     TOPIC_INVALID = "TOPIC_INVALID"
     DUE_MISSING = "DUE_MISSING"
@@ -102,7 +102,7 @@ class UnfitReason(StrEnum):
 
 
 class Unfit(NamedTuple):
-    """Nothing that can be delayed: a dead letter."""
+    """A record that cannot be delayed, and so becomes a dead letter."""
 
     reason: UnfitReason
     detail: str
@@ -138,7 +138,7 @@ _Asked = dict[str, bytes | None]
 def _sorted(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
-    """Splits headers into those for us, the last of each name, and those that are passed on."""
+    """Splits headers into ours, the last of each name, and those that are passed on."""
     asked: _Asked = {}
     passed: list[tuple[str, bytes | None]] = []
     for name, value in headers:
@@ -270,5 +270,5 @@ def _told(name: str, asked: _Asked) -> str:
 
 
 def _shown(content: str | bytes | None) -> str:
-    """Quotes what somebody sent, cut, since it may be long."""
+    """Quotes a sender's value, shortened, since it may be long."""
     return "null" if content is None else repr(content[:_SHOWN])

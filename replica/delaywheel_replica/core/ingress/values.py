@@ -1,4 +1,4 @@
-"""What a header's bytes mean: numbers and ids, as text or as clients write them.
+"""Parses header values: numbers and ids, as text or in the binary forms of clients.
 
 | bytes | as a number | as an id |
 |---|---|---|
@@ -24,7 +24,7 @@ _DASHED = re.compile(rb"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
 def number_in(value: bytes | None) -> int | None:
-    """Returns the number that a header holds; None: it holds none."""
+    """Returns the number that a header holds; None if it holds none."""
     if value is None:
         return None
     if value.isdigit() and len(value) <= _DIGITS_MOST:
@@ -35,7 +35,7 @@ def number_in(value: bytes | None) -> int | None:
 
 
 def id_in(value: bytes | None) -> bytes | None:
-    """Returns the 16 bytes of the id that a header holds; None: it holds none."""
+    """Returns the 16 bytes of the id that a header holds; None if it holds none."""
     if value is None:
         return None
     if len(value) == ID_LENGTH_BYTES:
