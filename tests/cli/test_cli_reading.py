@@ -786,3 +786,16 @@ def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) ->
     ended = command("produce", "orders", "v", "--delay", "30d")
     assert ended.code == 1
     assert ended.err.startswith("error: DUE_BEYOND_SPAN: ")
+
+
+def test_reschedule_prints_the_handle_from_now_on(command: Command, node: ScriptedNode) -> None:
+    ended = command("reschedule", HANDLE, "--to", "1900000060000")
+    assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
+    assert "due 2030-03-17T17:47:40.000Z" in ended.err
+    assert node.reschedules[-1].deliver_at_ms == 1_900_000_060_000
+    late = pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+    node.script.append(answer(late))
+    ended = command("reschedule", HANDLE, "--to", "1900000060000", "--json")
+    assert ended.code == 1
+    assert ended.document == {"outcome": "TOO_LATE", "handle": None, "due_ms": None}
+    assert "TOO_LATE: the message has no other due" in ended.err

@@ -13,6 +13,7 @@ from delaywheel import (
     MessageState,
     Reason,
     RefusedError,
+    RescheduleOutcome,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import Behaviour, FakeService, abort, abort_bare, answer
@@ -160,3 +161,39 @@ class TestCancelMany:
         assert came_to.complete
         assert [each.page_token for each in service.many] == ["", "x", "x"]
         assert all(each.dry_run and each.filter.key == b"k" for each in service.many)
+
+
+class TestReschedule:
+    TO = datetime(2031, 1, 1, tzinfo=UTC)
+
+    def test_the_new_due_and_handle_are_told(self) -> None:
+        with FakeService() as service, Client(service.address) as client:
+            told = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+        assert told.outcome is RescheduleOutcome.RESCHEDULED
+        assert told.due_ms == int(self.TO.timestamp()) * 1000
+        assert told.handle == Handle("a.1", told.due_ms // 1000, bytes(16))
+        assert service.reschedules[0].message.handle == "a.1:17:" + "0" * 32
+
+    @pytest.mark.parametrize(
+        "outcome", set(RescheduleOutcome) - {RescheduleOutcome.RESCHEDULED}, ids=str
+    )
+    def test_every_other_outcome_has_a_name_and_no_handle(self, outcome: RescheduleOutcome) -> None:
+        number = pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}")
+        response = answer(pb.RescheduleResponse(outcome=number))
+        with FakeService(response) as service, Client(service.address) as client:
+            told = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+        assert (told.outcome, told.handle, told.due_ms) == (outcome, None, None)
+
+    def test_after_a_lost_reply_too_late_is_no_answer(self) -> None:
+        lost = abort_bare(grpc.StatusCode.UNAVAILABLE)
+        late = answer(pb.RescheduleResponse(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE))
+        with (
+            FakeService(lost, late) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+        assert caught.value.reason is Reason.RESCHEDULE_UNKNOWN
+        assert not caught.value.outcome_known
+        # Each attempt asks for the same.
+        assert service.reschedules[0] == service.reschedules[1]

@@ -3,6 +3,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from delaywheel.identity import WheelId
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
 from delaywheel_replica.link import (
     AskPlace,
     AskTopic,
@@ -33,6 +36,8 @@ MESSAGES: list[Message] = [
     NodeStorage("n2", "7b0f"),
     NodeStorage("n2", None),
     SetBack(3),
+    RescheduleWish((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2)),
+    RescheduleWritten((bytes(16), 7), 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
         checked_at_ms=17,

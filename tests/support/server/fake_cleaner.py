@@ -32,10 +32,16 @@ from delaywheel_replica.core.protocol.control import (
     WheelRecord,
     lost_records,
     node_record,
+    reschedule_record,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.heartbeat import Beat, Fence, FenceAnswer
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import (
+    Reschedule,
+    RescheduleWish,
+    RescheduleWritten,
+)
 from delaywheel_replica.core.protocol.status_files import (
     CLEANER_FRESH_MS,
     CleanerStatus,
@@ -235,6 +241,14 @@ class FakeCleaner:
                 known = self.state.nodes[message.node]
                 record = replace(known, storage=message.storage or REMOVED)
                 self.state = self.state.apply_all([node_record(message.node, record)])
+        elif isinstance(message, RescheduleWish):
+            with self._lock:
+                if message.key not in self.state.reschedules:
+                    stands = Reschedule(message.to_ms, message.place)
+                    self.state = self.state.apply_all([reschedule_record(message.key, stands)])
+        elif isinstance(message, RescheduleWritten):
+            with self._lock:
+                self.state = self.state.apply_all([reschedule_record(message.key, None)])
         elif isinstance(message, Stop):
             self.stopped.set()
 
@@ -315,5 +329,6 @@ class FakeCleaner:
             fences=tuple(self._fences.values()),
             unreadable=self._missing,
             lost=self.state.lost,
+            reschedules=self.state.reschedules,
         )
         self._row.write(status.to_json())

@@ -1,0 +1,97 @@
+"""Another due at a real server, whose cleaner decides what it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.reschedules import RescheduleWritten
+from support.server.server_process import ServerProcess, wait_until
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("due") / "n1", span_seconds="600") as running:
+        # A word comes whenever progress moves.
+        running.cleaner.passes_time = True
+        running.wait_accepting()
+        yield running
+
+
+def in_ms(ms: int) -> int:
+    return time.time_ns() // 1_000_000 + ms
+
+
+def named(handle: str) -> pb.MessageRef:
+    return pb.MessageRef(handle=handle)
+
+
+def produce(server: ServerProcess, due_ms: int, **fields: Any) -> str:
+    message = pb.DelayedMessage(topic="orders", deliver_at_ms=due_ms, **fields)
+    (result,) = server.produce(message)
+    return result.handle
+
+
+def reschedule(server: ServerProcess, handle: str, to_ms: int) -> pb.RescheduleResponse:
+    request = pb.RescheduleRequest(message=named(handle), deliver_at_ms=to_ms)
+    return server.stub.Reschedule(request, timeout=30)
+
+
+def test_a_message_is_found_where_it_went_and_told_so_where_it_was(server: ServerProcess) -> None:
+    headers = [pb.Header(name="trip", value=b"7")]
+    due_ms, to_ms = in_ms(60_000), in_ms(120_000)
+    handle = produce(server, due_ms, key=b"k", value=b"v", headers=headers)
+    told = reschedule(server, handle, to_ms)
+    assert (told.outcome, told.due_ms) == (pb.RESCHEDULE_OUTCOME_RESCHEDULED, to_ms)
+    found = server.stub.GetMessage(pb.GetMessageRequest(message=named(told.handle))).message
+    assert (found.due_ms, found.key, found.value) == (to_ms, b"k", b"v")
+    assert list(found.headers) == headers
+    assert found.state == pb.MESSAGE_STATE_PENDING
+    written = [m for m in server.cleaner.received if isinstance(m, RescheduleWritten)]
+    assert written[-1].to_ms == to_ms
+    wait_until("the record is gone", lambda: not server.cleaner.state.reschedules)
+    # Whoever asks once more, or for another due, hears where it is; and so does who cancels it.
+    for again_ms in (to_ms, to_ms + 5_000):
+        again = reschedule(server, handle, again_ms)
+        assert (again.outcome, again.due_ms) == (told.outcome, to_ms)
+    cancel = server.stub.Cancel(pb.CancelRequest(message=named(handle)), timeout=30)
+    assert (cancel.outcome, cancel.due_ms) == (pb.CANCEL_OUTCOME_RESCHEDULED, to_ms)
+    pages = server.stub.Search(pb.SearchRequest(filter=pb.Filter(key=b"k")), timeout=30)
+    assert [message.due_ms for message in pages.messages] == [to_ms]
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "outcome"), [(40, pb.RESCHEDULE_OUTCOME_TOO_LATE)], ids=["at once"]
+)
+def test_what_is_due_at_once_stays(
+    server: ServerProcess, ahead_ms: int, outcome: pb.RescheduleOutcome.ValueType
+) -> None:
+    handle = produce(server, in_ms(ahead_ms))
+    assert reschedule(server, handle, in_ms(60_000)).outcome == outcome
+
+
+def test_what_nobody_sent_is_not_found(server: ServerProcess) -> None:
+    handle = f"n1.1:{in_ms(60_000) // 1000}:{7:032x}"
+    assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_NOT_FOUND
+
+
+def test_a_due_that_the_id_has_already_or_that_is_too_far_is_refused(
+    server: ServerProcess,
+) -> None:
+    id_, to_ms = b"t" * 16, in_ms(90_000)
+    produce(server, to_ms, id=id_)
+    handle = produce(server, in_ms(60_000), id=id_)
+    for due_ms, reason in (
+        (to_ms, Reason.DUE_TAKEN),
+        (in_ms(10**9), Reason.DUE_BEYOND_SPAN),
+        (0, Reason.DUE_INVALID),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            reschedule(server, handle, due_ms)
+        assert reason.advice in str(caught.value)
